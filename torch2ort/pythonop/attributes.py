@@ -1,0 +1,289 @@
+"""Site <-> attributes of a ``com.microsoft::PythonOp`` node.
+
+The attributes of onnxruntime-training's schema are written for other readers (they hold floats in 32
+bits, and no ``str``, ``None`` or nested value). Our own attribute ``site`` holds the exact call as
+JSON and is the one that is read back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from torch2ort.errors import ExportError, ModelLoadError
+from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
+
+SITE_ATTRIBUTE = "site"
+FORMAT_VERSION = 1
+
+ONNX_TYPES: dict[torch.dtype, int] = {
+    torch.float32: onnx.TensorProto.FLOAT,
+    torch.float64: onnx.TensorProto.DOUBLE,
+    torch.float16: onnx.TensorProto.FLOAT16,
+    torch.bfloat16: onnx.TensorProto.BFLOAT16,
+    torch.int8: onnx.TensorProto.INT8,
+    torch.int16: onnx.TensorProto.INT16,
+    torch.int32: onnx.TensorProto.INT32,
+    torch.int64: onnx.TensorProto.INT64,
+    torch.uint8: onnx.TensorProto.UINT8,
+    torch.bool: onnx.TensorProto.BOOL,
+    torch.complex64: onnx.TensorProto.COMPLEX64,
+    torch.complex128: onnx.TensorProto.COMPLEX128,
+}
+
+
+class UnstorableError(Exception):
+    """A Python value that a file cannot hold."""
+
+
+def onnx_type(dtype: torch.dtype, site: Site) -> int:
+    """ONNX element type of ``dtype``; :class:`ExportError` naming the site where there is none."""
+    if dtype not in ONNX_TYPES:
+        raise ExportError(
+            f"{site.func_name}: a tensor of dtype {dtype} cannot be in an ONNX graph; expected one of "
+            f"{', '.join(str(d) for d in ONNX_TYPES)}. Convert the tensor before the call"
+        )
+    return ONNX_TYPES[dtype]
+
+
+def node_attributes(site: Site) -> dict[str, Any]:
+    """Attributes of the site's node, as Python values (int, str, list of int or float)."""
+    result = site.known_result
+    attributes: dict[str, Any] = {
+        "func_name": site.func_name,
+        "input_convention": "".join("d" if a is TENSOR else "c" for a in site.arguments),
+        "input_requires_grads": [int(n) for n in site.needs_input_grad],
+        "input_tensor_types": [onnx_type(t.dtype, site) for t in result.inputs],
+        "input_tensor_ranks": [t.rank for t in result.inputs],
+        "output_tensor_types": [onnx_type(t.dtype, site) for t in result.tensors],
+        "output_tensor_ranks": [t.rank for t in result.tensors],
+        "training_mode": int(site.training),
+        "safe_run_mode": 1,
+        "comment": site.func_name,
+        SITE_ATTRIBUTE: dump_site(site),
+    }
+    for position, value in site.constants.items():
+        _add_constant(attributes, position, value)
+    return attributes
+
+
+def _add_constant(attributes: dict[str, Any], position: int, value: Any) -> None:
+    def append(name: str, *values: Any) -> None:
+        attributes.setdefault(name, []).extend(values)
+
+    kinds: dict[type, tuple[str, Callable[[Any], Any]]] = {
+        bool: ("bool", int), int: ("int", int), float: ("float", lambda v: float(np.float32(v)))
+    }  # fmt: skip
+    if type(value) in kinds and (type(value) is not int or -(2**63) <= value < 2**63):
+        name, convert = kinds[type(value)]
+        append(f"input_{name}_scalars", convert(value))
+        append(f"input_{name}_scalar_positions", position)
+    elif type(value) is tuple and value and type(value[0]) in kinds and len({type(v) for v in value}) == 1:
+        name, convert = kinds[type(value[0])]
+        append(f"input_{name}_tuple_begins", len(attributes.get(f"input_{name}_tuples", [])))
+        append(f"input_{name}_tuples", *map(convert, value))
+        append(f"input_{name}_tuple_positions", position)
+
+
+def dump_site(site: Site) -> str:
+    """The site as JSON. A constant that a file cannot hold becomes a marker, see :func:`unstorable`."""
+    result = site.known_result
+    return json.dumps(
+        {
+            "version": FORMAT_VERSION,
+            "arguments": [_dump_or_mark(a) for a in site.arguments],
+            "needs_input_grad": list(site.needs_input_grad),
+            "training": site.training,
+            "internal": site.internal,
+            "inputs": [_dump_type(t) for t in result.inputs],
+            "outputs": [_dump_or_mark(v) for v in result.outputs],
+            "tensors": [_dump_type(t) for t in result.tensors],
+            "returns_tuple": result.returns_tuple,
+            "non_differentiable": list(result.non_differentiable),
+            "mutated": list(result.mutated),
+            "returned_inputs": [list(pair) for pair in result.returned_inputs],
+            "hidden": list(result.hidden),
+            "kept": list(result.kept),
+            "uses_rng": result.uses_rng,
+        }
+    )
+
+
+def load_site(func_name: str, text: str) -> Site:
+    """The site that :func:`dump_site` wrote, not yet resolved to a class.
+
+    Raises:
+        ModelLoadError: ``text`` is not such a site; says what is wrong.
+    """
+    try:
+        data = json.loads(text)
+        if data["version"] != FORMAT_VERSION:
+            raise ModelLoadError(
+                f"PythonOp {func_name}: its site is of format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}"
+            )
+        result = Result(
+            inputs=tuple(map(_load_type, data["inputs"])),
+            outputs=tuple(map(load_constant, data["outputs"])),
+            tensors=tuple(map(_load_type, data["tensors"])),
+            returns_tuple=_typed(data["returns_tuple"], bool),
+            non_differentiable=_integers(data["non_differentiable"]),
+            mutated=_integers(data["mutated"]),
+            returned_inputs=tuple((_typed(a, int), _typed(b, int)) for a, b in data["returned_inputs"]),
+            hidden=_integers(data["hidden"]),
+            kept=_integers(data["kept"]),
+            uses_rng=_typed(data["uses_rng"], bool),
+        )
+        site = Site(
+            func_name=func_name,
+            function=None,
+            arguments=tuple(map(load_constant, data["arguments"])),
+            needs_input_grad=tuple(_typed(n, bool) for n in data["needs_input_grad"]),
+            training=_typed(data["training"], bool),
+            internal=_typed(data["internal"], bool),
+            result=result,
+        )
+        _check_counts(site, result)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ModelLoadError(f"PythonOp {func_name}: its attribute '{SITE_ATTRIBUTE}' is damaged ({error})") from error
+    return site
+
+
+def _check_counts(site: Site, result: Result) -> None:
+    if len(site.tensor_positions) != len(result.inputs):
+        raise ValueError(f"{len(site.tensor_positions)} tensor arguments but {len(result.inputs)} input types")
+    if len(site.needs_input_grad) != len(site.arguments):
+        raise ValueError(f"{len(site.arguments)} arguments but {len(site.needs_input_grad)} needs_input_grad")
+    tensors = sum(v is TENSOR for v in result.outputs) + len(result.hidden)
+    if tensors != len(result.tensors):
+        raise ValueError(f"{tensors} tensor outputs but {len(result.tensors)} output types")
+    positions = set(site.tensor_positions)
+    if not {*result.mutated, *result.hidden, *result.kept} <= positions:
+        raise ValueError("a mutated or kept argument is not a tensor")
+
+
+def unstorable(site: Site) -> tuple[int, Any] | None:
+    """Position and value of the first argument that a file cannot hold, or ``None``."""
+    for position, value in site.constants.items():
+        try:
+            dump_constant(value)
+        except UnstorableError:
+            return position, value
+    return None
+
+
+def _dump_or_mark(value: Any) -> Any:
+    try:
+        return dump_constant(value)
+    except UnstorableError:
+        return {"object": type(value).__qualname__}
+
+
+class UnstoredObject:
+    """Stands in a loaded site for an argument that the file could not hold."""
+
+    def __init__(self, type_name: str) -> None:
+        self.type_name = type_name
+
+    def __repr__(self) -> str:
+        return f"<an object of type {self.type_name}, not stored in the file>"
+
+
+def dump_constant(value: Any) -> Any:
+    """JSON form of a Python value, exact in value and type.
+
+    Raises:
+        UnstorableError: the value, or one inside it, is of a type that has no such form.
+    """
+    kind = type(value)
+    if value is TENSOR:
+        return "tensor"
+    if value is None:
+        return None
+    if kind is bool or kind is int:
+        return value
+    if kind is float:
+        return {"float": value.hex()}
+    if kind is complex:
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if kind is str:
+        return {"str": value}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if kind in (tuple, list, torch.Size, set, frozenset):
+        name = "size" if kind is torch.Size else kind.__name__
+        return {name: [dump_constant(v) for v in value]}
+    if kind is slice:
+        return {"slice": [dump_constant(v) for v in (value.start, value.stop, value.step)]}
+    if kind is dict:
+        return {"dict": [[dump_constant(k), dump_constant(v)] for k, v in value.items()]}
+    if kind in (torch.dtype, torch.memory_format, torch.layout):
+        return {"torch": str(value).removeprefix("torch.")}
+    if kind is torch.device:
+        return {"device": str(value)}
+    raise UnstorableError(f"a value of type {kind.__qualname__}")
+
+
+_TORCH_NAMES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout))
+}
+
+_LOADERS: dict[str, Callable[[Any], Any]] = {
+    "float": float.fromhex,
+    "complex": lambda pair: complex(float.fromhex(pair[0]), float.fromhex(pair[1])),
+    "str": lambda text: _typed(text, str),
+    "bytes": bytes.fromhex,
+    "ellipsis": lambda _: Ellipsis,
+    "tuple": lambda items: tuple(map(load_constant, items)),
+    "list": lambda items: list(map(load_constant, items)),
+    "set": lambda items: set(map(load_constant, items)),
+    "frozenset": lambda items: frozenset(map(load_constant, items)),
+    "size": lambda items: torch.Size(map(load_constant, items)),
+    "slice": lambda items: slice(*map(load_constant, items)),
+    "dict": lambda items: {load_constant(k): load_constant(v) for k, v in items},
+    "torch": lambda name: _TORCH_NAMES[name],
+    "device": torch.device,
+    "object": UnstoredObject,
+}
+
+
+def load_constant(data: Any) -> Any:
+    """The value that :func:`dump_constant` wrote; ``ValueError`` or ``KeyError`` for anything else."""
+    if data is None or isinstance(data, (bool, int)):
+        return data
+    if data == "tensor":
+        return TENSOR
+    if not isinstance(data, dict) or len(data) != 1:
+        raise ValueError(f"not a constant: {data!r}")
+    ((kind, payload),) = data.items()
+    return _LOADERS[kind](payload)
+
+
+def _dump_type(tensor: TensorType) -> list[Any]:
+    return [str(tensor.dtype).removeprefix("torch."), tensor.rank]
+
+
+def _load_type(data: Any) -> TensorType:
+    name, rank = data
+    dtype = _TORCH_NAMES[name]
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"not a dtype: {name!r}")
+    return TensorType(dtype, _typed(rank, int))
+
+
+def _integers(data: Any) -> tuple[int, ...]:
+    return tuple(_typed(i, int) for i in data)
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"expected {kind.__name__}, got {value!r}")
+    return value

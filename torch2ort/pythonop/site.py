@@ -1,0 +1,153 @@
+"""A site: one call of a Function in an exported model.
+
+The site is the noun that travels the whole way: capture makes it, the exported node carries it as an
+attribute, loading reads it back, and the runtime binds it to a class. What can be decided once per
+call is decided here, so that nothing is decided once per run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+import torch
+
+from torch2ort.errors import ExportError
+
+
+@final
+class _TensorMarker:
+    """Type of :data:`TENSOR`, a singleton that stands for "a tensor goes here"."""
+
+    def __repr__(self) -> str:
+        return "TENSOR"
+
+    def __reduce__(self) -> str:
+        return "TENSOR"
+
+
+TENSOR: Final = _TensorMarker()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type and rank of a tensor: what stays the same when sizes vary."""
+
+    dtype: torch.dtype
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a site's ``forward`` gives and keeps, found out by an abstract run.
+
+    Attributes:
+        inputs: type of each tensor argument, in call order.
+        outputs: one entry per value that ``forward`` returns: :data:`TENSOR` or the constant itself.
+        tensors: type of each tensor output; those of :attr:`hidden` follow the returned ones.
+        returns_tuple: whether ``forward`` returned a tuple (else a single value).
+        non_differentiable: positions among the tensor outputs that get no gradient.
+        mutated: argument positions whose tensor ``forward`` writes in place.
+        returned_inputs: output position -> argument position, where a mutated argument is returned.
+        hidden: mutated argument positions that ``forward`` does not return; each is one more tensor
+            output behind the returned ones, so that the write reaches the exported graph.
+        kept: argument positions whose memory the Function still holds after ``forward``.
+        uses_rng: whether ``forward`` draws from PyTorch's random generator.
+    """
+
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[Any, ...]
+    tensors: tuple[TensorType, ...]
+    returns_tuple: bool
+    non_differentiable: tuple[int, ...] = ()
+    mutated: tuple[int, ...] = ()
+    returned_inputs: tuple[tuple[int, int], ...] = ()
+    hidden: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    uses_rng: bool = False
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Site:
+    """One call of a Function: which one, with what, and what comes of it.
+
+    Attributes:
+        func_name: qualified name of the Function, with ``#2`` and so on where two classes of one
+            model share it.
+        function: the class, or ``None`` while a loaded model's name is not resolved.
+        arguments: one entry per argument of ``apply``: :data:`TENSOR` or the exact Python value.
+        needs_input_grad: one entry per argument of ``apply``, as ``ctx.needs_input_grad`` shows it.
+        training: whether the model was exported in training mode.
+        internal: whether torch2ort made the site itself, to give an operator to PyTorch's kernel.
+        result: what ``forward`` gives; ``None`` until the abstract run.
+        key: name of this site that is unique in the process.
+    """
+
+    func_name: str
+    function: type[torch.autograd.Function] | None
+    arguments: tuple[Any, ...]
+    needs_input_grad: tuple[bool, ...]
+    training: bool
+    internal: bool = False
+    result: Result | None = None
+    key: str = field(default="")
+
+    def __post_init__(self) -> None:
+        self.key = f"{self.func_name}@{next(_serial)}"
+        _live[self.key] = self
+
+    @property
+    def tensor_positions(self) -> tuple[int, ...]:
+        """Argument positions that hold tensors, in call order."""
+        return tuple(i for i, value in enumerate(self.arguments) if value is TENSOR)
+
+    @property
+    def constants(self) -> dict[int, Any]:
+        """Argument position -> exact Python value, for the arguments that are no tensors."""
+        return {i: value for i, value in enumerate(self.arguments) if value is not TENSOR}
+
+    @property
+    def known_result(self) -> Result:
+        """The result; raises :class:`ExportError` if no abstract run has found it."""
+        if self.result is None:
+            raise ExportError(f"{self.func_name}: the outputs of this call were never inferred; export the model again")
+        return self.result
+
+    def call_arguments(self, tensors: list[torch.Tensor]) -> list[Any]:
+        """The arguments of one call: ``tensors`` at the tensor positions, constants elsewhere."""
+        supply = iter(tensors)
+        return [next(supply) if value is TENSOR else value for value in self.arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class PythonOpSite:
+    """What a user sees of a site in ``ExportedModel.python_ops``.
+
+    Attributes:
+        func_name: qualified name of the Function (with ``#2``, ... where classes share a name).
+        function: the class, or ``None`` if the name is not resolved.
+        node_name: name of the ``PythonOp`` node.
+        arguments: argument position -> exact Python value of each non-tensor argument.
+    """
+
+    func_name: str
+    function: type[torch.autograd.Function] | None
+    node_name: str
+    arguments: dict[int, Any]
+
+
+def qualified_name(function: type) -> str:
+    """``module.qualname`` of a class: the name that registries and files use."""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def site_by_key(key: str) -> Site:
+    """The live site of that key; ``KeyError`` if it is gone."""
+    return _live[key]
+
+
+# The opaque operator's string argument finds its site here. Weak, because the export owns its sites.
+_live: weakref.WeakValueDictionary[str, Site] = weakref.WeakValueDictionary()
+_serial = itertools.count()
