@@ -1,0 +1,38 @@
+"""What every test starts from: one thread, a fixed seed, no settings from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+LONG = os.environ.get("TORCH2ORT_LONG", "0") not in ("", "0")
+
+hypothesis.settings.register_profile("short", max_examples=50, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("long", max_examples=1000, deadline=None)
+hypothesis.settings.load_profile("long" if LONG else "short")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine or this run is not for, and say why."""
+    for item in items:
+        if item.get_closest_marker("long") and not LONG:
+            item.add_marker(pytest.mark.skip(reason="takes long; run it with `make test-long`"))
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _same_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Seed torch, use one thread, and hide the caller's TORCH2ORT_ settings."""
+    for variable in [name for name in os.environ if name.startswith("TORCH2ORT_")]:
+        monkeypatch.delenv(variable)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # Not 0: once onnxruntime-training is imported, the first two dropout masks after seed 0 are equal.
+    torch.manual_seed(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,216 @@
+"""Options: validated on construction, with the environment's last word."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from torch2ort.errors import OptionError
+from torch2ort.log import apply_level, logger
+from torch2ort.options import Options, with_arguments
+
+FOLDER = "the path of a folder as str or os.PathLike, or None"
+OPSET = "an integer from 17 to 21, or None for 18"
+THREADS = "an integer of at least 1, or None for PyTorch's number of threads"
+LEVEL = "one of debug, info, warning, error, critical, or None"
+SWITCH = "True or False (in the environment 1/true/yes/on or 0/false/no/off)"
+
+
+def test_defaults_ask_for_nothing() -> None:
+    assert dataclasses.asdict(Options()) == {
+        "cache_dir": None,
+        "log_level": None,
+        "opset": None,
+        "intra_op_threads": None,
+        "save_onnx_dir": None,
+        "verify": False,
+        "deterministic": False,
+    }
+
+
+@pytest.mark.parametrize("field", ["cache_dir", "save_onnx_dir"])
+@pytest.mark.parametrize("given", ["some/folder", Path("some/folder")])
+def test_folders_become_paths(field: str, given: str | Path) -> None:
+    assert getattr(Options(**{field: given}), field) == Path("some/folder")
+
+
+def test_a_folder_may_start_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert Options(cache_dir="~/cache").cache_dir == Path("/home/someone/cache")
+
+
+def test_log_level_has_no_case() -> None:
+    assert Options(log_level="DEBUG") == Options(log_level="debug")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("cache_dir", 3, FOLDER),
+        ("cache_dir", "", FOLDER),
+        ("cache_dir", b"bytes", FOLDER),
+        ("save_onnx_dir", True, FOLDER),
+        ("opset", 16, OPSET),
+        ("opset", 22, OPSET),
+        ("opset", "18", OPSET),
+        ("opset", True, OPSET),
+        ("intra_op_threads", 0, THREADS),
+        ("intra_op_threads", True, THREADS),
+        ("intra_op_threads", 2.0, THREADS),
+        ("log_level", "loud", LEVEL),
+        ("log_level", 10, LEVEL),
+        ("verify", 1, SWITCH),
+        ("verify", None, SWITCH),
+        ("deterministic", "yes", SWITCH),
+    ],
+)
+def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: object, allowed: str) -> None:
+    message = f"Option {field!r} is {value!r}; allowed is {allowed}."
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        Options(**{field: value})
+
+
+UNKNOWN = re.escape(
+    "Option 'cache' does not exist; the options are cache_dir, log_level, opset, intra_op_threads, "
+    "save_onnx_dir, verify, deterministic."
+)
+
+
+def test_an_unknown_field_is_an_option_error() -> None:
+    with pytest.raises(OptionError, match=f"^{UNKNOWN}$"):
+        Options(cache="x")  # type: ignore[call-arg]
+
+
+def test_replace_rejects_an_unknown_field_too() -> None:
+    with pytest.raises(OptionError, match=f"^{UNKNOWN}$"):
+        dataclasses.replace(Options(), cache="x")  # type: ignore[call-arg]
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().opset = 20  # type: ignore[misc]
+
+
+def test_options_can_be_copied_and_pickled() -> None:
+    options = Options(opset=20, cache_dir="x")
+    assert copy.deepcopy(options) == options
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("TORCH2ORT_CACHE_DIR", "there", "cache_dir", Path("there")),
+        ("TORCH2ORT_CACHE_DIR", "", "cache_dir", None),
+        ("TORCH2ORT_LOG_LEVEL", "Info", "log_level", "info"),
+        ("TORCH2ORT_OPSET", "21", "opset", 21),
+        ("TORCH2ORT_OPSET", "", "opset", None),
+        ("TORCH2ORT_INTRA_OP_THREADS", "3", "intra_op_threads", 3),
+        ("TORCH2ORT_SAVE_ONNX_DIR", "there", "save_onnx_dir", Path("there")),
+        ("TORCH2ORT_VERIFY", "1", "verify", True),
+        ("TORCH2ORT_VERIFY", "off", "verify", False),
+        ("TORCH2ORT_DETERMINISTIC", "Yes", "deterministic", True),
+    ],
+)
+def test_the_environment_has_the_last_word(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, field: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, text)
+    given = {"cache_dir": "here", "opset": 17, "verify": True}.get(field, getattr(Options, field))
+    assert getattr(Options(**{field: given}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "shown", "allowed"),
+    [
+        ("TORCH2ORT_OPSET", "new", "opset", "'new'", OPSET),
+        ("TORCH2ORT_OPSET", "9", "opset", "9", OPSET),
+        ("TORCH2ORT_INTRA_OP_THREADS", "-1", "intra_op_threads", "-1", THREADS),
+        ("TORCH2ORT_LOG_LEVEL", "loud", "log_level", "'loud'", LEVEL),
+        ("TORCH2ORT_VERIFY", "", "verify", "''", SWITCH),
+        ("TORCH2ORT_VERIFY", "maybe", "verify", "'maybe'", SWITCH),
+    ],
+)
+def test_an_invalid_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, field: str, shown: str, allowed: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+    message = f"Option {field!r} (from the environment variable {variable}) is {shown}; allowed is {allowed}."
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        Options()
+
+
+def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH2ORT_CACHEDIR", "x")
+    message = (
+        "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
+        "TORCH2ORT_CACHE_DIR, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, TORCH2ORT_INTRA_OP_THREADS, "
+        "TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC."
+    )
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        Options()
+
+
+def test_the_variable_of_the_test_suite_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH2ORT_LONG", "1")
+    assert Options() == Options()
+
+
+def test_arguments_of_a_call_replace_fields() -> None:
+    options = with_arguments(Options(opset=17, verify=True), opset=20, cache_dir=None)
+    assert options == Options(opset=20, verify=True)
+
+
+def test_the_environment_wins_over_arguments_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH2ORT_OPSET", "21")
+    assert with_arguments(None, opset=20).opset == 21
+
+
+def test_options_of_another_type_are_refused() -> None:
+    message = "options is a dict; allowed is torch2ort.Options, or None for defaults."
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        with_arguments({"opset": 18})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def _fresh_logger() -> object:
+    """Give the logger back its level and handlers."""
+    level, handlers = logger.level, logger.handlers[:]
+    logger.handlers.clear()
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("_fresh_logger")
+def test_no_log_level_leaves_the_logger_alone() -> None:
+    logger.setLevel("ERROR")
+    apply_level(Options())
+    assert (logger.level, logger.handlers) == (logging.ERROR, [])
+
+
+@pytest.mark.usefixtures("_fresh_logger")
+def test_a_log_level_shows_records_where_logging_is_not_set_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    apply_level(Options(log_level="info"))
+    logger.info("exported")
+    logger.debug("detail")
+    assert capsys.readouterr().err == "torch2ort [INFO] exported\n"
+
+
+@pytest.mark.usefixtures("_fresh_logger")
+def test_records_go_to_the_applications_handlers_alone(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply_level(Options(log_level="debug"))
+    logger.debug("detail")
+    assert caplog.messages == ["detail"]
+    assert capsys.readouterr().err == ""

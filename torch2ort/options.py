@@ -1,0 +1,214 @@
+"""Settings of an export and of the engine that runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from torch2ort.errors import OptionError
+
+DEFAULT_OPSET = 18
+MIN_OPSET = 17
+MAX_OPSET = 21
+
+_ENV_PREFIX = "TORCH2ORT_"
+# Read by the project's own tests, so not a misspelt option.
+_RESERVED_ENV = frozenset({"TORCH2ORT_LONG"})
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of an export and of the engine that runs it.
+
+    The environment has the last word: a variable ``TORCH2ORT_<FIELD>`` (``TORCH2ORT_CACHE_DIR``)
+    that is set while the object is made replaces the field. An empty variable means ``None`` where
+    the field allows it. A variable of that prefix that names no field is an error, as a misspelt
+    argument is.
+
+    >>> Options(opset=20).opset
+    20
+    >>> Options(opset=9)
+    Traceback (most recent call last):
+    ...
+    torch2ort.errors.OptionError: Option 'opset' is 9; allowed is an integer from 17 to 21, or None for 18.
+
+    Attributes:
+        cache_dir: Folder of the export cache; ``None`` keeps no cache. Stored as a
+            :class:`pathlib.Path` with ``~`` expanded.
+        log_level: Level of the logger ``torch2ort``: ``"debug"``, ``"info"``, ``"warning"``,
+            ``"error"`` or ``"critical"``, in any case. ``None`` leaves the logger as it is.
+        opset: ONNX opset of the graph, 17 to 21; ``None`` means 18.
+        intra_op_threads: Threads that ONNX Runtime uses inside one operator, at least 1. ``None``
+            means as many as PyTorch uses.
+        save_onnx_dir: Folder into which every graph is written at every stage, for debugging.
+            Stored as ``cache_dir`` is.
+        verify: Compare the outputs and gradients of the first step with eager PyTorch, and raise
+            on a difference.
+        deterministic: Ask ONNX Runtime for deterministic kernels.
+
+    Raises:
+        OptionError: An unknown field, or a value that is not allowed, in an argument or in the
+            environment.
+    """
+
+    cache_dir: str | os.PathLike[str] | None = None
+    log_level: str | None = None
+    opset: int | None = None
+    intra_op_threads: int | None = None
+    save_onnx_dir: str | os.PathLike[str] | None = None
+    verify: bool = False
+    deterministic: bool = False
+
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
+        for name in fields:
+            if name not in _RULES:
+                raise OptionError(f"Option {name!r} does not exist; the options are {', '.join(_RULES)}.")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Validate every field, the environment's values in place of the given ones."""
+        environment = _environment(os.environ)
+        for name, rule in _RULES.items():
+            if name in environment:
+                value = rule.from_text(name, environment[name])
+            else:
+                value = rule.check(getattr(self, name), f"Option {name!r}")
+            object.__setattr__(self, name, value)
+
+
+def with_arguments(options: Options | None, **arguments: Any) -> Options:
+    """Return `options` with those of `arguments` in place that are not ``None``.
+
+    Args:
+        options: The settings to start from; ``None`` means the defaults.
+        arguments: Fields of :class:`Options` that a function also takes as arguments of its own.
+
+    Raises:
+        OptionError: As :class:`Options` does, and for `options` of another type.
+    """
+    if options is None:
+        options = Options()
+    if not isinstance(options, Options):
+        raise OptionError(
+            f"options is a {type(options).__name__}; allowed is torch2ort.Options, or None for defaults."
+        )
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return dataclasses.replace(options, **given) if given else options
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the option values that `environ` holds, by field name."""
+    values = {}
+    for variable, text in environ.items():
+        if not variable.startswith(_ENV_PREFIX) or variable in _RESERVED_ENV:
+            continue
+        name = variable.removeprefix(_ENV_PREFIX).lower()
+        if name not in _RULES:
+            known = ", ".join(_ENV_PREFIX + field.upper() for field in _RULES)
+            raise OptionError(
+                f"Environment variable {variable} is {text!r} but names no option; "
+                f"unset it, or use one of {known}."
+            )
+        values[name] = text
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """What one field accepts: `convert` returns the stored value, or raises ``ValueError``."""
+
+    convert: Callable[[Any], Any]
+    parse: Callable[[str], Any]
+    allowed: str
+    optional: bool
+
+    def check(self, value: object, source: str) -> object:
+        if value is None and self.optional:
+            return None
+        try:
+            return self.convert(value)
+        except ValueError:
+            raise OptionError(f"{source} is {value!r}; allowed is {self.allowed}.") from None
+
+    def from_text(self, name: str, text: str) -> object:
+        source = f"Option {name!r} (from the environment variable {_ENV_PREFIX}{name.upper()})"
+        if not text and self.optional:
+            return None
+        try:
+            value = self.parse(text)
+        except ValueError:
+            value = text  # check() rejects it by name
+        return self.check(value, source)
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ValueError
+    path = os.fspath(value)
+    if not isinstance(path, str):
+        raise ValueError
+    return Path(path).expanduser()
+
+
+def _level(value: Any) -> str:
+    if not isinstance(value, str) or value.lower() not in _LOG_LEVELS:
+        raise ValueError
+    return value.lower()
+
+
+def _integer(minimum: int, maximum: int | None = None) -> Callable[[Any], int]:
+    def convert(value: Any) -> int:
+        # bool is an int to Python, but True threads is a slip.
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError
+        if maximum is not None and value > maximum:
+            raise ValueError
+        return value
+
+    return convert
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _boolean_text(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError
+    return text.lower() in _TRUE
+
+
+_FOLDER_RULE = _Rule(_path, str, "the path of a folder as str or os.PathLike, or None", optional=True)
+_SWITCH_RULE = _Rule(
+    _boolean,
+    _boolean_text,
+    f"True or False (in the environment {'/'.join(_TRUE)} or {'/'.join(_FALSE)})",
+    optional=False,
+)
+_RULES = {
+    "cache_dir": _FOLDER_RULE,
+    "log_level": _Rule(_level, str, f"one of {', '.join(_LOG_LEVELS)}, or None", optional=True),
+    "opset": _Rule(
+        _integer(MIN_OPSET, MAX_OPSET),
+        int,
+        f"an integer from {MIN_OPSET} to {MAX_OPSET}, or None for {DEFAULT_OPSET}",
+        optional=True,
+    ),
+    "intra_op_threads": _Rule(
+        _integer(1), int, "an integer of at least 1, or None for PyTorch's number of threads", optional=True
+    ),
+    "save_onnx_dir": _FOLDER_RULE,
+    "verify": _SWITCH_RULE,
+    "deterministic": _SWITCH_RULE,
+}
