@@ -1,0 +1,34 @@
+"""Timing that two or more ways of doing the same thing share, so that only their ratio is left."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def interleaved_medians(
+    ways: Mapping[str, Callable[[], object]], *, rounds: int, calls: int = 1, warm_up: int = 3
+) -> dict[str, float]:
+    """Time each of `ways` in turn, round after round, so that a busy moment of the machine hits them all.
+
+    Args:
+        ways: What to time, by name.
+        rounds: Timings taken of each.
+        calls: Calls in one timing.
+        warm_up: Calls of each before the first timing; builds and caches happen there.
+
+    Returns:
+        Median seconds per call, by name.
+    """
+    for way in ways.values():
+        for _ in range(warm_up):
+            way()
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                way()
+            seconds[name].append((time.perf_counter() - start) / calls)
+    return {name: statistics.median(values) for name, values in seconds.items()}
