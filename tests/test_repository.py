@@ -1,0 +1,163 @@
+"""Rules of the house that no other tool checks. A failure lists each file that breaks the rule, and how."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = sorted((ROOT / "torch2ort").rglob("*.py"))
+OTHER_PYTHON = [path for name in ("tests", "examples", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+CPP = [path for path in (ROOT / "runtime_ext").rglob("*") if path.suffix in (".cpp", ".h")]
+TREES = {path: ast.parse(path.read_text()) for path in PACKAGE}
+
+PRIVATE_FILES = {"_torch_private.py": "2.13.0", "_ort_private.py": "1.19.2"}
+LIBRARIES = ("torch", "onnxruntime")
+
+# A module may import from its own layer and from those before it; what is not named here is last.
+LAYERS = (
+    {"errors", "options", "log", "io_schema", "_native"},
+    {"pythonop", "symbolics", "shape_infer", "cache", "runtime"},
+)
+
+
+def broken(rule: dict[Path, Any]) -> dict[str, Any]:
+    """Return what breaks a rule by the file's name, without the files that keep it."""
+    return {path.relative_to(ROOT).as_posix(): found for path, found in rule.items() if found}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield every dotted name that `tree` imports, ``a.b.c`` for ``from a.b import c``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def attribute_chains(tree: ast.AST) -> Iterator[str]:
+    """Yield every ``name.attribute.attribute`` that `tree` reads."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", ast.unparse(node)):
+            yield ast.unparse(node)
+
+
+def is_private(dotted: str) -> bool:
+    """Tell whether `dotted` goes through a private name of torch or onnxruntime."""
+    library, *names = dotted.split(".")
+    return library in LIBRARIES and any(re.match(r"_(?!_)", name) for name in names)
+
+
+def layer(module: str) -> int:
+    """Return the index of the layer of ``torch2ort.<module>``."""
+    return next((i for i, names in enumerate(LAYERS) if module in names), len(LAYERS))
+
+
+def module_of(path: Path) -> str:
+    """Return ``x`` for a file of ``torch2ort.x``."""
+    return path.relative_to(ROOT / "torch2ort").with_suffix("").parts[0]
+
+
+def code_lines(function: ast.FunctionDef) -> int:
+    """Return the lines from `function`'s first statement to its last, its docstring apart."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return function.end_lineno - body[0].lineno + 1 if body else 0
+
+
+def project() -> dict[str, Any]:
+    """Return pyproject's ``[project]`` table."""
+    tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Return ``(1, 2, 3)`` for ``"1.2.3"``."""
+    return tuple(map(int, text.split(".")))
+
+
+def test_sources_parse_on_the_oldest_python() -> None:
+    for path in PACKAGE + OTHER_PYTHON:
+        ast.parse(path.read_text(), path, feature_version=(3, 10))
+
+
+def test_no_source_has_more_than_400_lines() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE + CPP}
+    assert broken({path: length for path, length in lengths.items() if length > 400}) == {}
+
+
+def test_no_function_has_more_than_50_lines_of_code() -> None:
+    functions = {
+        path: [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for path, tree in TREES.items()
+    }
+    long = {path: [f.name for f in found if code_lines(f) > 50] for path, found in functions.items()}
+    assert broken(long) == {}
+
+
+def test_private_names_of_libraries_stay_in_their_files() -> None:
+    names = {path: {*imported(tree), *attribute_chains(tree)} for path, tree in TREES.items()}
+    private = {
+        path: sorted(filter(is_private, found))
+        for path, found in names.items()
+        if path.name not in PRIVATE_FILES
+    }
+    assert broken(private) == {}
+
+
+def test_files_of_private_names_say_which_versions_were_tried() -> None:
+    files = {path for path in PACKAGE if path.name in PRIVATE_FILES}
+    assert broken({path: PRIVATE_FILES[path.name] not in path.read_text() for path in files}) == {}
+
+
+def test_imports_point_one_way() -> None:
+    upward = {
+        path: sorted(
+            name
+            for name in imported(tree)
+            if name.startswith("torch2ort.") and layer(name.split(".")[1]) > layer(module_of(path))
+        )
+        for path, tree in TREES.items()
+    }
+    assert broken(upward) == {}
+
+
+def test_no_module_imports_the_facade() -> None:
+    modules = {"_native"} | {module_of(path) for path in PACKAGE}
+    facade = {
+        path: [
+            name
+            for name in imported(tree)
+            if name.startswith("torch2ort")
+            and name.count(".") < 2
+            and name.removeprefix("torch2ort.") not in modules
+        ]
+        for path, tree in TREES.items()
+        if module_of(path) not in ("__init__", "__main__")
+    }
+    assert broken(facade) == {}
+
+
+def test_the_changelog_says_why_each_dependency_came_in() -> None:
+    requirements = list(project()["dependencies"])
+    for extra in project()["optional-dependencies"].values():
+        requirements += extra
+    names = {re.match(r"[\w.-]+", requirement).group() for requirement in requirements} - {"torch2ort"}
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert {name for name in names if f"`{name}`" not in changelog} == set()
+
+
+def test_the_readme_names_every_runtime_extra() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [n for n in ("training", "training-gpu", "cpu", "gpu") if f"torch2ort[{n}]" not in readme] == []
+
+
+def test_the_versions_that_make_installs_are_new_enough() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    minimum = dict(requirement.split(">=") for requirement in project()["dependencies"])
+    assert {n for n in minimum.keys() & pinned.keys() if version(pinned[n]) < version(minimum[n])} == set()
