@@ -1,0 +1,284 @@
+#include "policy.h"
+#include "run.h"
+
+namespace torch2ort {
+
+namespace {
+
+class BackwardCall {
+ public:
+  BackwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs)
+      : site_(site),
+        loans_(loans),
+        outputs_(outputs),
+        inputs_(*site->inputs),
+        tensors_(site->returned),
+        exports_(site->returned),
+        args_(static_cast<size_t>(PyTuple_GET_SIZE(site->outputs)) + 2) {}
+
+  bool Run() { return Receive() && Call() && CheckCount() && CheckKinds() && Return() && Settle(); }
+
+ private:
+  bool Receive();
+  bool ReceiveGradient(size_t i);
+  bool Call();
+  bool CheckCount();
+  bool CheckKinds();
+  PyObject* Item(Py_ssize_t argument) const;
+  bool Return();
+  bool ReturnGradient(size_t i, PyObject* gradient);
+  bool ReturnZeros(size_t i);
+  bool Conform(size_t i, Ref* gradient);
+  bool Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
+  bool Disentangle(size_t i, PyObject* gradient, Managed* managed);
+  bool HeldByContext(const Span& span);
+  bool Settle();
+
+  Site* site_;
+  Loans& loans_;
+  std::vector<Managed>* outputs_;
+  std::vector<InputSpec>& inputs_;
+  SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
+  SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
+  SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and one gradient a value of forward; borrowed
+  Ref context_;
+  Ref result_;
+};
+
+bool BackwardCall::Receive() {
+  if (loans_.size() != site_->tensor_outputs->size()) {
+    PyErr_Format(config.error_type, "%U: backward was given %zu gradients, but its site has %zu tensor outputs",
+                 site_->name, loans_.size(), site_->tensor_outputs->size());
+    return false;
+  }
+  context_ = FindContext(site_);
+  if (!context_) return false;
+  args_[1] = context_.get();
+  for (size_t i = 2; i < args_.size(); ++i) args_[i] = Py_None;
+  for (size_t i = 0; i < site_->returned; ++i) {
+    if (!ReceiveGradient(i)) return false;
+    args_[static_cast<size_t>((*site_->tensor_outputs)[i].position) + 2] = tensors_[i].get();
+  }
+  return true;
+}
+
+bool BackwardCall::ReceiveGradient(size_t i) {
+  const OutputSpec& output = (*site_->tensor_outputs)[i];
+  auto* context = reinterpret_cast<Context*>(context_.get());
+  // What flows into an output that cannot be differentiated is no gradient to eager either.
+  if (loans_[i] != nullptr && output.differentiable) {
+    tensors_[i] = Ref::Steal(ImportLoan(loans_[i]));
+    if (tensors_[i] && (*site_->gradient_kept)[i]) tensors_[i] = CopyTensor(site_, tensors_[i].get());
+  } else if (!context->materialize_grads) {
+    tensors_[i] = Ref::Share(Py_None);
+  } else {
+    TensorMeta meta = context->outputs->Get(i);
+    tensors_[i] = Zeros(meta.shape, meta.rank, output.dtype, meta.device);
+  }
+  return static_cast<bool>(tensors_[i]);
+}
+
+bool BackwardCall::Call() {
+  size_t count = (args_.size() - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET;
+  result_ = Ref::Steal(PyObject_Vectorcall(site_->backward, args_.data() + 1, count, nullptr));
+  return static_cast<bool>(result_);
+}
+
+PyObject* BackwardCall::Item(Py_ssize_t argument) const {
+  PyObject* result = result_.get();
+  return PyTuple_Check(result) ? PyTuple_GET_ITEM(result, argument) : result;
+}
+
+// The checks and their wording are those of torch's PyNode::apply and of its engine.
+bool BackwardCall::CheckCount() {
+  Py_ssize_t count = PyTuple_Check(result_.get()) ? PyTuple_GET_SIZE(result_.get()) : 1;
+  Py_ssize_t expected = PyTuple_GET_SIZE(site_->arguments);
+  bool fits = count >= expected;
+  for (Py_ssize_t i = expected; i < count; ++i) fits &= Item(i) == Py_None;
+  if (fits) return true;
+  PyErr_Format(PyExc_RuntimeError, "function %s returned an incorrect number of gradients (expected %zd, got %zd)",
+               site_->backward_name->c_str(), expected, count);
+  return false;
+}
+
+bool BackwardCall::CheckKinds() {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(site_->arguments); ++i) {
+    PyObject* gradient = Item(i);
+    if (gradient == Py_None) continue;
+    if ((*site_->input_index)[static_cast<size_t>(i)] < 0) {
+      PyErr_Format(PyExc_RuntimeError,
+                   "function %s returned a gradient different than None at position %zd, but the corresponding forward "
+                   "input was not a Variable",
+                   site_->backward_name->c_str(), i + 1);
+      return false;
+    }
+    if (!IsTensor(gradient)) {
+      PyErr_Format(PyExc_RuntimeError, "expected Variable or None (got %s)", Py_TYPE(gradient)->tp_name);
+      return false;
+    }
+  }
+  return true;
+}
+
+bool BackwardCall::Return() {
+  outputs_->reserve(inputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    PyObject* gradient = Item(inputs_[i].argument);
+    if (!inputs_[i].needs_grad) {
+      outputs_->push_back(nullptr);
+    } else if (!(gradient == Py_None ? ReturnZeros(i) : ReturnGradient(i, gradient))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool BackwardCall::ReturnZeros(size_t i) {
+  TensorMeta meta = reinterpret_cast<Context*>(context_.get())->inputs->Get(i);
+  Ref zeros = Zeros(meta.shape, meta.rank, inputs_[i].dtype, meta.device);
+  if (!zeros || !NoteUndefined(site_, static_cast<size_t>(inputs_[i].argument))) return false;
+  outputs_->push_back(ExportTensor(zeros.get()));
+  return outputs_->back() != nullptr;
+}
+
+bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
+  Ref gradient = Ref::Share(value);
+  if (!Conform(i, &gradient)) return false;
+  Managed managed = ExportContiguous(gradient.get());
+  if (!managed || !Disentangle(i, gradient.get(), &managed)) return false;
+  outputs_->push_back(std::move(managed));
+  return true;
+}
+
+// Brings a gradient to its argument's shape and dtype as torch's engine does, or raises what it raises.
+bool BackwardCall::Conform(size_t i, Ref* gradient) {
+  DLTensor view;
+  if (config.exchange->dltensor_from_py_object_no_sync(gradient->get(), &view) != 0) {
+    // A sparse gradient has no single piece of memory.
+    PyErr_Clear();
+    *gradient = CallMethod(gradient->get(), method_names.to_dense);
+    if (!*gradient || config.exchange->dltensor_from_py_object_no_sync(gradient->get(), &view) != 0) return false;
+  }
+  TensorMeta expected = reinterpret_cast<Context*>(context_.get())->inputs->Get(i);
+  if (!Reduce(i, expected, gradient, &view)) return false;
+  DLDataType dtype = inputs_[i].dtype;
+  if (view.dtype == dtype) return true;
+  if (!IsFloating(view.dtype) && (view.dtype.code == kDLComplex) != (dtype.code == kDLComplex)) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "Expected isFloatingType(grad.scalar_type()) || (input_is_complex == grad_is_complex) to be true, "
+                    "but got false.  (Could this error message be improved?  If so, please report an enhancement "
+                    "request to PyTorch.)");
+    return false;
+  }
+  *gradient = CallMethod(gradient->get(), method_names.to, inputs_[i].torch_dtype.get());
+  return static_cast<bool>(*gradient);
+}
+
+bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view) {
+  int32_t extra = view->ndim - expected.rank;
+  bool same = extra == 0;
+  bool expandable = extra >= 0;
+  for (int32_t d = 0; expandable && d < expected.rank; ++d) {
+    bool equal = expected.shape[d] == view->shape[d + extra];
+    same &= equal;
+    expandable = equal || expected.shape[d] == 1;
+  }
+  if (!expandable) {
+    PyErr_Format(PyExc_RuntimeError,
+                 "Function %s returned an invalid gradient at index %zu - got %s but expected shape compatible with %s",
+                 site_->backward_name->c_str(), i, ShapeText(view->shape, view->ndim).c_str(),
+                 ShapeText(expected.shape, expected.rank).c_str());
+    return false;
+  }
+  if (same) return true;
+  Ref shape = Ref::Steal(PyTuple_New(expected.rank));
+  if (!shape) return false;
+  for (int32_t d = 0; d < expected.rank; ++d) {
+    PyTuple_SET_ITEM(shape.get(), d, PyLong_FromLongLong(expected.shape[d]));
+  }
+  *gradient = CallMethod(gradient->get(), method_names.sum_to_size, shape.get());
+  return *gradient && config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0;
+}
+
+// Gives a gradient memory of its own, unless it has that or is declared to be an output gradient's memory.
+bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
+  Span span = SpanOf((*managed)->dl_tensor);
+  if (span.size() == 0) return true;
+  int mapped = (*site_->gradient_mapped)[i];
+  if (mapped >= 0) {
+    Loan* loan = loans_[static_cast<size_t>(mapped)];
+    if (loan != nullptr && SpanOf(loan->dl_tensor).begin == span.begin) {
+      DLTensor view = (*managed)->dl_tensor;
+      *managed = Managed(ExportLoan(loan, view));
+      ++exports_[static_cast<size_t>(mapped)];
+      return true;
+    }
+    PyErr_Format(config.inplace_error_type,
+                 "%U: the in-place map says that the gradient of argument %zd is the memory of the gradient of output "
+                 "%zd, but backward returned other memory: correct the map or unregister it",
+                 site_->name, inputs_[i].argument, (*site_->tensor_outputs)[static_cast<size_t>(mapped)].position);
+    return false;
+  }
+  for (size_t j = 0; j < site_->returned; ++j) {
+    if (loans_[j] == nullptr || (*site_->gradient_kept)[j] || !span.Overlaps(SpanOf(loans_[j]->dl_tensor))) continue;
+    *managed = ExportCopy(site_, gradient);
+    if (!*managed || (*site_->gradient_warned)[i]) return static_cast<bool>(*managed);
+    (*site_->gradient_warned)[i] = 1;
+    return WarnAlias(site_, "backward", (*site_->tensor_outputs)[j].position, inputs_[i].argument);
+  }
+  bool shared = HeldByContext(span);
+  for (const Managed& earlier : *outputs_) {
+    shared |= earlier != nullptr && span.Overlaps(SpanOf(earlier->dl_tensor));
+  }
+  if (shared) *managed = ExportCopy(site_, gradient);
+  return static_cast<bool>(*managed);
+}
+
+// Who gets a gradient may accumulate into it, which must not reach what forward saw or saved.
+bool BackwardCall::HeldByContext(const Span& span) {
+  auto* context = reinterpret_cast<Context*>(context_.get());
+  bool held = false;
+  auto visit = [&](size_t, const TensorMeta& meta) {
+    held |= span.Overlaps(meta.span);
+    return !held;
+  };
+  context->inputs->ForEach(visit);
+  context->outputs->ForEach(visit);
+  for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_GET_SIZE(context->to_save); ++i) {
+    PyObject* saved = PyTuple_GET_ITEM(context->to_save, i);
+    DLTensor view;
+    if (saved == Py_None) continue;
+    if (config.exchange->dltensor_from_py_object_no_sync(saved, &view) != 0) {
+      PyErr_Clear();
+      continue;
+    }
+    held = span.Overlaps(SpanOf(view));
+  }
+  return held;
+}
+
+bool BackwardCall::Settle() {
+  SmallArray<Ref, 8> watched(site_->returned);
+  for (size_t i = 0; i < site_->returned; ++i) {
+    if (loans_[i] == nullptr || (*site_->gradient_kept)[i] || tensors_[i].get() == Py_None) continue;
+    watched[i] = WatchStorage(tensors_[i].get());
+    if (!watched[i]) return false;
+  }
+  context_.reset();
+  result_.reset();
+  for (Ref& tensor : tensors_) tensor.reset();
+  for (size_t i = 0; i < site_->returned; ++i) {
+    if (!watched[i] || loans_[i]->holder_count() == 1 + exports_[i]) continue;
+    if (!Privatize(site_, loans_[i], 1 + exports_[i], watched[i].get())) return false;
+    (*site_->gradient_kept)[i] = exports_[i] == 0;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs) {
+  return BackwardCall(site, gradients, outputs).Run();
+}
+
+}  // namespace torch2ort

@@ -1,0 +1,94 @@
+// Tensors between torch and a runtime, without a copy and without torch's headers: DLPack's C exchange API.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "dlpack.h"
+#include "python.h"
+
+namespace torch2ort {
+
+// What configure() was given. All of it lives as long as the process.
+struct Configuration {
+  const DLPackExchangeAPI* exchange = nullptr;
+  PyTypeObject* tensor_type = nullptr;
+  PyObject* privatize = nullptr;
+  PyObject* warn_alias = nullptr;
+  PyObject* error_type = nullptr;
+  PyObject* inplace_error_type = nullptr;
+};
+extern Configuration config;
+
+// False with RuntimeError set when configure() was not called yet.
+bool CheckConfigured();
+
+inline bool IsTensor(PyObject* object) { return PyObject_TypeCheck(object, config.tensor_type); }
+
+// Memory of a runtime, lent to torch for as long as torch holds the storage made from it.
+//
+// Counts its holders: torch's storage (once imported), the call policy, and outputs that are declared to be an
+// input's memory. The last to leave gives the memory back to its owner. The count therefore says, after the
+// policy has dropped every tensor it made, whether the Function still holds the memory: through a saved tensor,
+// an attribute, a view, a global, or an autograd graph.
+struct Loan : DLManagedTensorVersioned {
+  std::atomic<int> holders;
+  void* owner;
+  void (*give_back)(void* owner);
+
+  void Hold() { holders.fetch_add(1, std::memory_order_relaxed); }
+  void Drop();
+  int holder_count() const { return holders.load(std::memory_order_acquire); }
+};
+
+// A loan with one holder, the caller. `give_back(owner)` may run on any thread, without the GIL.
+Loan* Lend(const DLTensor& tensor, void* owner, void (*give_back)(void* owner));
+Loan* LendLegacy(DLManagedTensor* tensor);
+Loan* LendVersioned(DLManagedTensorVersioned* tensor);
+
+// A tensor over the loan's memory: torch becomes a holder. Null with an exception set on failure.
+PyObject* ImportLoan(Loan* loan);
+
+// The loan's memory as an output of its own: the runtime that takes it becomes a holder of the loan.
+DLManagedTensorVersioned* ExportLoan(Loan* loan, const DLTensor& view);
+
+// An owned exchange struct.
+struct ReleaseManaged {
+  void operator()(DLManagedTensorVersioned* tensor) const {
+    if (tensor->deleter != nullptr) tensor->deleter(tensor);
+  }
+};
+using Managed = std::unique_ptr<DLManagedTensorVersioned, ReleaseManaged>;
+
+Managed ExportTensor(PyObject* tensor);
+Ref ImportManaged(Managed tensor);
+
+// Zeros of the given shape, on `device`. Empty with an exception set on failure.
+Ref Zeros(const int64_t* shape, int32_t rank, DLDataType dtype, DLDevice device);
+
+// Bytes [begin, end) that a tensor's elements lie in; empty for a tensor without elements.
+struct Span {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+
+  bool Overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
+  int64_t size() const { return static_cast<int64_t>(end - begin); }
+};
+Span SpanOf(const DLTensor& tensor);
+bool IsContiguous(const DLTensor& tensor);
+int64_t ElementCount(const DLTensor& tensor);
+
+inline bool operator==(DLDataType a, DLDataType b) {
+  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+inline bool operator!=(DLDataType a, DLDataType b) { return !(a == b); }
+inline bool IsFloating(DLDataType dtype) {
+  return dtype.code == kDLFloat || dtype.code == kDLBfloat || dtype.code >= kDLFloat8_e4m3fn;
+}
+
+// dtype names as torch spells them ("float32"); false with ValueError set for an unknown name.
+bool ParseDType(PyObject* name, DLDataType* dtype);
+std::string DTypeName(DLDataType dtype);
+std::string ShapeText(const int64_t* shape, int32_t rank);
+
+}  // namespace torch2ort

@@ -1,0 +1,265 @@
+#include "policy.h"
+#include "run.h"
+
+namespace torch2ort {
+
+namespace {
+
+class ForwardCall {
+ public:
+  ForwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs)
+      : site_(site),
+        loans_(loans),
+        outputs_(outputs),
+        inputs_(*site->inputs),
+        tensors_(inputs_.size()),
+        exports_(inputs_.size()),
+        args_(static_cast<size_t>(PyTuple_GET_SIZE(site->arguments)) + 2) {}
+
+  bool Run() { return Receive() && Call() && Return() && Settle(); }
+
+ private:
+  size_t argument_count() const { return args_.size() - 2; }
+  PyObject** arguments() { return args_.data() + 2; }
+
+  bool Receive();
+  bool ReceiveInput(size_t i);
+  bool Call();
+  bool CallWithSetup();
+  bool Return();
+  bool CheckConstant(Py_ssize_t position, PyObject* value);
+  bool ReturnTensor(const OutputSpec& spec, PyObject* value);
+  bool ReturnMutated(PyObject** items, Py_ssize_t count);
+  bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
+  bool Disentangle(size_t index, PyObject* value, Managed* managed);
+  bool Settle();
+
+  Site* site_;
+  Loans& loans_;
+  std::vector<Managed>* outputs_;
+  std::vector<InputSpec>& inputs_;
+  SmallArray<Ref, 8> tensors_;        // as forward gets them
+  SmallArray<int, 8> exports_;        // outputs that are declared to be an input's memory
+  SmallArray<PyObject*, 12> args_;    // room for the callee, ctx, and the arguments; borrowed
+  Ref context_;
+  Ref argument_tuple_;
+  Ref result_;
+};
+
+bool ForwardCall::Receive() {
+  if (loans_.size() != inputs_.size()) {
+    PyErr_Format(config.error_type, "%U: forward was given %zu tensors, but its site has %zu tensor arguments",
+                 site_->name, loans_.size(), inputs_.size());
+    return false;
+  }
+  ++site_->calls;
+  for (size_t i = 0; i < argument_count(); ++i) {
+    arguments()[i] = PyTuple_GET_ITEM(site_->arguments, static_cast<Py_ssize_t>(i));
+  }
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!ReceiveInput(i)) return false;
+    arguments()[inputs_[i].argument] = tensors_[i].get();
+  }
+  return true;
+}
+
+bool ForwardCall::ReceiveInput(size_t i) {
+  const InputSpec& input = inputs_[i];
+  DLDataType& dtype = loans_[i]->dl_tensor.dtype;
+  // Runtimes pass bool as bytes in DLPack's older form, which knows no bool.
+  if (input.dtype.code == kDLBool && dtype.code == kDLUInt && dtype.bits == 8) dtype = input.dtype;
+  if (dtype != input.dtype) {
+    PyErr_Format(config.error_type, "%U: tensor argument %zd was exported as %s, but a tensor of %s arrived", site_->name,
+                 input.argument, DTypeName(input.dtype).c_str(), DTypeName(dtype).c_str());
+    return false;
+  }
+  tensors_[i] = Ref::Steal(ImportLoan(loans_[i]));
+  if (!tensors_[i]) return false;
+  if (input.copied) {
+    tensors_[i] = CopyTensor(site_, tensors_[i].get());
+    if (!tensors_[i]) return false;
+  }
+  return !input.requires_grad || PyObject_SetAttr(tensors_[i].get(), method_names.requires_grad, Py_True) == 0;
+}
+
+bool ForwardCall::Call() {
+  context_ = NewContext(site_->needs_input_grad);
+  if (!context_) return false;
+  if (site_->setup_context != nullptr) return CallWithSetup();
+  args_[1] = context_.get();
+  size_t count = (argument_count() + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET;
+  result_ = Ref::Steal(PyObject_Vectorcall(site_->forward, args_.data() + 1, count, nullptr));
+  return static_cast<bool>(result_);
+}
+
+bool ForwardCall::CallWithSetup() {
+  size_t count = argument_count() | PY_VECTORCALL_ARGUMENTS_OFFSET;
+  result_ = Ref::Steal(PyObject_Vectorcall(site_->forward, arguments(), count, nullptr));
+  if (!result_) return false;
+  argument_tuple_ = Ref::Steal(PyTuple_New(static_cast<Py_ssize_t>(argument_count())));
+  if (!argument_tuple_) return false;
+  for (size_t i = 0; i < argument_count(); ++i) {
+    PyTuple_SET_ITEM(argument_tuple_.get(), static_cast<Py_ssize_t>(i), Ref::Share(arguments()[i]).release());
+  }
+  PyObject* args[] = {nullptr, context_.get(), argument_tuple_.get(), result_.get()};
+  return static_cast<bool>(Ref::Steal(
+      PyObject_Vectorcall(site_->setup_context, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)));
+}
+
+bool ForwardCall::Return() {
+  PyObject* result = result_.get();
+  Py_ssize_t expected = PyTuple_GET_SIZE(site_->outputs);
+  if (PyTuple_Check(result) != site_->returns_tuple) {
+    PyErr_Format(config.error_type, "%U: forward was exported returning %s, but returned %.200s", site_->name,
+                 site_->returns_tuple ? "a tuple" : "a single value", Py_TYPE(result)->tp_name);
+    return false;
+  }
+  PyObject** items = site_->returns_tuple ? &PyTuple_GET_ITEM(result, 0) : &result;
+  Py_ssize_t count = site_->returns_tuple ? PyTuple_GET_SIZE(result) : 1;
+  if (count != expected) {
+    PyErr_Format(config.error_type, "%U: forward was exported returning %zd values, but returned %zd", site_->name,
+                 expected, count);
+    return false;
+  }
+  outputs_->reserve(site_->tensor_outputs->size());
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    int index = (*site_->output_index)[static_cast<size_t>(i)];
+    bool good = index < 0 ? CheckConstant(i, items[i])
+                          : ReturnTensor((*site_->tensor_outputs)[static_cast<size_t>(index)], items[i]);
+    if (!good) return false;
+  }
+  return ReturnMutated(items, count);
+}
+
+bool ForwardCall::CheckConstant(Py_ssize_t position, PyObject* value) {
+  PyObject* exported = PyTuple_GET_ITEM(site_->outputs, position);
+  if (value == exported) return true;
+  int same = Py_TYPE(value) == Py_TYPE(exported) ? PyObject_RichCompareBool(value, exported, Py_EQ) : 0;
+  if (same == 0) {
+    PyErr_Format(config.error_type,
+                 "%U: output %zd of forward was exported as the constant %R, but forward returned %R: return what "
+                 "varies as a tensor",
+                 site_->name, position, exported, value);
+  }
+  return same == 1;
+}
+
+bool ForwardCall::CheckTensor(const OutputSpec& spec, const DLTensor& tensor) {
+  if (tensor.dtype == spec.dtype && tensor.ndim == spec.rank) return true;
+  PyErr_Format(config.error_type,
+               "%U: output %zd of forward was exported as a tensor of %s with %d dimensions, but forward returned one of "
+               "%s with %d dimensions",
+               site_->name, spec.position, DTypeName(spec.dtype).c_str(), spec.rank, DTypeName(tensor.dtype).c_str(),
+               tensor.ndim);
+  return false;
+}
+
+bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
+  if (!IsTensor(value)) {
+    PyErr_Format(config.error_type, "%U: output %zd of forward was exported as a tensor, but forward returned %.200s",
+                 site_->name, spec.position, Py_TYPE(value)->tp_name);
+    return false;
+  }
+  Managed managed = ExportContiguous(value);
+  if (!managed || !CheckTensor(spec, managed->dl_tensor)) return false;
+  if (!Disentangle(outputs_->size(), value, &managed)) return false;
+  outputs_->push_back(std::move(managed));
+  return true;
+}
+
+// Gives an output memory of its own, unless it has that or is declared to be an input's memory.
+bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
+  OutputSpec& spec = (*site_->tensor_outputs)[index];
+  Span span = SpanOf((*managed)->dl_tensor);
+  if (span.size() == 0) return true;
+  if (spec.mapped_input >= 0) {
+    Loan* loan = loans_[static_cast<size_t>(spec.mapped_input)];
+    if (SpanOf(loan->dl_tensor).begin != span.begin) {
+      PyErr_Format(config.inplace_error_type,
+                   "%U: the in-place map says that output %zd of forward is the memory of argument %zd, but forward "
+                   "returned other memory: correct the map or unregister it",
+                   site_->name, spec.position, inputs_[static_cast<size_t>(spec.mapped_input)].argument);
+      return false;
+    }
+    DLTensor view = (*managed)->dl_tensor;
+    *managed = Managed(ExportLoan(loan, view));
+    ++exports_[static_cast<size_t>(spec.mapped_input)];
+    return true;
+  }
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (inputs_[i].copied || !span.Overlaps(SpanOf(loans_[i]->dl_tensor))) continue;
+    *managed = ExportCopy(site_, value);
+    if (!*managed) return false;
+    if (spec.warned || spec.position < 0) return true;
+    spec.warned = true;
+    return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
+  }
+  for (const Managed& earlier : *outputs_) {
+    if (!span.Overlaps(SpanOf(earlier->dl_tensor))) continue;
+    *managed = ExportCopy(site_, value);
+    return static_cast<bool>(*managed);
+  }
+  return true;
+}
+
+bool ForwardCall::ReturnMutated(PyObject** items, Py_ssize_t count) {
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!inputs_[i].mutated) continue;
+    bool returned = false;
+    for (Py_ssize_t j = 0; j < count; ++j) returned |= items[j] == tensors_[i].get();
+    if (returned) continue;
+    if (outputs_->size() == site_->tensor_outputs->size()) {
+      PyErr_Format(config.error_type,
+                   "%U: argument %zd, which forward writes to, was exported as one of its outputs, but forward did not "
+                   "return it",
+                   site_->name, inputs_[i].argument);
+      return false;
+    }
+    if (!ReturnTensor((*site_->tensor_outputs)[outputs_->size()], tensors_[i].get())) return false;
+  }
+  if (outputs_->size() == site_->tensor_outputs->size()) return true;
+  PyErr_Format(config.error_type, "%U: forward was exported with %zu tensor outputs, but gave %zu", site_->name,
+               site_->tensor_outputs->size(), outputs_->size());
+  return false;
+}
+
+bool ForwardCall::Settle() {
+  auto* context = reinterpret_cast<Context*>(context_.get());
+  if (!FinishForward(context, site_->executable)) return false;
+  PyObject* run = CurrentRun();
+  if (site_->training && run != nullptr) {
+    context->inputs = new MetaList;
+    context->inputs->Reserve(inputs_.size());
+    for (size_t i = 0; i < inputs_.size(); ++i) context->inputs->Append(loans_[i]->dl_tensor);
+    context->outputs = new MetaList;
+    context->outputs->Reserve(outputs_->size());
+    for (const Managed& output : *outputs_) context->outputs->Append(output->dl_tensor);
+    if (!KeepContext(run, site_, context_.get())) return false;
+  }
+  SmallArray<Ref, 8> watched(inputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (inputs_[i].copied || inputs_[i].protected_) continue;
+    watched[i] = WatchStorage(tensors_[i].get());
+    if (!watched[i]) return false;
+  }
+  // From here on only the Function and the run can hold the inputs.
+  context_.reset();
+  argument_tuple_.reset();
+  result_.reset();
+  for (Ref& tensor : tensors_) tensor.reset();
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!watched[i] || loans_[i]->holder_count() == 1 + exports_[i]) continue;
+    if (!Privatize(site_, loans_[i], 1 + exports_[i], watched[i].get())) return false;
+    // With its own copy from the start, the next call is spared the costly exchange.
+    inputs_[i].copied = !inputs_[i].mapped;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs) {
+  return ForwardCall(site, inputs, outputs).Run();
+}
+
+}  // namespace torch2ort

@@ -1,0 +1,98 @@
+// The Python module torch2ort._native: documented in torch2ort/_native.pyi.
+#include "ort_training.h"
+#include "policy.h"
+#include "run.h"
+
+namespace torch2ort {
+
+namespace {
+
+bool Replace(PyObject** slot, PyObject* value) {
+  Py_INCREF(value);
+  Py_XSETREF(*slot, value);
+  return true;
+}
+
+PyObject* Configure(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"exchange_api", "tensor_type",        "privatize", "warn_alias",
+                                "error_type",   "inplace_error_type", nullptr};
+  PyObject *exchange_api, *tensor_type, *privatize, *warn_alias, *error_type, *inplace_error_type;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO!OOOO:configure", const_cast<char**>(names), &exchange_api,
+                                   &PyType_Type, &tensor_type, &privatize, &warn_alias, &error_type,
+                                   &inplace_error_type)) {
+    return nullptr;
+  }
+  auto* exchange =
+      static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(exchange_api, "dlpack_exchange_api"));
+  if (exchange == nullptr) return nullptr;
+  if (exchange->header.version.major != kDLPackMajor || exchange->dltensor_from_py_object_no_sync == nullptr) {
+    PyErr_Format(PyExc_RuntimeError, "torch speaks DLPack %u.%u, but torch2ort._native needs version 1 in full",
+                 exchange->header.version.major, exchange->header.version.minor);
+    return nullptr;
+  }
+  Replace(reinterpret_cast<PyObject**>(&config.tensor_type), tensor_type);
+  Replace(&config.privatize, privatize);
+  Replace(&config.warn_alias, warn_alias);
+  Replace(&config.error_type, error_type);
+  Replace(&config.inplace_error_type, inplace_error_type);
+  config.exchange = exchange;
+  Py_RETURN_NONE;
+}
+
+// The policy without a runtime: torch tensors in, torch tensors out, through the same exchange structs.
+PyObject* CallDirectly(PyObject* args, const char* format,
+                       bool (*policy)(Site*, Loans&, std::vector<Managed>*)) {
+  PyObject *site, *given;
+  if (!PyArg_ParseTuple(args, format, site_type, &site, &given)) return nullptr;
+  Ref tensors = Ref::Steal(PySequence_Fast(given, "expected a list of tensors"));
+  if (!tensors) return nullptr;
+  auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(tensors.get()));
+  Loans loans(count);
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* tensor = PySequence_Fast_GET_ITEM(tensors.get(), static_cast<Py_ssize_t>(i));
+    if (tensor == Py_None) continue;
+    Managed managed = ExportTensor(tensor);
+    if (!managed) return nullptr;
+    loans[i] = LendVersioned(managed.release());
+  }
+  std::vector<Managed> outputs;
+  if (!policy(AsSite(site), loans, &outputs)) return nullptr;
+  Ref results = Ref::Steal(PyList_New(static_cast<Py_ssize_t>(outputs.size())));
+  for (size_t i = 0; results && i < outputs.size(); ++i) {
+    Ref tensor = outputs[i] == nullptr ? Ref::Share(Py_None) : ImportManaged(std::move(outputs[i]));
+    if (!tensor) return nullptr;
+    PyList_SET_ITEM(results.get(), static_cast<Py_ssize_t>(i), tensor.release());
+  }
+  return results.release();
+}
+
+PyObject* CallForward(PyObject*, PyObject* args) { return CallDirectly(args, "O!O:call_forward", RunForward); }
+PyObject* CallBackward(PyObject*, PyObject* args) { return CallDirectly(args, "O!O:call_backward", RunBackward); }
+
+PyMethodDef methods[] = {
+    {"configure", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Configure)),
+     METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"begin", Begin, METH_O, nullptr},
+    {"take_error", TakeError, METH_NOARGS, nullptr},
+    {"training_runners", TrainingRunners, METH_NOARGS, nullptr},
+    {"aten_executor", AtenExecutor, METH_NOARGS, nullptr},
+    {"call_forward", CallForward, METH_VARARGS, nullptr},
+    {"call_backward", CallBackward, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch2ort._native", nullptr, -1, methods,
+                          nullptr,               nullptr,             nullptr, nullptr};
+
+}  // namespace
+
+}  // namespace torch2ort
+
+PyMODINIT_FUNC PyInit__native() {
+  using namespace torch2ort;
+  Ref module = Ref::Steal(PyModule_Create(&definition));
+  if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) || !InitRun(module.get())) {
+    return nullptr;
+  }
+  return module.release();
+}

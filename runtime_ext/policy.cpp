@@ -1,0 +1,76 @@
+#include "policy.h"
+
+namespace torch2ort {
+
+MethodNames method_names;
+
+bool InitPolicy() {
+  struct {
+    PyObject** slot;
+    const char* name;
+  } names[] = {
+      {&method_names.clone, "clone"},
+      {&method_names.contiguous, "contiguous"},
+      {&method_names.requires_grad, "requires_grad"},
+      {&method_names.untyped_storage, "untyped_storage"},
+      {&method_names.set, "set_"},
+      {&method_names.sum_to_size, "sum_to_size"},
+      {&method_names.to, "to"},
+      {&method_names.to_dense, "to_dense"},
+      {&method_names.resolve_neg, "resolve_neg"},
+  };
+  for (auto& entry : names) {
+    *entry.slot = PyUnicode_InternFromString(entry.name);
+    if (*entry.slot == nullptr) return false;
+  }
+  return true;
+}
+
+Managed ExportContiguous(PyObject* tensor) {
+  Managed managed = ExportTensor(tensor);
+  if (!managed || IsContiguous(managed->dl_tensor)) return managed;
+  Ref contiguous = CallMethod(tensor, method_names.contiguous);
+  return contiguous ? ExportTensor(contiguous.get()) : nullptr;
+}
+
+Ref CopyTensor(Site* site, PyObject* tensor) {
+  Ref copy = CallMethod(tensor, method_names.clone);
+  DLTensor view;
+  if (!copy || config.exchange->dltensor_from_py_object_no_sync(copy.get(), &view) != 0) return {};
+  site->copied_bytes += SpanOf(view).size();
+  return copy;
+}
+
+Managed ExportCopy(Site* site, PyObject* tensor) {
+  Ref copy = CopyTensor(site, tensor);
+  return copy ? ExportContiguous(copy.get()) : nullptr;
+}
+
+Ref WatchStorage(PyObject* tensor) {
+  Ref storage = CallMethod(tensor, method_names.untyped_storage);
+  return storage ? Ref::Steal(PyWeakref_NewRef(storage.get(), nullptr)) : Ref();
+}
+
+bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
+  int64_t bytes = SpanOf(loan->dl_tensor).size();
+  Ref storage = Dereference(watched);
+  if (storage) {
+    Ref handle = Ref::Steal(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(config.tensor_type)));
+    if (!handle || !CallMethod(handle.get(), method_names.set, storage.get())) return false;
+    if (!Ref::Steal(PyObject_CallOneArg(config.privatize, handle.get()))) return false;
+    site->copied_bytes += bytes;
+  }
+  if (loan->holder_count() == others) return true;
+  PyErr_Format(config.error_type,
+               "%U keeps memory of ONNX Runtime after the call, and it could not be given memory of its own: save a "
+               "clone() of the tensor instead",
+               site->name);
+  return false;
+}
+
+bool WarnAlias(Site* site, const char* kind, Py_ssize_t output, Py_ssize_t argument) {
+  return static_cast<bool>(
+      Ref::Steal(PyObject_CallFunction(config.warn_alias, "Osnn", site, kind, output, argument)));
+}
+
+}  // namespace torch2ort

@@ -1,0 +1,69 @@
+// The call policy: runs a Function's forward and backward on lent memory as eager PyTorch would, and answers
+// for what crosses between the Function and the runtime. Knows nothing of any runtime's capsules or values.
+#pragma once
+
+#include <vector>
+
+#include "context.h"
+#include "exchange.h"
+#include "site.h"
+
+namespace torch2ort {
+
+// Owned loans, one a tensor; null where there is no tensor.
+class Loans {
+ public:
+  explicit Loans(size_t size) : loans_(size) {}
+  ~Loans() {
+    for (Loan* loan : loans_) {
+      if (loan != nullptr) loan->Drop();
+    }
+  }
+  Loan*& operator[](size_t i) { return loans_[i]; }
+  size_t size() const { return loans_.size(); }
+
+ private:
+  SmallArray<Loan*, 8> loans_;
+};
+
+// Runs forward; one output per Site::tensor_outputs. False with an exception set on failure.
+bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs);
+
+// Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor argument,
+// null for those that need none. False with an exception set on failure.
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs);
+
+// ---- shared by the two directions ----
+
+bool InitPolicy();
+
+// Interned names of the tensor methods that the policy calls.
+struct MethodNames {
+  PyObject *clone, *contiguous, *requires_grad, *untyped_storage, *set, *sum_to_size, *to, *to_dense, *resolve_neg;
+};
+extern MethodNames method_names;
+
+inline Ref CallMethod(PyObject* self, PyObject* name) {
+  PyObject* args[] = {self};
+  return Ref::Steal(PyObject_VectorcallMethod(name, args, 1, nullptr));
+}
+inline Ref CallMethod(PyObject* self, PyObject* name, PyObject* argument) {
+  PyObject* args[] = {self, argument};
+  return Ref::Steal(PyObject_VectorcallMethod(name, args, 2, nullptr));
+}
+
+// The tensor as a contiguous exchange struct; null with an exception set on failure.
+Managed ExportContiguous(PyObject* tensor);
+// A private copy of it, counted on the site.
+Managed ExportCopy(Site* site, PyObject* tensor);
+Ref CopyTensor(Site* site, PyObject* tensor);
+
+// A weak handle on the storage behind a tensor: it outlives neither the storage nor keeps it alive.
+Ref WatchStorage(PyObject* tensor);
+// Gives a storage that the Function still holds a private copy of its memory, behind every view of it.
+// `others`: how many holders the loan has besides.
+bool Privatize(Site* site, Loan* loan, int others, PyObject* watched);
+
+bool WarnAlias(Site* site, const char* kind, Py_ssize_t output, Py_ssize_t argument);
+
+}  // namespace torch2ort

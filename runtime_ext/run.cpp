@@ -1,0 +1,189 @@
+#include "run.h"
+
+#include <vector>
+
+namespace torch2ort {
+
+PyTypeObject* run_type = nullptr;
+
+namespace {
+
+struct Entry {
+  PyObject* site;
+  PyObject* context;
+};
+
+struct Run {
+  PyObject_HEAD
+  PyObject* undefined;  // set of (site key, argument)
+  std::vector<Entry>* entries;
+  size_t cursor;  // where the last context was found: backward visits the sites in about the opposite order
+};
+
+// Owned references; what is left of them when a thread ends is not freed, as that needs the GIL.
+thread_local PyObject* current_run = nullptr;
+thread_local PyObject* kept_error = nullptr;
+
+Run* AsRun(PyObject* self) { return reinterpret_cast<Run*>(self); }
+
+PyObject* RunNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {nullptr};
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Run", const_cast<char**>(names))) return nullptr;
+  Ref self = Ref::Steal(type->tp_alloc(type, 0));
+  if (!self) return nullptr;
+  Run* run = AsRun(self.get());
+  run->undefined = PySet_New(nullptr);
+  if (run->undefined == nullptr) return nullptr;
+  run->entries = new std::vector<Entry>;
+  return self.release();
+}
+
+int RunTraverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(AsRun(self)->undefined);
+  if (AsRun(self)->entries != nullptr) {
+    for (const Entry& entry : *AsRun(self)->entries) {
+      Py_VISIT(entry.site);
+      Py_VISIT(entry.context);
+    }
+  }
+  return 0;
+}
+
+void DropEntries(Run* run) {
+  if (run->entries == nullptr) return;
+  std::vector<Entry> entries;
+  entries.swap(*run->entries);  // before any destructor can run Python code that looks at the run
+  for (const Entry& entry : entries) {
+    ReleaseContext(reinterpret_cast<Context*>(entry.context));
+    Py_DECREF(entry.context);
+    Py_DECREF(entry.site);
+  }
+}
+
+int RunClear(PyObject* self) {
+  DropEntries(AsRun(self));
+  Py_CLEAR(AsRun(self)->undefined);
+  return 0;
+}
+
+void RunDealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  RunClear(self);
+  delete AsRun(self)->entries;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* ClearMethod(PyObject* self, PyObject*) {
+  DropEntries(AsRun(self));
+  if (PySet_Clear(AsRun(self)->undefined) < 0) return nullptr;
+  Py_RETURN_NONE;
+}
+
+Py_ssize_t RunLength(PyObject* self) { return static_cast<Py_ssize_t>(AsRun(self)->entries->size()); }
+
+PyMethodDef methods[] = {
+    {"clear", ClearMethod, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef members[] = {
+    {"undefined", T_OBJECT_EX, offsetof(Run, undefined), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(RunNew)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(RunDealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(RunTraverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(RunClear)},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {Py_mp_length, reinterpret_cast<void*>(RunLength)},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"torch2ort._native.Run", sizeof(Run), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+
+Entry* FindEntry(Run* run, PyObject* site) {
+  size_t size = run->entries->size();
+  for (size_t step = 0; step < size; ++step) {
+    size_t i = (run->cursor + size - step) % size;
+    Entry& entry = (*run->entries)[i];
+    if (entry.site == site) {
+      run->cursor = i == 0 ? size - 1 : i - 1;
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool InitRun(PyObject* module) {
+  run_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  if (run_type == nullptr) return false;
+  return PyModule_AddObjectRef(module, "Run", reinterpret_cast<PyObject*>(run_type)) == 0;
+}
+
+PyObject* CurrentRun() { return current_run; }
+
+PyObject* Begin(PyObject*, PyObject* run) {
+  if (run != Py_None && !PyObject_TypeCheck(run, run_type)) {
+    PyErr_Format(PyExc_TypeError, "begin() takes a Run or None, not %.200s", Py_TYPE(run)->tp_name);
+    return nullptr;
+  }
+  PyObject* before = current_run;
+  current_run = run == Py_None ? nullptr : Ref::Share(run).release();
+  if (before == nullptr) Py_RETURN_NONE;
+  return before;
+}
+
+bool KeepContext(PyObject* self, Site* site, PyObject* context) {
+  Run* run = AsRun(self);
+  for (const Entry& entry : *run->entries) {
+    if (entry.site != reinterpret_cast<PyObject*>(site)) continue;
+    PyErr_Format(config.error_type,
+                 "%U: forward ran twice in one run, but a run holds one context a site: use a new Run for each forward",
+                 site->name);
+    return false;
+  }
+  run->cursor = run->entries->size();
+  run->entries->push_back(
+      {Ref::Share(reinterpret_cast<PyObject*>(site)).release(), Ref::Share(context).release()});
+  return true;
+}
+
+Ref FindContext(Site* site) {
+  Entry* entry =
+      current_run == nullptr ? nullptr : FindEntry(AsRun(current_run), reinterpret_cast<PyObject*>(site));
+  if (entry != nullptr) return Ref::Share(entry->context);
+  PyErr_Format(config.error_type,
+               current_run == nullptr
+                   ? "%U: backward was called outside of a run: begin() the Run that its forward ran in"
+                   : "%U: backward was called, but the current run holds no context of its forward: forward did not run "
+                     "in it, or the run was cleared by an earlier backward",
+               site->name);
+  return {};
+}
+
+bool NoteUndefined(Site* site, size_t argument) {
+  if (current_run == nullptr) return true;
+  Ref position = Ref::Steal(PyLong_FromSize_t(argument));
+  Ref pair = position ? Ref::Steal(PyTuple_Pack(2, site->key, position.get())) : Ref();
+  return pair && PySet_Add(AsRun(current_run)->undefined, pair.get()) == 0;
+}
+
+void KeepError() {
+  PyObject* error = TakeRaised();
+  Py_XSETREF(kept_error, error);
+}
+
+PyObject* TakeError(PyObject*, PyObject*) {
+  if (kept_error == nullptr) Py_RETURN_NONE;
+  return std::exchange(kept_error, nullptr);
+}
+
+}  // namespace torch2ort

@@ -1,0 +1,28 @@
+// The contexts of one forward run, and this thread's state: its current run and its last error.
+#pragma once
+
+#include "context.h"
+#include "site.h"
+
+namespace torch2ort {
+
+extern PyTypeObject* run_type;
+bool InitRun(PyObject* module);
+
+// This thread's current run; null when there is none. Borrowed.
+PyObject* CurrentRun();
+// Makes `run` (or None) current and returns the one before.
+PyObject* Begin(PyObject* module, PyObject* run);
+
+// Puts a call's context into the run. False with the engine error set if the site already ran in it.
+bool KeepContext(PyObject* run, Site* site, PyObject* context);
+// The context of a site's forward in the current run. Empty with the engine error set if there is none.
+Ref FindContext(Site* site);
+// Notes that backward returned no gradient for a needed argument, and zeros stand for it.
+bool NoteUndefined(Site* site, size_t argument);
+
+// Keeps the pending exception for take_error().
+void KeepError();
+PyObject* TakeError(PyObject* module, PyObject*);
+
+}  // namespace torch2ort

@@ -1,0 +1,68 @@
+// A site: one call of a Function in an exported model, with everything about it that is decided once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "exchange.h"
+#include "python.h"
+
+namespace torch2ort {
+
+// One tensor argument.
+struct InputSpec {
+  Py_ssize_t argument;  // position among all arguments of apply
+  DLDataType dtype;
+  bool needs_grad;
+  bool requires_grad;  // needs_grad and of a dtype that can
+  bool mutated;        // forward writes into it
+  bool protected_;     // the graph promises not to write into this memory while the Function holds it
+  bool mapped;         // some output is declared to be its memory
+  bool copied;         // forward gets a private copy; set as well once forward was seen to keep the argument
+  Ref torch_dtype;     // of its gradient
+};
+
+// One tensor output. Those after Site::returned are mutated arguments that forward does not return.
+struct OutputSpec {
+  Py_ssize_t position;  // among the values that forward returns; -1 for a mutated argument
+  DLDataType dtype;
+  int32_t rank;
+  bool differentiable;
+  int mapped_input;  // index of the tensor argument whose memory it is declared to be, or -1
+  bool warned;
+};
+
+struct Site {
+  PyObject_HEAD
+  PyObject* weak_references;
+  PyObject* name;
+  PyObject* key;
+  PyObject* forward;
+  PyObject* setup_context;  // null in the style without
+  PyObject* backward;
+  PyObject* arguments;
+  PyObject* needs_input_grad;
+  PyObject* outputs;
+  bool returns_tuple;
+  bool training;
+  bool executable;  // training, and some input needs a gradient: eager would record the call
+  int64_t calls;
+  int64_t copied_bytes;
+  std::string* backward_name;  // what torch calls the gradient node: "MyFunctionBackward"
+  std::vector<InputSpec>* inputs;
+  std::vector<OutputSpec>* tensor_outputs;
+  size_t returned;                     // how many of tensor_outputs forward returns
+  std::vector<int>* output_index;      // value that forward returns -> index in tensor_outputs, or -1
+  std::vector<int>* input_index;       // argument -> index in inputs, or -1
+  std::vector<int>* gradient_mapped;   // tensor argument -> index of the tensor output whose gradient's memory its
+                                       // gradient is declared to be, or -1
+  std::vector<char>* gradient_warned;  // one flag a tensor argument
+  std::vector<char>* gradient_kept;    // one flag a tensor output: backward was seen to keep its gradient
+};
+
+extern PyTypeObject* site_type;
+bool InitSite(PyObject* module);
+
+inline Site* AsSite(PyObject* self) { return reinterpret_cast<Site*>(self); }
+
+}  // namespace torch2ort

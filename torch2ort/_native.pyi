@@ -1,0 +1,244 @@
+"""The native extension: runs a Function's ``forward`` and ``backward`` for a runtime, as eager PyTorch would.
+
+Built from ``runtime_ext/``. Tensors cross by DLPack without a copy; nothing here knows torch's or ONNX Runtime's
+headers. Every function needs the GIL. One :class:`Site` stands for one call of a Function in an exported model and
+holds all that is decided once; a :class:`Run` holds the contexts of one forward run for its backward.
+
+Words: an *argument* is a position among all arguments of ``apply``; an *output* is a position among all values that
+``forward`` returns; dtypes are torch's names without ``torch.``, such as ``"float32"``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor
+
+def configure(
+    *,
+    exchange_api: object,
+    tensor_type: type[Tensor],
+    privatize: Callable[[Tensor], object],
+    warn_alias: Callable[[Site, str, int, int], object],
+    error_type: type[Exception],
+    inplace_error_type: type[Exception],
+) -> None:
+    """Hands the module what it needs of torch and of torch2ort. Call it once, before anything else.
+
+    Args:
+        exchange_api: The capsule ``torch.Tensor.__dlpack_c_exchange_api__``.
+        tensor_type: ``torch.Tensor``.
+        privatize: Called with a tensor over a storage that a Function keeps although the runtime may write into its
+            memory; must move the storage, behind every view of it, to memory of its own, for example by
+            ``tensor.untyped_storage().share_memory_()``. The rare path: a site's next calls get a copy instead.
+        warn_alias: Called as ``warn_alias(site, kind, output, argument)`` when undeclared aliasing was made correct by
+            a copy, once per site and output. ``kind`` is ``"forward"`` (``forward={output: argument}`` would save the
+            copy) or ``"backward"`` (``backward={argument: output}`` would). What it raises, the call raises.
+        error_type: Raised when a Function does other than what was exported, and when the module is used wrongly.
+        inplace_error_type: Raised when a declared in-place map contradicts what a Function does.
+
+    Raises:
+        RuntimeError: torch's exchange interface is not of DLPack 1.
+        TypeError: An argument is missing or of the wrong type.
+    """
+
+class Context:
+    """The object that ``forward`` and ``backward`` get as ``ctx``: the surface of torch's ``FunctionCtx``.
+
+    Takes attributes of any name, weak references, and subclasses. What ``save_for_backward``, ``mark_dirty`` and the
+    others were given reads back under torch's names, ``None`` where they were not called.
+    """
+
+    needs_input_grad: tuple[bool, ...]
+    to_save: tuple[Tensor | None, ...] | None
+    saved_for_forward: tuple[Tensor | None, ...] | None
+    dirty_tensors: tuple[Tensor, ...] | None
+    non_differentiable: tuple[Tensor, ...] | None
+    materialize_grads: bool
+
+    def __new__(cls, needs_input_grad: tuple[bool, ...]) -> Context: ...
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        """What ``save_for_backward`` was given; ``()`` while a site runs ``forward``, as in torch.
+
+        Raises:
+            RuntimeError: The context was released, or a saved tensor was written to since; with torch's wording.
+        """
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Saves tensors for ``backward``.
+
+        Raises:
+            TypeError: An argument is neither a tensor nor ``None``. Inside a site's call it is raised when ``forward``
+                has returned, as torch does, and only when the call would be recorded for backward.
+        """
+
+    def save_for_forward(self, *tensors: Tensor | None) -> None:
+        """Saves tensors for ``jvp``, which no runtime calls.
+
+        Raises:
+            AssertionError: An argument is neither a tensor nor ``None``.
+        """
+
+    def mark_dirty(self, *args: Tensor) -> None:
+        """Marks arguments that ``forward`` writes to."""
+
+    def mark_non_differentiable(self, *args: Tensor) -> None:
+        """Marks outputs that have no gradient."""
+
+    def mark_shared_storage(self, *pairs: Any) -> None:
+        """Does nothing but issue the ``FutureWarning`` that torch issues."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Says whether ``backward`` gets zeros (the default) or ``None`` for an output without gradient.
+
+        Raises:
+            TypeError: ``value`` is not a bool.
+        """
+
+    def release(self) -> None:
+        """Frees what was saved; ``saved_tensors`` raises from now on."""
+
+    def __getattr__(self, name: str) -> Any: ...
+    def __setattr__(self, name: str, value: Any, /) -> None: ...
+
+@final
+class Site:
+    """One call of a Function in an exported model.
+
+    Attributes:
+        name: The Function's qualified name, for messages.
+        key: Unique name of the site.
+        calls: Forward calls so far.
+        copied_bytes: Bytes copied so far to keep memory apart: private copies of arguments, copies of aliasing
+            outputs and gradients, copies of memory that the Function kept.
+    """
+
+    name: str
+    key: str
+    calls: int
+    copied_bytes: int
+
+    def __new__(
+        cls,
+        *,
+        name: str,
+        key: str,
+        forward: Callable[..., Any],
+        setup_context: Callable[..., Any] | None = None,
+        backward: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        tensor_positions: tuple[int, ...],
+        needs_input_grad: tuple[bool, ...],
+        input_dtypes: tuple[str, ...],
+        outputs: tuple[Any, ...],
+        tensor_outputs: tuple[int, ...],
+        output_dtypes: tuple[str, ...],
+        output_ranks: tuple[int, ...],
+        returns_tuple: bool,
+        training: bool,
+        non_differentiable: tuple[int, ...] = (),
+        mutated: tuple[int, ...] = (),
+        protected_inputs: tuple[int, ...] = (),
+        forward_map: Mapping[int, int] = ...,
+        backward_map: Mapping[int, int] = ...,
+    ) -> Site:
+        """Decides everything about the call that does not change from run to run.
+
+        Args:
+            name: The Function's qualified name. Torch's own messages name the last part of it.
+            key: Unique name of the site, found in :attr:`Run.undefined`.
+            forward: Called as ``forward(ctx, *arguments)``, or ``forward(*arguments)`` with a ``setup_context``.
+            setup_context: Called as ``setup_context(ctx, arguments, output)``; ``None`` in the style without.
+            backward: Called as ``backward(ctx, *gradients)``, one gradient a value that ``forward`` returns.
+            arguments: One entry an argument: the very object that ``forward`` gets; ignored at tensor positions.
+            tensor_positions: Arguments that are tensors, increasing.
+            needs_input_grad: One entry an argument.
+            input_dtypes: One entry a tensor argument. A ``"bool"`` one may arrive as ``uint8``.
+            outputs: One entry an output: the constant that ``forward`` returned at export; ignored at tensor outputs.
+            tensor_outputs: Outputs that are tensors, increasing.
+            output_dtypes: One entry a tensor output, then one for each mutated argument that ``forward`` does not
+                return itself, in order of position. These follow the other outputs.
+            output_ranks: The same, number of dimensions.
+            returns_tuple: ``forward`` returns a tuple, not a single value.
+            training: Contexts go into the current run for backward.
+            non_differentiable: Tensor outputs that have no gradient: marked so, or of a dtype without gradients.
+            mutated: Tensor arguments that ``forward`` writes to. It gets private copies of them, unless a
+                ``forward_map`` says that an output takes over the argument's memory.
+            protected_inputs: Tensor arguments whose memory nobody writes to while a Function keeps it. The others are
+                given memory of their own when a Function keeps them.
+            forward_map: Output to the argument whose memory it is.
+            backward_map: Argument to the output the memory of whose gradient the argument's gradient is.
+
+        Raises:
+            TypeError: An argument is missing or of the wrong type.
+            ValueError: A position, count or dtype does not fit the others.
+        """
+
+@final
+class Run:
+    """The contexts of one forward run, one a site. ``len()`` counts them; an empty run is false.
+
+    Attributes:
+        undefined: ``(site key, argument)`` for each needed gradient that ``backward`` left out and that is zeros now.
+    """
+
+    undefined: set[tuple[str, int]]
+
+    def __new__(cls) -> Run: ...
+    def __len__(self) -> int: ...
+    def clear(self) -> None:
+        """Releases and drops every context, and empties ``undefined``."""
+
+def begin(run: Run | None) -> Run | None:
+    """Makes ``run`` this thread's current run: where forward puts contexts and backward finds them.
+
+    Without a run, contexts are dropped at once.
+
+    Returns:
+        The run that was current before.
+
+    Raises:
+        TypeError: ``run`` is neither a :class:`Run` nor ``None``.
+    """
+
+def take_error() -> BaseException | None:
+    """Takes the exception of this thread's last runner call that failed, with its traceback, and forgets it."""
+
+def training_runners() -> tuple[int, int]:
+    """Addresses of the forward and the backward runner of onnxruntime-training 1.19.
+
+    The callback of a registered name (the class attributes ``apply`` and ``backward``) must be the :class:`Site`
+    itself. A runner that fails keeps the exception for :func:`take_error` and makes ONNX Runtime's run fail.
+    """
+
+def aten_executor() -> tuple[int, int]:
+    """Addresses for ``register_aten_op_executor``: executes ``detach``, without a copy, and no other operator."""
+
+def call_forward(site: Site, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Runs a site's forward on torch tensors, as a runtime without callbacks of its own would.
+
+    Args:
+        site: The call.
+        tensors: One a tensor argument. Its memory counts as the runtime's: it may be overwritten after the call.
+
+    Returns:
+        One tensor a tensor output, contiguous, mutated arguments that forward does not return last.
+
+    Raises:
+        Exception: Whatever the Function raises, and the types given to :func:`configure`.
+    """
+
+def call_backward(site: Site, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Runs a site's backward with the context of its forward in the current run.
+
+    Args:
+        site: The call.
+        grads: One a tensor output, ``None`` where there is no gradient.
+
+    Returns:
+        One gradient a tensor argument, contiguous; ``None`` for one that needs none.
+
+    Raises:
+        RuntimeError: The gradients do not fit forward's arguments; with torch's wording.
+        Exception: Whatever the Function raises, and the types given to :func:`configure`.
+    """
