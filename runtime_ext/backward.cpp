@@ -224,7 +224,7 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
     *managed = ExportCopy(site_, gradient);
     if (!*managed || (*site_->gradient_warned)[i]) return static_cast<bool>(*managed);
     (*site_->gradient_warned)[i] = 1;
-    return WarnAlias(site_, "backward", (*site_->tensor_outputs)[j].position, inputs_[i].argument);
+    return WarnAlias(site_, "backward", inputs_[i].argument, (*site_->tensor_outputs)[j].position);
   }
   bool shared = HeldByContext(span);
   for (const Managed& earlier : *outputs_) {

@@ -68,9 +68,9 @@ bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
   return false;
 }
 
-bool WarnAlias(Site* site, const char* kind, Py_ssize_t output, Py_ssize_t argument) {
+bool WarnAlias(Site* site, const char* kind, Py_ssize_t key, Py_ssize_t value) {
   return static_cast<bool>(
-      Ref::Steal(PyObject_CallFunction(config.warn_alias, "Osnn", site, kind, output, argument)));
+      Ref::Steal(PyObject_CallFunction(config.warn_alias, "Osnn", site, kind, key, value)));
 }
 
 }  // namespace torch2ort

@@ -64,6 +64,7 @@ Ref WatchStorage(PyObject* tensor);
 // `others`: how many holders the loan has besides.
 bool Privatize(Site* site, Loan* loan, int others, PyObject* watched);
 
-bool WarnAlias(Site* site, const char* kind, Py_ssize_t output, Py_ssize_t argument);
+// Says that the in-place map `kind`={key: value} would save the copy that was just made.
+bool WarnAlias(Site* site, const char* kind, Py_ssize_t key, Py_ssize_t value);
 
 }  // namespace torch2ort

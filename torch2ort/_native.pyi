@@ -30,9 +30,10 @@ def configure(
         privatize: Called with a tensor over a storage that a Function keeps although the runtime may write into its
             memory; must move the storage, behind every view of it, to memory of its own, for example by
             ``tensor.untyped_storage().share_memory_()``. The rare path: a site's next calls get a copy instead.
-        warn_alias: Called as ``warn_alias(site, kind, output, argument)`` when undeclared aliasing was made correct by
-            a copy, once per site and output. ``kind`` is ``"forward"`` (``forward={output: argument}`` would save the
-            copy) or ``"backward"`` (``backward={argument: output}`` would). What it raises, the call raises.
+        warn_alias: Called as ``warn_alias(site, kind, key, value)`` when undeclared aliasing was made correct by a
+            copy that the in-place map ``kind={key: value}`` would save, once per site, kind and key. ``kind`` is
+            ``"forward"`` (key an output, value an argument) or ``"backward"`` (key an argument, value an output).
+            What it raises, the call raises.
         error_type: Raised when a Function does other than what was exported, and when the module is used wrongly.
         inplace_error_type: Raised when a declared in-place map contradicts what a Function does.
 
