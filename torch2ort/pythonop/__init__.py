@@ -1,5 +1,6 @@
 """All about one opaque Function call: capture, the site, its attributes, the registry of classes."""
 
+from torch2ort.pythonop._torch_private import uses_setup_context
 from torch2ort.pythonop.attributes import (
     ONNX_TYPES,
     SITE_ATTRIBUTE,
@@ -32,4 +33,5 @@ __all__ = [
     "resolve",
     "site_by_key",
     "unstorable",
+    "uses_setup_context",
 ]

@@ -15,10 +15,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch2ort import _native
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
 from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
 
@@ -41,7 +41,7 @@ class _RngWatch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def run_forward(site: Site, context: _native.Context, arguments: Sequence[Any]) -> Any:
+def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -> Any:
     """``forward`` of the site's Function on ``arguments``, in either of its two styles."""
     function = site.function
     if function is None:
@@ -115,7 +115,7 @@ def _observe(site: Site, tensors: list[torch.Tensor]) -> tuple[Result, list[torc
             tensor.requires_grad_(True)
     versions = [private.version_of(t) for t in tensors]
     storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]
-    context = _native.Context(site.needs_input_grad)
+    context = native.Context(site.needs_input_grad)
     with _RngWatch() as watch:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)

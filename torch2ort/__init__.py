@@ -1,0 +1,56 @@
+"""torch2ort: PyTorch models with custom autograd Functions, on ONNX Runtime.
+
+>>> import torch, torch2ort
+>>> exported = torch2ort.export(torch.nn.Linear(4, 2), torch.randn(3, 4))
+>>> [value.name for value in exported.proto.graph.input]
+['input']
+"""
+
+from torch2ort import io_schema
+from torch2ort.errors import (
+    EngineError,
+    ExportError,
+    FunctionNotFoundError,
+    InplaceMapError,
+    ModelLoadError,
+    OptionError,
+    RegistryError,
+    RuntimeNotFoundError,
+    SchemaError,
+    SchemaMismatchError,
+    ShapeInferenceError,
+    Torch2OrtError,
+    Torch2OrtWarning,
+    UnsupportedOperatorError,
+)
+from torch2ort.export import export
+from torch2ort.exported_model import CacheReport, ExportedModel, load
+from torch2ort.module import ORTModule
+from torch2ort.options import Options
+from torch2ort.pythonop import PythonOpSite, register_function
+
+__all__ = [
+    "CacheReport",
+    "EngineError",
+    "ExportError",
+    "ExportedModel",
+    "FunctionNotFoundError",
+    "InplaceMapError",
+    "ModelLoadError",
+    "ORTModule",
+    "OptionError",
+    "Options",
+    "PythonOpSite",
+    "RegistryError",
+    "RuntimeNotFoundError",
+    "SchemaError",
+    "SchemaMismatchError",
+    "ShapeInferenceError",
+    "Torch2OrtError",
+    "Torch2OrtWarning",
+    "UnsupportedOperatorError",
+    "export",
+    "io_schema",
+    "load",
+    "register_function",
+]

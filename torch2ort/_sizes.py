@@ -1,0 +1,139 @@
+"""Which sizes a graph accepts.
+
+A traced graph holds for the sizes that satisfy the conditions torch.export found on the way: fixed
+dimensions, ranges, and relations such as ``size(0, 1) % 4 == 0``. They are checked, never assumed.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx
+
+from torch2ort.errors import ModelLoadError
+
+Shapes = Sequence[Sequence[int]]
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_CALLS: dict[str, Callable[..., Any]] = {"max": max, "min": min}
+
+
+class Sizes:
+    """The sizes that one graph accepts.
+
+    Args:
+        names: name of each tensor input.
+        dims: per input, each dimension's fixed size or the name of its symbol.
+        ranges: symbol -> smallest and largest (``None``: unbounded) size.
+        guards: conditions over ``size(input, dimension)``, as Python expressions.
+
+    Raises:
+        ModelLoadError: a guard is not such an expression.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        dims: Sequence[Sequence[int | str]],
+        ranges: dict[str, tuple[int, int | None]],
+        guards: Sequence[str],
+    ) -> None:
+        self.names = tuple(names)
+        self.dims = tuple(tuple(d) for d in dims)
+        self.ranges = ranges
+        self.guards = tuple(guards)
+        self._compiled = [(text, _compile(text)) for text in guards]
+        self._accepted: set[tuple[tuple[int, ...], ...]] = set()
+
+    def mismatch(self, shapes: Shapes) -> str | None:
+        """``None`` if the graph holds for ``shapes``, else a sentence: where, expected and given."""
+        key = tuple(tuple(s) for s in shapes)
+        if key in self._accepted:
+            return None
+        sentence = self._first_mismatch(key)
+        if sentence is None:
+            self._accepted.add(key)
+        return sentence
+
+    def _first_mismatch(self, shapes: tuple[tuple[int, ...], ...]) -> str | None:
+        seen: dict[str, tuple[int, str]] = {}
+        for name, dims, shape in zip(self.names, self.dims, shapes, strict=True):
+            if len(shape) != len(dims):
+                return f"input '{name}': expected a tensor of rank {len(dims)}, got one of shape {list(shape)}"
+            for axis, (expected, given) in enumerate(zip(dims, shape, strict=True)):
+                where = f"input '{name}', dimension {axis}"
+                if isinstance(expected, int):
+                    if expected != given:
+                        return f"{where}: expected size {expected}, got {given}"
+                    continue
+                low, high = self.ranges.get(expected, (0, None))
+                if given < low or (high is not None and given > high):
+                    limit = f"at least {low}" if high is None else f"from {low} to {high}"
+                    return f"{where}: expected a size ({expected}) {limit}, got {given}"
+                known, first = seen.setdefault(expected, (given, where))
+                if known != given:
+                    return f"{where}: expected size {known}, the same as {first}, got {given}"
+        for text, condition in self._compiled:
+            if not condition(shapes):
+                return f"input sizes {[list(s) for s in shapes]}: expected {text}, which is not so"
+        return None
+
+
+def dims_of(value: onnx.ValueInfoProto) -> list[int | str]:
+    """Each dimension of a graph input: its fixed size, or the name of its symbol."""
+    return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+
+
+def _compile(text: str) -> Callable[[Shapes], Any]:
+    """A guard as a function; only arithmetic and comparisons of sizes, whoever wrote the text."""
+    try:
+        return _build(ast.parse(text, mode="eval").body)
+    except (SyntaxError, KeyError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{text!r} is not a condition on sizes ({error!r})") from error
+
+
+def _build(node: ast.expr) -> Callable[[Shapes], Any]:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
+        value = node.value
+        return lambda _: value
+    if isinstance(node, ast.BinOp):
+        return _pair(_BINARY[type(node.op)], _build(node.left), _build(node.right))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return _pair(_BINARY[type(node.ops[0])], _build(node.left), _build(node.comparators[0]))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not)):
+        operand, negate = _build(node.operand), isinstance(node.op, ast.USub)
+        return lambda shapes: -operand(shapes) if negate else not operand(shapes)
+    if isinstance(node, ast.BoolOp):
+        parts, combine = [_build(v) for v in node.values], all if isinstance(node.op, ast.And) else any
+        return lambda shapes: combine(part(shapes) for part in parts)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        arguments = [_build(a) for a in node.args]
+        if node.func.id == "size":
+            tensor, axis = arguments
+            return lambda shapes: shapes[tensor(shapes)][axis(shapes)]
+        function = _CALLS[node.func.id]
+        return lambda shapes: function(*(a(shapes) for a in arguments))
+    raise ValueError(f"{type(node).__name__} is not allowed")
+
+
+def _pair(
+    combine: Callable[[Any, Any], Any], left: Callable[[Shapes], Any], right: Callable[[Shapes], Any]
+) -> Callable[[Shapes], Any]:
+    return lambda shapes: combine(left(shapes), right(shapes))

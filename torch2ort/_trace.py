@@ -1,0 +1,205 @@
+"""From a model and one call of it to an ``ExportedProgram`` over flat tensors.
+
+The model is traced inside :class:`FlatCall`, whose inputs and outputs are tensors only. So nested data
+is the business of ``io_schema`` alone, and torch.export's own pytrees are never involved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+
+from torch2ort import _torch_private as private
+from torch2ort import io_schema
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import Capture, Site
+
+# What torch.export takes for one tensor: nothing, or a Dim (or None) for some of its dimensions.
+DimSpec = Mapping[int, Any] | Sequence[Any] | None
+
+PREFIX = "model."  # FlatCall's attribute: in front of every parameter's and buffer's name in the program
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one trace gives.
+
+    Attributes:
+        program: inputs and outputs are flat tensors.
+        output_schema: structure of what the model returned.
+        sites: every Function call, by key.
+        guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
+    """
+
+    program: torch.export.ExportedProgram
+    output_schema: io_schema.Schema
+    sites: dict[str, Site]
+    guards: tuple[str, ...]
+
+
+class FlatCall(torch.nn.Module):
+    """Calls ``model`` with arguments rebuilt from flat tensors, and flattens what it returns."""
+
+    output_schema: io_schema.Schema | None = None
+
+    def __init__(
+        self, model: torch.nn.Module, signature: io_schema.Signature, schema: io_schema.Schema, *, with_hooks: bool
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._with_hooks = with_hooks
+        self._signature = signature
+        self._schema = schema
+        self.training = model.training
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the model on ``tensors``, one per leaf of its input schema."""
+        args, kwargs = self._signature.unbind(io_schema.unflatten(list(tensors), self._schema))
+        run = self.model if self._with_hooks else self.model.forward
+        outputs, self.output_schema = io_schema.flatten(run(*args, **kwargs))
+        return tuple(outputs)
+
+
+def trace(
+    model: torch.nn.Module,
+    signature: io_schema.Signature,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    dim_specs: Sequence[DimSpec],
+    *,
+    training: bool | None,
+    with_hooks: bool = True,
+) -> Trace:
+    """Trace ``model`` on ``tensors``; see :func:`torch2ort.export` for the arguments.
+
+    Raises:
+        ExportError: the model cannot be traced; says where and why. An exception of the model's own
+            code arrives as it is.
+    """
+    dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
+    with _in_mode(model, training), _same_rng(), Capture(training=model.training) as capture:
+        call = FlatCall(model, signature, schema, with_hooks=with_hooks)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                program = torch.export.export(call, tuple(tensors), dynamic_shapes=dynamic, strict=False)
+        except private.DATA_DEPENDENT as error:
+            raise ExportError(
+                f"{type(model).__name__}: the model's Python code depends on a value inside a tensor{_users_line(error)}, "
+                f"so one graph cannot stand for every input ({_first_line(error)}). "
+                f"Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function"
+            ) from error
+        except Exception as error:
+            if not type(error).__module__.startswith("torch."):
+                raise
+            raise ExportError(f"{type(model).__name__}: torch.export failed{_users_line(error)}: {error}") from error
+    assert call.output_schema is not None
+    guards = tuple(map(_readable_guard, private.size_guards(program)))
+    return Trace(program, call.output_schema, capture.sites, guards)
+
+
+def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
+    """``dynamic_shapes`` as ``torch.export.export`` takes it, laid along the flat tensors.
+
+    Args:
+        bound: the call's arguments by name.
+        dynamic_shapes: ``None``; or a mapping from argument names, or a sequence in their order, of
+            specs nested like the arguments, with a dict or sequence of dimensions at each tensor.
+        count: number of tensors in ``bound``.
+
+    Raises:
+        ExportError: ``dynamic_shapes`` is not nested like the arguments.
+    """
+    if dynamic_shapes is None:
+        return [None] * count
+    if not isinstance(dynamic_shapes, Mapping):
+        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
+    unknown = [name for name in dynamic_shapes if name not in bound]
+    if unknown:
+        raise ExportError(
+            f"dynamic_shapes names {unknown[0]!r}, which is not an argument of the call; expected some of {list(bound)}"
+        )
+    specs: list[DimSpec] = []
+    for name, value in bound.items():
+        _lay_specs(value, dynamic_shapes.get(name), name, specs)
+    return specs
+
+
+def _lay_specs(value: Any, spec: Any, path: str, specs: list[DimSpec]) -> None:
+    if isinstance(value, torch.Tensor):
+        specs.append(spec)
+        return
+    children = _children(value)
+    for position, (key, child) in enumerate(children):
+        if spec is None:
+            part = None
+        elif isinstance(spec, Mapping):
+            part = spec.get(key)
+        elif isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == len(children):
+            part = spec[position]
+        else:
+            raise ExportError(
+                f"dynamic_shapes for '{path}': expected None, a mapping or a sequence of {len(children)} entries like the "
+                f"argument itself ({type(value).__name__}), got {spec!r}"
+            )
+        _lay_specs(child, part, f"{path}[{key!r}]", specs)
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in fields(value)]
+    return []
+
+
+@contextlib.contextmanager
+def _in_mode(model: torch.nn.Module, training: bool | None) -> Iterator[None]:
+    """The model in the wanted mode; every submodule's own flag is as before afterwards."""
+    if training is None or training == model.training:
+        yield
+        return
+    flags = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+@contextlib.contextmanager
+def _same_rng() -> Iterator[None]:
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+
+
+def _readable_guard(guard: str) -> str:
+    return re.sub(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]", r"size(\1, \2)", guard)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _users_line(error: BaseException) -> str:
+    """`` at file:line in function`` of the innermost frame outside torch and torch2ort."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not re.search(r"[/\\](torch|torch2ort|optree|contextlib\.py|functools\.py)([/\\]|$)", frame.filename)
+        and not frame.filename.startswith("<")
+    ]
+    if not frames:
+        return ""
+    frame = frames[-1]
+    return f" at {frame.filename}:{frame.lineno} in {frame.name} ({frame.line})"

@@ -1,0 +1,341 @@
+"""What an export gives: a graph, its calls of Functions, and the structure around it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.numpy_helper
+import torch
+
+from torch2ort import io_schema
+from torch2ort._sizes import Sizes
+from torch2ort.errors import ExportError, ModelLoadError, SchemaError, SchemaMismatchError
+from torch2ort.options import Options
+from torch2ort.pythonop import ONNX_TYPES, SITE_ATTRIBUTE, PythonOpSite, Site, load_site, resolve, unstorable
+from torch2ort.runtime import Graph, InferenceEngine, Mutation, inference_session
+
+METADATA_KEY = "torch2ort"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """What the export cache did for one export.
+
+    Attributes:
+        hit: whether the graph came from the cache.
+        key: name of the cache entry; ``None`` if none was computed.
+        bypass_reason: why the export was not cached, in a sentence; ``None`` if it was.
+    """
+
+    hit: bool = False
+    key: str | None = None
+    bypass_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a call of the model maps to tensors.
+
+    Attributes:
+        signature: names and defaults of the model's arguments.
+        inputs: schema of the bound arguments.
+        outputs: schema of what the model returns.
+        sizes: the input sizes that the graph accepts.
+    """
+
+    signature: io_schema.Signature
+    inputs: io_schema.Schema
+    outputs: io_schema.Schema
+    sizes: Sizes
+
+    def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The call's tensors, in the order of the graph's inputs.
+
+        Raises:
+            SchemaMismatchError: structure, dtype, rank, a constant or a size differs.
+        """
+        try:
+            tensors, schema = io_schema.flatten(self.signature.bind(args, dict(kwargs)))
+        except SchemaError as error:
+            raise SchemaMismatchError(f"the call does not fit the exported model: {error}") from error
+        if schema != self.inputs:
+            raise SchemaMismatchError(f"the call does not fit the exported model: {self.inputs.difference(schema)}")
+        mismatch = self.sizes.mismatch([t.shape for t in tensors])
+        if mismatch is not None:
+            raise SchemaMismatchError(
+                f"the call does not fit the exported model: {mismatch}; export with dynamic_shapes if this size varies"
+            )
+        return tensors
+
+
+class ExportedModel:
+    """An exported model: an ONNX graph, the Functions it calls, and how to call it.
+
+    Attributes:
+        training: the mode that was exported.
+        cache: what the export cache did.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, torch.Tensor],
+        interface: Interface,
+        *,
+        training: bool,
+        options: Options,
+        cache: CacheReport | None = None,
+    ) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._interface = interface
+        self._options = options
+        self._engine: InferenceEngine | None = None
+        self._proto: onnx.ModelProto | None = None
+        self.training = training
+        self.cache = cache or CacheReport()
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The model with its weights as initializers.
+
+        That of :attr:`torch2ort.ORTModule.exported` holds the weights as they are at each access.
+        """
+        if self._graph.weights:
+            return _with_weights(self._graph, self._weights)
+        return self._graph.proto
+
+    @property
+    def input_schema(self) -> io_schema.Schema:
+        """Schema of the arguments, bound to their names."""
+        return self._interface.inputs
+
+    @property
+    def output_schema(self) -> io_schema.Schema:
+        """Schema of what the model returns."""
+        return self._interface.outputs
+
+    @property
+    def python_ops(self) -> tuple[PythonOpSite, ...]:
+        """Every PythonOp node of the graph, in the order of the nodes."""
+        return tuple(
+            PythonOpSite(site.func_name, site.function, name, site.constants)
+            for name, site in self._graph.sites.items()
+            if not site.internal
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to one ``.onnx`` file, atomically; past 2 GiB its weights go beside it.
+
+        Args:
+            path: the file; one that exists is replaced.
+
+        Raises:
+            ExportError: an argument of a Function is an object that a file cannot hold.
+            OSError: the file cannot be written.
+        """
+        for site in self._graph.sites.values():
+            found = unstorable(site)
+            if found is not None:
+                position, value = found
+                raise ExportError(
+                    f"{site.func_name}: argument {position} is an object of type {type(value).__qualname__}, which a file cannot hold; "
+                    f"pass numbers, strings, None, dtypes or tuples, lists and dicts of them instead"
+                )
+        model = onnx.ModelProto()
+        model.CopyFrom(self.proto)
+        del model.metadata_props[:]
+        onnx.helper.set_model_props(model, {METADATA_KEY: self._metadata()})
+        _write(model, Path(path))
+
+    def _metadata(self) -> str:
+        graph, interface = self._graph, self._interface
+        return json.dumps(
+            {
+                "version": FORMAT_VERSION,
+                "training": self.training,
+                "signature": interface.signature.to_json(),
+                "inputs": interface.inputs.to_json(),
+                "outputs": interface.outputs.to_json(),
+                "dims": [list(d) for d in interface.sizes.dims],
+                "ranges": {name: list(bounds) for name, bounds in interface.sizes.ranges.items()},
+                "guards": list(interface.sizes.guards),
+                "graph_inputs": list(graph.inputs),
+                "graph_outputs": list(graph.outputs),
+                "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
+            }
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph on ONNX Runtime, without gradients, in the mode that was exported.
+
+        Raises:
+            SchemaMismatchError: the call differs from the exported one.
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
+        tensors = self._interface.tensors(args, kwargs)
+        if self._engine is None:
+            self._engine = InferenceEngine(self._graph, self._options)
+        feeds = [t.detach().contiguous() for t in tensors]
+        feeds += [self._weights[name].detach().contiguous() for name in self._graph.weights]
+        fetched = self._engine.run(feeds)
+        count = len(self._graph.outputs)
+        targets = dict(zip(self._graph.inputs, tensors, strict=True))
+        with torch.no_grad():
+            for mutation, value in zip(self._graph.mutations, fetched[count:], strict=True):
+                if mutation.kind == "input":
+                    targets[mutation.target].copy_(value)
+        return io_schema.unflatten(fetched[:count], self._interface.outputs)
+
+    def session(self, *, providers: Sequence[Any] | None = None, session_options: Any = None) -> Any:
+        """An ``onnxruntime.InferenceSession`` over the graph, PythonOp nodes included.
+
+        Args:
+            providers: as for ``InferenceSession``; the CPU by default.
+            session_options: as for ``InferenceSession``.
+
+        Raises:
+            RuntimeNotFoundError: no onnxruntime is installed.
+            EngineError: onnxruntime refuses the model.
+        """
+        return inference_session(
+            self.proto, self._graph.sites, providers=providers, session_options=session_options
+        )
+
+    def __repr__(self) -> str:
+        mode = "training" if self.training else "inference"
+        return f"ExportedModel({mode}, {len(self._graph.proto.graph.node)} nodes, {len(self.python_ops)} PythonOps)"
+
+
+def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Graph:
+    """``graph`` with the present values of its weights in it."""
+    return replace(graph, proto=_with_weights(graph, weights), weights={})
+
+
+def load(path: str | os.PathLike[str], *, functions: Iterable[type[torch.autograd.Function]] = ()) -> ExportedModel:
+    """Read a model that :meth:`ExportedModel.save` wrote.
+
+    A name in the file resolves only to one of ``functions`` or to what :func:`register_function` was
+    given: nothing is imported, and no address of a file is ever used.
+
+    Args:
+        path: the ``.onnx`` file.
+        functions: the classes that the model's PythonOp nodes call.
+
+    Raises:
+        ModelLoadError: the file is damaged, or was not written by torch2ort.
+        FunctionNotFoundError: a name is not resolved; lists all of them.
+    """
+    file = Path(path)
+    try:
+        model = onnx.load(os.fspath(file))
+        onnx.checker.check_model(model)
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{file}: there is no such file") from error
+    except Exception as error:
+        raise ModelLoadError(f"{file}: not a readable ONNX model ({error}); save it again with ExportedModel.save") from error
+    texts = {p.key: p.value for p in model.metadata_props}
+    if METADATA_KEY not in texts:
+        raise ModelLoadError(
+            f"{file}: an ONNX model, but not one that torch2ort saved (it has no '{METADATA_KEY}' metadata); "
+            f"run it with onnxruntime.InferenceSession, or export the PyTorch model with torch2ort.export"
+        )
+    try:
+        data = json.loads(texts[METADATA_KEY])
+        if data["version"] != FORMAT_VERSION:
+            raise ModelLoadError(f"{file}: written in format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}")
+        interface = _load_interface(data)
+        sites = _load_sites(model.graph)
+        graph = Graph(
+            proto=model,
+            inputs=tuple(data["graph_inputs"]),
+            weights={},
+            outputs=tuple(data["graph_outputs"]),
+            mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
+            sites=sites,
+        )
+        training = bool(data["training"])
+    except ModelLoadError:
+        raise
+    except (KeyError, TypeError, ValueError, SchemaError) as error:
+        raise ModelLoadError(f"{file}: its torch2ort metadata is damaged ({error})") from error
+    classes = resolve([s.func_name for s in sites.values()], functions)
+    for site in sites.values():
+        site.function = classes[site.func_name]
+    return ExportedModel(graph, {}, interface, training=training, options=Options())
+
+
+def _load_interface(data: Mapping[str, Any]) -> Interface:
+    inputs = io_schema.Schema.from_json(data["inputs"])
+    ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
+    return Interface(
+        signature=io_schema.Signature.from_json(data["signature"]),
+        inputs=inputs,
+        outputs=io_schema.Schema.from_json(data["outputs"]),
+        sizes=Sizes(data["graph_inputs"], data["dims"], ranges, data["guards"]),
+    )
+
+
+def _load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
+    sites: dict[str, Site] = {}
+    for node in graph.node:
+        attributes = {a.name: a for a in node.attribute}
+        if SITE_ATTRIBUTE not in attributes or "func_name" not in attributes:
+            continue
+        name = attributes["func_name"].s.decode()
+        sites[node.name] = load_site(name, attributes[SITE_ATTRIBUTE].s.decode())
+    return sites
+
+
+def _with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.proto)
+    inputs = [value for value in model.graph.input if value.name not in graph.weights]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(_initializer(name, weights[name]) for name in graph.weights)
+    return model
+
+
+def _initializer(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
+    tensor = tensor.detach().cpu().contiguous()
+    return onnx.TensorProto(
+        name=name,
+        dims=list(tensor.shape),
+        data_type=ONNX_TYPES[tensor.dtype],
+        raw_data=tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"",
+    )
+
+
+def _write(model: onnx.ModelProto, path: Path) -> None:
+    """Write to a temporary name beside ``path`` and rename: a reader sees the old file or the new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    try:
+        if model.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
+            Path(temporary).write_bytes(model.SerializeToString())
+        else:
+            onnx.save_model(
+                model, temporary, save_as_external_data=True, all_tensors_to_one_file=True, location=f"{path.name}.data"
+            )
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

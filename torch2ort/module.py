@@ -1,0 +1,288 @@
+"""ORTModule: a module whose forward and backward run on ONNX Runtime."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort._trace import DimSpec
+from torch2ort.errors import EngineError, ExportError
+from torch2ort.export import Built, Call, build
+from torch2ort.exported_model import ExportedModel
+from torch2ort.log import apply_level, logger
+from torch2ort.options import Options, with_arguments
+from torch2ort.runtime import ForwardState, InferenceEngine, TrainingEngine
+
+Shapes = tuple[torch.Size, ...]
+
+
+class ORTModule(torch.nn.Module):
+    """Runs ``model`` on ONNX Runtime, gradients too.
+
+    The new module *is* the model in all but ``forward``: it shares the model's attributes, parameters,
+    buffers, submodules, hooks and mode (the very same objects), and is an instance of its class.
+
+    Args:
+        model: the module to run. It stays usable by itself, in eager PyTorch.
+        options: settings; see :class:`torch2ort.Options`.
+
+    Raises:
+        OptionError: ``options`` is not an :class:`Options`.
+        ExportError: ``model`` is no module.
+
+    The first call exports. A later call exports again if the structure, a dtype, rank or constant of its
+    arguments, the mode of a module, or which tensors require gradients is another than before.
+
+    Calls raise:
+        UnsupportedOperatorError: the engine cannot run an operator correctly; before any step has run.
+        EngineError: ONNX Runtime failed. Exceptions of the user's own code arrive as they are.
+    """
+
+    _runner: _Runner
+
+    def __new__(cls, model: torch.nn.Module, *, options: Options | None = None) -> ORTModule:
+        """Make an instance of a class of its own, below both ORTModule and the model's class."""
+        if isinstance(model, ORTModule):
+            raise ExportError("ORTModule: the model is already an ORTModule; wrap the original model once")
+        if not isinstance(model, torch.nn.Module):
+            raise ExportError(f"ORTModule: expected a torch.nn.Module, got {type(model).__name__}")
+        runner = _Runner(model, with_arguments(options))
+        namespace = {"_runner": runner, "__doc__": type(model).__doc__, "__module__": type(model).__module__}
+        kind = types.new_class(
+            "ORTModule", (ORTModule, type(model)), exec_body=lambda body: body.update(namespace)
+        )
+        module: ORTModule = object.__new__(kind)
+        # One dictionary for both: whatever is set on one is set on the other.
+        object.__setattr__(module, "__dict__", model.__dict__)
+        return module
+
+    def __init__(self, model: torch.nn.Module, *, options: Options | None = None) -> None:
+        """See the class; everything was done in ``__new__``, and the shared attributes stay as they are."""
+
+    @property
+    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+        """The model's forward on ONNX Runtime; same signature, same outputs."""
+        # A property, so that an instance attribute `forward` of the model cannot stand in front of it.
+        return type(self)._runner.forward
+
+    @property
+    def exported(self) -> ExportedModel | None:
+        """The exported model behind the last forward; ``None`` before the first."""
+        return type(self)._runner.exported
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles carry the model and the options; the graphs are built again."""
+        runner = type(self)._runner
+        return _rebuild, (runner.model, runner.options)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """See :meth:`__reduce__`."""
+        return self.__reduce__()
+
+
+def _rebuild(model: torch.nn.Module, options: Options) -> ORTModule:
+    return ORTModule(model, options=options)
+
+
+@dataclass
+class _Variant:
+    """One exported graph with the engines built for it."""
+
+    built: Built
+    exported: ExportedModel
+    requires_grad: frozenset[str]
+    options: Options
+    _training: TrainingEngine | None = None
+    _inference: InferenceEngine | None = None
+
+    def training_engine(self) -> TrainingEngine:
+        if self._training is None:
+            self._training = TrainingEngine(self.built.graph, self.requires_grad, self.options)
+        return self._training
+
+    def inference_engine(self) -> InferenceEngine:
+        if self._inference is None:
+            self._inference = InferenceEngine(self.built.graph, self.options)
+        return self._inference
+
+
+@dataclass
+class _Family:
+    """The variants that differ only in the sizes they were exported for."""
+
+    variants: list[_Variant] = field(default_factory=list)
+    by_shapes: dict[Shapes, _Variant] = field(default_factory=dict)
+    seen: list[Shapes] = field(default_factory=list)
+
+    def find(self, shapes: Shapes) -> _Variant | None:
+        known = self.by_shapes.get(shapes)
+        if known is not None:
+            return known
+        for variant in reversed(self.variants):
+            if variant.built.interface.sizes.mismatch(shapes) is None:
+                self.by_shapes[shapes] = variant
+                return variant
+        return None
+
+    def varying(self, shapes: Shapes) -> list[DimSpec]:
+        """Per input, the dimensions whose size was another in an earlier call."""
+        return [
+            {
+                axis: torch.export.Dim.AUTO
+                for axis, size in enumerate(shape)
+                if any(earlier[i][axis] != size for earlier in self.seen)
+                or any(a[i][axis] != b[i][axis] for a in self.seen for b in self.seen)
+            }
+            or None
+            for i, shape in enumerate(shapes)
+        ]
+
+
+class _Runner:
+    """Chooses the graph for a call, exports when there is none, and runs it."""
+
+    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+        self.model = model
+        self.options = options
+        self.exported: ExportedModel | None = None
+        apply_level(options)
+        self._signature = io_schema.Signature.of(model.forward)
+        self._families: dict[Any, _Family] = {}
+
+        @functools.wraps(model.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._run(args, kwargs)
+
+        self.forward = forward
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors, schema = io_schema.flatten(self._signature.bind(args, kwargs))
+        variant = self._variant(tensors, schema)
+        self.exported = variant.exported
+        built = variant.built
+        feeds = [*tensors, *self._weights(built)]
+        if torch.is_grad_enabled() and variant.requires_grad and variant.training_engine().differentiable:
+            fetched = _Boundary.apply(variant.training_engine(), *feeds)
+        else:
+            fetched = variant.inference_engine().run([_plain(t) for t in feeds])
+        count = len(built.graph.outputs)
+        self._write_back(built, tensors, fetched[count:])
+        return io_schema.unflatten(list(fetched[:count]), built.interface.outputs)
+
+    def _variant(self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> _Variant:
+        family = self._families.setdefault(self._key(tensors, schema), _Family())
+        shapes: Shapes = tuple(t.shape for t in tensors)
+        variant = family.find(shapes)
+        if variant is None:
+            variant = self._export(family, tensors, schema, shapes)
+        return variant
+
+    def _key(self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> Any:
+        """What the graph depends on, apart from sizes."""
+        modes = tuple(module.training for module in self.model.modules())
+        weights = tuple(
+            (p.requires_grad, p.dtype) for p in (*self.model.parameters(), *self.model.buffers())
+        )
+        return schema, modes, weights, tuple(t.requires_grad for t in tensors)
+
+    def _export(
+        self, family: _Family, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
+    ) -> _Variant:
+        samples = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
+        varying = family.varying(shapes)
+        family.seen.append(shapes)
+        built = None
+        if any(varying):
+            try:
+                built = self._build(samples, schema, varying)
+            except ExportError as error:
+                logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
+            else:
+                if built.interface.sizes.mismatch(shapes) is not None:
+                    built = None
+        if built is None:
+            built = self._build(samples, schema, [None] * len(samples))
+        exported = ExportedModel(
+            built.graph, built.weights, built.interface, training=built.training, options=self.options
+        )
+        requires_grad = {n for n, t in zip(built.graph.inputs, tensors, strict=True) if t.requires_grad}
+        requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}
+        variant = _Variant(built, exported, frozenset(requires_grad), self.options)
+        family.variants.append(variant)
+        family.by_shapes[shapes] = variant
+        return variant
+
+    def _build(
+        self, samples: Sequence[torch.Tensor], schema: io_schema.Schema, dim_specs: Sequence[DimSpec]
+    ) -> Built:
+        call = Call(self._signature, samples, schema, dim_specs)
+        # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
+        return build(self.model, call, training=None, options=self.options, with_hooks=False)
+
+    def _weights(self, built: Built) -> list[torch.Tensor]:
+        """The live tensors of the graph's weights, also where one was replaced since the export."""
+        named = {
+            **dict(self.model.named_buffers(remove_duplicate=False)),
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+        }
+        return [named.get(origin, built.weights[name]) for name, origin in built.graph.weights.items()]
+
+    def _write_back(self, built: Built, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        if not values:
+            return
+        targets = dict(zip(built.graph.inputs, tensors, strict=True))
+        buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        with torch.no_grad():
+            for mutation, value in zip(built.graph.mutations, values, strict=True):
+                target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
+                target.copy_(value)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        raise EngineError(
+            f"a tensor is on {tensor.device}; the installed engine runs on the CPU. Move the model and its inputs with .cpu()"
+        )
+    return tensor.detach().contiguous()
+
+
+class _Boundary(torch.autograd.Function):
+    """One step of autograd that stands for the whole model."""
+
+    @staticmethod
+    def forward(ctx: Any, engine: TrainingEngine, *feeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, state = engine.forward([_plain(t) for t in feeds])
+        ctx.engine, ctx.state, ctx.feeds = engine, state, feeds
+        ctx.versions = [feeds[i]._version for i in engine.needed]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in engine.differentiable))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise EngineError(
+                "ORTModule: a backward with create_graph=True (double backward) was asked for; ONNX Runtime computes first "
+                "derivatives only. Run this model in eager PyTorch for higher derivatives"
+            )
+        state: ForwardState | None = ctx.state
+        if state is None:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time. ONNX Runtime's state is freed by the first backward, also with "
+                "retain_graph=True; run the forward again, or add the losses and call backward once"
+            )
+        for i, version in zip(ctx.engine.needed, ctx.versions, strict=True):
+            if ctx.feeds[i]._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"a tensor of shape {list(ctx.feeds[i].shape)} is at version {ctx.feeds[i]._version}; expected version {version} instead. "
+                    "Clone it before the model's forward, or change it after backward"
+                )
+        ctx.state = None
+        return (None, *ctx.engine.backward(state, gradients))

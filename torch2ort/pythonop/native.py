@@ -1,0 +1,42 @@
+"""The native extension, told what it needs to know of torch and of this package."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from torch2ort import _native
+from torch2ort import _native as native
+from torch2ort.errors import EngineError, InplaceMapError, Torch2OrtWarning
+
+__all__ = ["native"]
+
+
+def _warn_alias(site: _native.Site, kind: str, output: int, argument: int) -> None:
+    if kind == "forward":
+        what = f"output {output} shares memory with argument {argument}"
+    else:
+        what = f"the gradient of argument {output} shares memory with the gradient of output {argument}"
+    warnings.warn(
+        f"{site.name}: {what}, which was made correct by a copy. To save the copy, declare "
+        f"torch2ort.register_inplace_map({site.name!r}, {kind}={{{output}: {argument}}})",
+        Torch2OrtWarning,
+        stacklevel=2,
+    )
+
+
+def _privatize(tensor: torch.Tensor) -> None:
+    """Give the storage under ``tensor``, and so under every view of it, memory of its own."""
+    # Moves the bytes and swaps the storage's memory in place: the one public way to do that.
+    tensor.untyped_storage().share_memory_()
+
+
+_native.configure(
+    exchange_api=torch.Tensor.__dlpack_c_exchange_api__,
+    tensor_type=torch.Tensor,
+    privatize=_privatize,
+    warn_alias=_warn_alias,
+    error_type=EngineError,
+    inplace_error_type=InplaceMapError,
+)

@@ -1,0 +1,68 @@
+"""Every private name of onnxruntime that torch2ort.runtime touches, with the versions tried.
+
+| name (of onnxruntime.capi._pybind_state) | tried on |
+| --- | --- |
+| OrtModuleGraphBuilder, OrtModuleGraphBuilderConfiguration, GraphInfo | training 1.19.2 |
+| TrainingGraphTransformerConfiguration, PropagateCastOpsConfiguration | training 1.19.2 |
+| TrainingAgent, PartialGraphExecutionState, OrtValueVector | training 1.19.2 |
+| register_forward_runner, register_backward_runner, register_torch_autograd_function | training 1.19.2 |
+| register_aten_op_executor, register_custom_stop_gradient_edges, unregister_python_functions | training 1.19.2 |
+| OrtValue.from_dlpack, OrtValue.to_dlpack, OrtDevice, Severity | training 1.19.2 |
+| InferenceSession._sess.run_with_ort_values | training 1.19.2 |
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from torch2ort.errors import RuntimeNotFoundError
+
+_TRAINING_HINT = (
+    "pip install 'torch2ort[training]' (onnxruntime-training-cpu 1.19.2, Python 3.11) "
+    "or 'torch2ort[training-gpu]', in an environment without another onnxruntime"
+)
+
+
+@functools.cache
+def onnxruntime() -> Any:
+    """The installed onnxruntime package.
+
+    Raises:
+        RuntimeNotFoundError: none is installed.
+    """
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise RuntimeNotFoundError(
+            f"running a model needs an ONNX Runtime package, and `import onnxruntime` failed ({error}). "
+            f"For inference: pip install 'torch2ort[cpu]'. For training: {_TRAINING_HINT}"
+        ) from error
+
+
+@functools.cache
+def pybind() -> Any:
+    """onnxruntime's extension module."""
+    onnxruntime()
+    return importlib.import_module("onnxruntime.capi._pybind_state")
+
+
+def has_training() -> bool:
+    """Whether the installed onnxruntime has the gradient builder and the PythonOp kernel."""
+    return hasattr(pybind(), "OrtModuleGraphBuilder")
+
+
+def training_pybind() -> Any:
+    """onnxruntime's extension module, of a training build.
+
+    Raises:
+        RuntimeNotFoundError: the installed onnxruntime is not a training build.
+    """
+    module = pybind()
+    if not has_training():
+        raise RuntimeNotFoundError(
+            f"training needs onnxruntime-training, and the installed onnxruntime {onnxruntime().__version__} is an inference "
+            f"build: {_TRAINING_HINT}"
+        )
+    return module

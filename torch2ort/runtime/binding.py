@@ -1,0 +1,158 @@
+"""Sites bound to classes: the native side of a session's PythonOp nodes.
+
+The file's graph holds names. A session gets a copy of the graph in which every PythonOp node refers,
+by a key of its own, to a native site that holds the class, the exact constants and the call policy.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.errors import EngineError, ExportError
+from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, UnstoredObject, uses_setup_context
+from torch2ort.pythonop.native import native
+from torch2ort.runtime import _ort_private as private
+
+_serial = itertools.count()
+
+_CONSTANT_ATTRIBUTES = tuple(
+    f"input_{kind}_{part}"
+    for kind in ("bool", "int", "float", "pointer")
+    for part in (
+        "scalars", "scalar_positions", "tuples", "tuple_positions", "tuple_begins"
+    )
+)  # fmt: skip
+
+
+def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, ...]) -> native.Site:
+    """The native counterpart of ``site``.
+
+    Args:
+        site: resolved to a class.
+        key: name of the native site, unique in the process.
+        training: whether contexts are kept for a backward.
+        protected: argument positions whose memory the session's graph never overwrites.
+
+    Raises:
+        ExportError: an argument is an object that the site's file could not hold.
+    """
+    function = site.function
+    if function is None:
+        raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
+    for position, value in site.constants.items():
+        if isinstance(value, UnstoredObject):
+            raise ExportError(f"{site.func_name}: argument {position} is {value!r}; export the model in this process")
+    result = site.known_result
+    outputs = result.outputs
+    tensor_outputs = tuple(i for i, v in enumerate(outputs) if v is TENSOR)
+    return native.Site(
+        key=key,
+        name=site.func_name,
+        forward=function.forward,
+        setup_context=function.setup_context if uses_setup_context(function) else None,
+        backward=_backward_of(function),
+        arguments=tuple(None if v is TENSOR else v for v in site.arguments),
+        tensor_positions=site.tensor_positions,
+        needs_input_grad=site.needs_input_grad,
+        input_dtypes=tuple(_name(t.dtype) for t in result.inputs),
+        outputs=tuple(None if v is TENSOR else v for v in outputs),
+        tensor_outputs=tensor_outputs,
+        output_dtypes=tuple(_name(t.dtype) for t in result.tensors),
+        output_ranks=tuple(t.rank for t in result.tensors),
+        returns_tuple=result.returns_tuple,
+        non_differentiable=result.non_differentiable,
+        mutated=result.mutated,
+        protected_inputs=protected,
+        training=training,
+    )
+
+
+def register(site: native.Site) -> None:
+    """Make ``site`` callable by onnxruntime-training's PythonOp kernel under its key."""
+    ort = private.training_pybind()
+    _install_runners()
+    # onnxruntime insists on a class whose direct base is Function, and reads these two attributes of it:
+    # being the native site themselves, they reach the runner without a look-up.
+    proxy = type("SiteProxy", (torch.autograd.Function,), {"apply": site, "backward": site})
+    ort.register_torch_autograd_function(site.key, proxy)
+
+
+def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site], *, training: bool) -> dict[str, native.Site]:
+    """Turn the graph's PythonOp nodes into what onnxruntime-training's kernel takes, in place.
+
+    Constants and everything else about the call stay in the native site, so that the node passes
+    tensors only.
+
+    Args:
+        graph: a session's copy of an exported graph.
+        sites: the site of each PythonOp node, by node name.
+        training: whether the session computes gradients.
+
+    Returns:
+        The native site of each node, by node name.
+    """
+    bound: dict[str, native.Site] = {}
+    for node in graph.node:
+        if node.name not in sites:
+            continue
+        site = sites[node.name]
+        result = site.known_result
+        # With gradients, the graph keeps these alive and unwritten (see protect_kept_inputs).
+        protected = result.kept if training else ()
+        own = native_site(site, f"{site.key}/{next(_serial)}", training=training, protected=protected)
+        register(own)
+        replaced = {"func_name", "input_convention", "input_requires_grads", "training_mode", SITE_ATTRIBUTE}
+        kept = [a for a in node.attribute if a.name not in replaced and a.name not in _CONSTANT_ATTRIBUTES]
+        positions = site.tensor_positions
+        kept += [
+            onnx.helper.make_attribute("func_name", own.key),
+            onnx.helper.make_attribute("input_convention", "d" * len(positions)),
+            onnx.helper.make_attribute("input_requires_grads", [int(site.needs_input_grad[p]) for p in positions]),
+            onnx.helper.make_attribute("training_mode", int(training)),
+        ]
+        node.domain, node.op_type = "com.microsoft", "PythonOp"
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        bound[node.name] = own
+    return bound
+
+
+def reraise(error: Exception) -> None:
+    """Raise the exception that a Function raised during the failed run, or an EngineError.
+
+    Raises:
+        EngineError: ONNX Runtime itself failed.
+    """
+    kept = native.take_error()
+    if kept is not None:
+        raise kept
+    raise EngineError(f"ONNX Runtime failed: {error}") from error
+
+
+def _backward_of(function: type[torch.autograd.Function]) -> Any:
+    # `vjp` and `backward` are one: a class may define either.
+    base = torch.autograd.Function
+    overrides_backward = function.backward is not base.backward
+    return function.backward if overrides_backward or function.vjp is base.vjp else function.vjp
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _install_runners() -> None:
+    ort = private.training_pybind()
+    forward, backward = native.training_runners()
+    ort.register_forward_runner(forward)
+    ort.register_backward_runner(backward)
+    is_cpu_argument, execute = native.aten_executor()
+    ort.register_aten_op_executor(str(is_cpu_argument), str(execute))
+    ort.register_custom_stop_gradient_edges("org.pytorch.aten::ATen::detach::", {0})
+    atexit.register(ort.unregister_python_functions)

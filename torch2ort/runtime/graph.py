@@ -1,0 +1,57 @@
+"""The graph that engines run: an exported model without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx
+
+from torch2ort.pythonop import Site
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A graph output whose value the model writes in place to one of its tensors.
+
+    Attributes:
+        output: name of the graph output.
+        kind: whether ``target`` is a buffer's name or a graph input's.
+        target: what is written to.
+    """
+
+    output: str
+    kind: Literal["buffer", "input"]
+    target: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An exported graph whose weights are graph inputs, and all that an engine must know of it.
+
+    Attributes:
+        proto: inputs are :attr:`inputs`, then the keys of :attr:`weights`; outputs are
+            :attr:`outputs`, then those of :attr:`mutations`.
+        inputs: names of the model's tensor inputs.
+        weights: graph input -> name of the parameter, buffer or constant that is fed to it.
+        outputs: names of the model's tensor outputs.
+        mutations: writes to buffers and inputs.
+        sites: the site of each PythonOp node, by node name.
+    """
+
+    proto: onnx.ModelProto
+    inputs: tuple[str, ...]
+    weights: dict[str, str]
+    outputs: tuple[str, ...]
+    mutations: tuple[Mutation, ...]
+    sites: dict[str, Site]
+
+    @property
+    def feeds(self) -> tuple[str, ...]:
+        """Every graph input, in order."""
+        return (*self.inputs, *self.weights)
+
+    @property
+    def fetches(self) -> tuple[str, ...]:
+        """Every graph output, in order."""
+        return (*self.outputs, *(m.output for m in self.mutations))
