@@ -1,0 +1,121 @@
+"""From a program as torch.export gives it to one that can be translated and trained."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.pythonop import Site
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics.decompositions import decomposition_table
+from torch2ort.symbolics.grad_regions import inline_grad_regions
+from torch2ort.symbolics.gradients import requires_grad
+from torch2ort.symbolics.mutation import refuse_other_mutations
+from torch2ort.symbolics.sites import SiteMaker, is_random
+from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.translations import KERNELS_FOR_GRADIENTS, translation_table
+
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+_FLOATS = frozenset({torch.float32, torch.float64})
+
+
+class Notes:
+    """What translation must know of a prepared program and cannot read from its graph.
+
+    Attributes:
+        sites: internal sites, kept alive here.
+        training: whether the graph will be differentiated.
+    """
+
+    def __init__(self, *, training: bool) -> None:
+        self.sites: list[Site] = []
+        self.training = training
+
+
+_notes: weakref.WeakKeyDictionary[torch.export.ExportedProgram, Notes] = weakref.WeakKeyDictionary()
+
+
+def notes_of(program: torch.export.ExportedProgram) -> Notes:
+    """The notes that :func:`prepare` made of ``program``."""
+    return _notes[program]
+
+
+def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.export.ExportedProgram:
+    """Rewrite a program so that every operator of it can be translated and differentiated.
+
+    Regions without gradient keep that property, what is written in place becomes functional and an
+    output, random numbers come from PyTorch's generator in the program's order, and operators that
+    onnxruntime-training would differentiate wrongly run in PyTorch's kernels.
+
+    Args:
+        program: what ``torch.export.export`` gave; it is changed.
+        training: whether the graph will be differentiated.
+
+    Raises:
+        UnsupportedOperatorError: an operator fits into no graph; the message names it, its line in
+            the model, and what to do.
+    """
+    notes = Notes(training=training)
+    inline_grad_regions(program.graph_module)
+    program = private.decompose(program, translation_table(), decomposition_table(training=training))
+    refuse_other_mutations(program)
+    _refuse_subgraphs(program)
+    to_kernels(program, notes, _needs_kernel(program, training=training))
+    _notes[program] = notes
+    return program
+
+
+def to_kernels(
+    program: torch.export.ExportedProgram, notes: Notes, chosen: Callable[[torch.fx.Node], bool]
+) -> None:
+    """Give each chosen node of ``program`` to PyTorch's kernel, in the order of the program."""
+    maker = SiteMaker(program, training=notes.training)
+    for node in list(program.graph_module.graph.nodes):
+        if node.op == "call_function" and chosen(node):
+            maker.replace(node)
+        else:
+            maker.passes_by(node)
+    notes.sites += maker.sites
+    if maker.sites:
+        private.sync_output_names(program)
+        program.graph_module.graph.lint()
+        program.graph_module.recompile()
+
+
+def _needs_kernel(
+    program: torch.export.ExportedProgram, *, training: bool
+) -> Callable[[torch.fx.Node], bool]:
+    known = private.registry(translation_table())
+    gradient = requires_grad(program) if training else frozenset()
+
+    def chosen(node: torch.fx.Node) -> bool:
+        if node.target is _PYTHON_OP or not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        if is_random(node) or not private.has_translation(node, known):
+            return True
+        if node not in gradient:
+            return False
+        return node.target in KERNELS_FOR_GRADIENTS or not _dtypes(node) <= _FLOATS
+
+    return chosen
+
+
+def _dtypes(node: torch.fx.Node) -> set[torch.dtype]:
+    """Floating-point types among what ``node`` takes and gives."""
+    values: list[object] = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    flat: Iterable[object] = (v for value in values for v in (value if isinstance(value, (list, tuple)) else [value]))
+    return {
+        v.dtype for v in flat if isinstance(v, torch.Tensor) and (v.dtype.is_floating_point or v.dtype.is_complex)
+    }
+
+
+def _refuse_subgraphs(program: torch.export.ExportedProgram) -> None:
+    for node in program.graph_module.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} cannot be put into an ONNX graph that is trained. Compute "
+                f"both branches and choose with torch.where, or unroll the loop"
+            )

@@ -1,0 +1,147 @@
+"""Every private name of torch that torch2ort.symbolics touches, with the versions tried.
+
+| name | tried on |
+| --- | --- |
+| torch.onnx._internal.exporter._registration.ONNXRegistry | 2.13.0 |
+| torch.onnx._internal.exporter._dispatching.dispatch | 2.13.0 |
+| torch.onnx._internal.exporter._errors.ConversionError (text of its message) | 2.13.0 |
+| the tracer behind onnxscript.evaluator.default(): attribute ``nodes`` | 2.13.0 (onnxscript 0.7.2) |
+| torch.onnx._internal.exporter._core._exported_program_to_onnx_program | 2.13.0 |
+| torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes, remove_assertion_nodes | 2.13.0 |
+| torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.13.0 |
+| torch._subclasses.fake_tensor.FakeTensor | 2.13.0 |
+| torch.fx.experimental._config | 2.13.0 |
+| ExportedProgram._graph_signature | 2.13.0 |
+| SymInt.node.hint | 2.13.0 |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript.evaluator
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.onnx._internal.exporter import _core, _decomp, _dispatching, _errors, _fx_passes, _registration
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+@functools.cache
+def _torchlib() -> _registration.ONNXRegistry:
+    with quiet():
+        return _registration.ONNXRegistry.from_torchlib()
+
+
+def registry(table: Table) -> _registration.ONNXRegistry:
+    """Translations of torch.onnx with those of ``table`` in front of them."""
+    result = _registration.ONNXRegistry()
+    result.functions = {target: list(metas) for target, metas in _torchlib().functions.items()}
+    with quiet():
+        for target, function in table.items():
+            result.register_op(target, function)
+    return result
+
+
+def decompose(program: torch.export.ExportedProgram, table: Table, own: Table) -> torch.export.ExportedProgram:
+    """Functionalise ``program`` and decompose what neither torch.onnx nor ``table`` translates.
+
+    Args:
+        program: the program as torch.export gives it.
+        table: translations of our own.
+        own: decompositions of our own, which go before those of torch and before any translation.
+    """
+    known = {meta.fx_target for metas in registry(table).functions.values() for meta in metas}
+    decompositions = _decomp.create_onnx_friendly_decomposition_table(known)
+    decompositions.update(own)
+    # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        return program.run_decompositions(decompositions)
+
+
+def has_translation(node: torch.fx.Node, known: _registration.ONNXRegistry) -> bool:
+    """Whether torch.onnx, with the translations of ``known``, can translate ``node``."""
+    return _dispatching.dispatch(node, known)[0] is not None
+
+
+def to_onnx(program: torch.export.ExportedProgram, table: Table) -> ir.Model:
+    """Translate a decomposed program, with nothing pruned or optimised.
+
+    ``torch.onnx.export`` would decompose a second time, and drop the values that only a mutation
+    needs and the outputs that only a gradient reads.
+    """
+    known = registry(table)
+    with quiet():
+        _fx_passes.insert_type_promotion_nodes(program.graph_module)
+        _fx_passes.remove_assertion_nodes(program.graph_module)
+        return _core._exported_program_to_onnx_program(program, registry=known).model
+
+
+def recorded_nodes() -> list[ir.Node]:
+    """The list that collects the nodes of the translation function now running."""
+    nodes: list[ir.Node] = onnxscript.evaluator.default().nodes  # type: ignore[attr-defined]
+    return nodes
+
+
+ConversionError = _errors.ConversionError
+
+
+def failing_node(error: BaseException) -> str | None:
+    """Name of the FX node that torch.onnx could not translate, read out of its error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        match = re.match(r"Error when translating node %?(\w+)", str(cause))
+        if match:
+            return match.group(1)
+        cause = cause.__cause__
+    return None
+
+
+def fake_mode(program: torch.export.ExportedProgram) -> FakeTensorMode | None:
+    """The mode in which the values of ``program`` were traced; ``None`` if it has no tensors."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return None
+
+
+def number(size: int | torch.SymInt) -> int:
+    """The number that a symbolic size had in the sample; 2 where it has none."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 2 if hint is None else int(hint)
+
+
+def sync_output_names(program: torch.export.ExportedProgram) -> None:
+    """Make the signature name the nodes that the graph now returns."""
+    signature = program.graph_signature
+    specs = []
+    for spec, node in zip(signature.output_specs, program.graph.output_node().args[0], strict=True):
+        if isinstance(node, torch.fx.Node) and getattr(spec.arg, "name", None) not in (None, node.name):
+            spec = dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))
+        specs.append(spec)
+    program._graph_signature = dataclasses.replace(signature, output_specs=specs)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch.onnx from logging about packages and operators that are none of our business."""
+    logger = logging.getLogger("torch.onnx._internal.exporter")
+    loggers = [logger, *(logging.getLogger(f"{logger.name}.{n}") for n in ("_registration", "_core", "_schemas"))]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.setLevel(level)

@@ -1,0 +1,140 @@
+"""From a prepared program to an ONNX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript.version_converter
+import torch
+
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.pythonop import Site
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics.cleanup import cleanup
+from torch2ort.symbolics.mutation import Mutation, add_mutation_outputs
+from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
+from torch2ort.symbolics.sites import is_random
+from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.stop_gradient import define_stop_gradient
+from torch2ort.symbolics.trainable import untrainable_nodes
+from torch2ort.symbolics.translations import translation_table
+
+PythonOpTranslation = Callable[[list[ir.Value], str], "list[ir.Value]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """An ONNX graph of a program.
+
+    Attributes:
+        model: inputs are the user's tensors in order; parameters and buffers are initializers under
+            their own names; outputs are the user's in order, then one for each mutation.
+        mutations: what the last outputs are to be written into.
+        sites: internal sites behind PythonOp nodes; the caller keeps them alive.
+    """
+
+    model: ir.Model
+    mutations: tuple[Mutation, ...]
+    sites: tuple[Site, ...]
+
+
+def translate(
+    program: torch.export.ExportedProgram, *, training: bool, opset: int, python_op: PythonOpTranslation
+) -> Translated:
+    """Translate a program that :func:`prepare` returned.
+
+    Args:
+        program: the prepared program; operators that turn out to have no correct gradient in ONNX
+            Runtime are given to PyTorch's kernels in it.
+        training: whether the graph will be differentiated, as it was told to :func:`prepare`.
+        opset: version of ONNX's own operators, 17 to 21.
+        python_op: translation of ``torch.ops.torch2ort.python_op``: from graph values and the site's
+            key to graph values.
+
+    Raises:
+        UnsupportedOperatorError: an operator fits into no graph, or has no correct gradient.
+    """
+    notes = notes_of(program)
+    given_up: set[str] = set()
+    while True:
+        model, mutations = _to_onnx(program, notes, opset, python_op, given_up)
+        cleanup(model)
+        if not training:
+            break
+        wrong = untrainable_nodes(model, trained_names(program))
+        if not wrong:
+            break
+        _hand_to_kernels(program, notes, wrong, given_up)
+    define_stop_gradient(model, model.opset_imports[""])
+    return Translated(model, mutations, tuple(notes.sites))
+
+
+def trained_names(program: torch.export.ExportedProgram) -> frozenset[str]:
+    """Names of the graph's initializers and inputs that require a gradient."""
+    names = program.graph_signature.inputs_to_parameters
+    return frozenset(
+        names.get(node.name, node.name)
+        for node in program.graph.nodes
+        if node.op == "placeholder"
+        and isinstance(node.meta.get("val"), torch.Tensor)
+        and node.meta["val"].requires_grad
+    )
+
+
+def _to_onnx(
+    program: torch.export.ExportedProgram,
+    notes: Notes,
+    opset: int,
+    python_op: PythonOpTranslation,
+    given_up: set[str],
+) -> tuple[ir.Model, tuple[Mutation, ...]]:
+    table: dict[Any, Callable[..., Any]] = {
+        **translation_table(),
+        torch.ops.torch2ort.python_op.default: lambda inputs, site: python_op(list(inputs), site),
+    }
+    while True:
+        try:
+            model = private.to_onnx(program, table)
+            break
+        except private.ConversionError as error:
+            name = private.failing_node(error)
+            node = next((n for n in program.graph.nodes if n.name == name), None)
+            if node is None or name in given_up or node.target is torch.ops.torch2ort.python_op.default:
+                raise _innermost(error) from None
+            _hand_over(program, notes, {node.name}, given_up)
+    mutations = add_mutation_outputs(model, program)
+    if model.opset_imports[""] != opset:
+        onnxscript.version_converter.convert_version(model, opset)
+    return model, mutations
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _hand_to_kernels(
+    program: torch.export.ExportedProgram, notes: Notes, wrong: dict[str, str], given_up: set[str]
+) -> None:
+    """Give the FX nodes behind ``wrong`` (FX node name -> reason) to PyTorch's kernels, or refuse."""
+    nodes = {n.name: n for n in program.graph.nodes}
+    for name, reason in wrong.items():
+        node = nodes.get(name)
+        if node is None or name in given_up or not isinstance(node.target, torch._ops.OpOverload):
+            where = "" if node is None else f" ({node.target} at {source_line(node)})"
+            raise UnsupportedOperatorError(
+                f"onnxruntime-training has no correct gradient for {reason}{where}. Detach the value, or wrap "
+                f"the operation in a torch.autograd.Function"
+            )
+    _hand_over(program, notes, set(wrong), given_up)
+
+
+def _hand_over(
+    program: torch.export.ExportedProgram, notes: Notes, names: set[str], given_up: set[str]
+) -> None:
+    given_up |= names
+    to_kernels(program, notes, lambda node: node.name in names and not is_random(node))

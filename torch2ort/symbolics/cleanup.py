@@ -1,0 +1,115 @@
+"""Simplification of a translated graph that leaves its parameters alone.
+
+Parameters and buffers are graph inputs while the graph is simplified: as initializers, equal ones
+would be merged, small ones folded, and the gradient of each lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxscript.optimizer
+from onnxscript.rewriter import RewritePass
+from onnxscript.rewriter.rules import common as rules
+
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_OWN = frozenset({"PARAMETER", "BUFFER"})
+
+# Only rules that drop nodes which do nothing; fusions make operators that have no gradient.
+_RULES = (
+    rules.no_op_cast_rule,
+    rules.no_op_expand_rule,
+    rules.no_op_transpose_rule,
+    rules.transpose_transpose_rule,
+    rules.unsqueeze_unsqueeze_rule,
+    rules.reshape_reshape_rule,
+    rules.collapse_slice_rule,
+    rules.collapse_slice2_rule,
+    rules.mul_by_1_rule,
+    rules.div_by_1_rule,
+    rules.sub_0_rule,
+    rules.add_0_rule,
+)
+
+
+_OUTPUTS = {"LayerNormalization": 3, "SoftmaxCrossEntropyLoss": 2}
+
+
+def cleanup(model: ir.Model) -> None:
+    """Inline, fold and prune ``model`` in place; parameters and buffers stay as they are."""
+    with _own_tensors_as_inputs(model):
+        _run(model, passes.InlinePass())
+        _replace_cast_like(model)
+        onnxscript.optimizer.fold_constants(
+            model, onnx_shape_inference=True, input_size_limit=4096, output_size_limit=1 << 20
+        )
+        _run(
+            model,
+            RewritePass(_RULES),
+            passes.IdentityEliminationPass(),
+            passes.RemoveUnusedNodesPass(),
+            passes.CommonSubexpressionEliminationPass(),
+            passes.RemoveUnusedFunctionsPass(),
+            passes.RemoveUnusedOpsetsPass(),
+        )
+    _restore_outputs(model)
+    _run(model, passes.NameFixPass())
+
+
+def _run(model: ir.Model, *steps: ir.passes.InPlacePass) -> None:
+    for step in steps:
+        step(model)
+
+
+@contextmanager
+def _own_tensors_as_inputs(model: ir.Model) -> Iterator[None]:
+    graph = model.graph
+    tensors: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    for name, value in list(graph.initializers.items()):
+        if value.metadata_props.get(_KIND) in _OWN and value.const_value is not None:
+            tensors.append((value, value.const_value))
+            del graph.initializers[name]
+            value.const_value = None
+            graph.inputs.append(value)
+    yield
+    for value, tensor in tensors:
+        graph.inputs.remove(value)
+        if value.uses() or value.is_graph_output():
+            value.const_value = tensor
+            graph.register_initializer(value)
+
+
+def _restore_outputs(model: ir.Model) -> None:
+    """Give back the outputs that only a gradient reads, which pruning took."""
+    for node in model.graph:
+        count = _OUTPUTS.get(node.op_type, 0)
+        missing = range(len(node.outputs), count)
+        if missing:
+            node.resize_outputs(count)
+            for i in missing:
+                node.outputs[i].name = f"{node.outputs[0].name}.output{i}"
+                node.outputs[i].dtype = node.outputs[0].dtype
+
+
+def _replace_cast_like(model: ir.Model) -> None:
+    """CastLike becomes Cast, or nothing: it has no gradient."""
+    for node in list(model.graph):
+        if node.op_type != "CastLike":
+            continue
+        source, like = node.inputs
+        assert source is not None
+        assert like is not None
+        target = like.dtype or node.outputs[0].dtype
+        assert target is not None, f"the element type of {like.name} is unknown"
+        result = source
+        if source.dtype != target:
+            cast = ir.Node("", "Cast", [source], [ir.AttrInt64("to", int(target))], num_outputs=1, name=node.name)
+            cast.metadata_props.update(node.metadata_props)
+            cast.outputs[0].dtype, cast.outputs[0].shape = target, node.outputs[0].shape
+            model.graph.insert_before(node, cast)
+            result = cast.outputs[0]
+        ir.convenience.replace_all_uses_with(node.outputs[0], result, replace_graph_outputs=True)
+        model.graph.remove(node, safe=True)

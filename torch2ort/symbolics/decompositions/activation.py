@@ -1,0 +1,87 @@
+"""Activations whose ONNX operator onnxruntime-training cannot differentiate.
+
+An exponential is only taken of what the branch that uses it can hold: an infinity in the other
+branch would come back as a NaN gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.symbolics.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.softplus.default)
+def softplus(self: torch.Tensor, beta: float = 1, threshold: float = 20) -> torch.Tensor:
+    """``log(1 + exp(beta * x)) / beta``, linear above the threshold."""
+    scaled = self * beta
+    curved = torch.log(torch.exp(scaled.clamp(max=threshold)) + 1) / beta
+    return torch.where(scaled > threshold, self, curved)
+
+
+@decomposes(aten.mish.default)
+def mish(self: torch.Tensor) -> torch.Tensor:
+    """``x * tanh(softplus(x))``."""
+    return self * torch.tanh(softplus(self))
+
+
+@decomposes(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``min(x, 0) - log(1 + exp(-|x|))`` and a buffer that nobody reads here."""
+    lower = self.clamp(max=0)
+    return lower - torch.log(torch.exp(lower + lower - self) + 1), self.new_zeros(0)
+
+
+@decomposes(aten.elu.default)
+def elu(self: torch.Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> torch.Tensor:
+    """``scale * x`` above zero, ``scale * alpha * (exp(input_scale * x) - 1)`` below."""
+    curved = (torch.exp((self * input_scale).clamp(max=0)) - 1) * (alpha * scale)
+    return torch.where(self > 0, self * scale, curved)
+
+
+@decomposes(aten.silu.default)
+def silu(self: torch.Tensor) -> torch.Tensor:
+    """``x * sigmoid(x)``."""
+    return self * torch.sigmoid(self)
+
+
+@decomposes(aten.hardsigmoid.default)
+def hardsigmoid(self: torch.Tensor) -> torch.Tensor:
+    """``clamp(x / 6 + 1 / 2, 0, 1)``, without gradient at the corners."""
+    inside = (self > -3) & (self < 3)
+    return torch.where(inside, self / 6 + 0.5, (self >= 3).to(self.dtype))
+
+
+@decomposes(aten.hardswish.default)
+def hardswish(self: torch.Tensor) -> torch.Tensor:
+    """``x * clamp(x + 3, 0, 6) / 6``."""
+    curved = self * (self + 3) / 6
+    return torch.where(self > 3, self, torch.where(self >= -3, curved, torch.zeros_like(self)))
+
+
+@decomposes(aten.hardtanh.default)
+def hardtanh(self: torch.Tensor, min_val: float = -1, max_val: float = 1) -> torch.Tensor:
+    """A clamp without gradient at its ends."""
+    inside = ((self > min_val) & (self < max_val)).to(self.dtype)
+    return self * inside + (self.detach().clamp(min_val, max_val) - self.detach() * inside)
+
+
+@decomposes(aten._prelu_kernel.default)
+def prelu(self: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``x`` above zero, ``weight * x`` below."""
+    return torch.where(self > 0, self, self * weight)
+
+
+@decomposes(aten.leaky_relu.default)
+def leaky_relu(self: torch.Tensor, negative_slope: float = 0.01) -> torch.Tensor:
+    """``x`` above zero, ``negative_slope * x`` below."""
+    return torch.where(self > 0, self, self * negative_slope)
+
+
+@decomposes(aten.glu.default)
+def glu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """The first half times the sigmoid of the second."""
+    first, second = self.chunk(2, dim)
+    return first * torch.sigmoid(second)

@@ -1,0 +1,60 @@
+"""Scaled dot product attention in its math form, dropout included."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch2ort.symbolics import operators
+from torch2ort.symbolics.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.scaled_dot_product_attention.default, only_for_gradients=False)
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``softmax(query @ key.T * scale + mask) @ value``.
+
+    A row that the mask hides wholly gives zeros, as in PyTorch: the mask is added with a finite
+    lowest number instead of an infinity, and such rows are cleared afterwards.
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape[-1])
+    scores = (query * scale) @ key.transpose(-1, -2)
+    lowest = torch.finfo(query.dtype).min
+    alive: torch.Tensor | None = None
+    if is_causal:
+        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        scores = scores + _hiding(seen, query.dtype)
+    elif attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores + _hiding(attn_mask, query.dtype)
+        alive = attn_mask
+    elif attn_mask is not None:
+        scores = scores + attn_mask.clamp(min=lowest)
+        alive = attn_mask.detach() > -math.inf
+    weights = torch.softmax(scores, -1)
+    if dropout_p > 0:
+        weights = weights * operators.dropout_noise(weights, dropout_p)
+    result = weights @ value
+    if alive is None:
+        return result
+    return result * alive.any(-1, keepdim=True).to(result.dtype)
+
+
+def _hiding(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=seen.device)
+    return torch.where(seen, torch.zeros((), dtype=dtype, device=seen.device), lowest)

@@ -1,0 +1,106 @@
+"""Losses over classes."""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.symbolics import operators
+from torch2ort.symbolics.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+_MEAN, _SUM = 1, 2
+
+
+@decomposes(aten.cross_entropy_loss.default, only_for_gradients=False)
+def cross_entropy_loss(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Of class indices without smoothing by ONNX's own loss, otherwise written out."""
+    class_axis = 0 if self.dim() == 1 else 1
+    if target.dtype.is_floating_point:
+        return _of_probabilities(self, target, weight, reduction, label_smoothing, class_axis)
+    if self.dim() == 1:
+        loss = cross_entropy_loss(
+            self.unsqueeze(0), target.unsqueeze(0), weight, reduction, ignore_index, label_smoothing
+        )
+        return loss.squeeze(0) if loss.dim() else loss
+    if label_smoothing == 0:
+        return operators.cross_entropy(self, target, weight, reduction, ignore_index)
+    return _smoothed(self, target, weight, reduction, ignore_index, label_smoothing)
+
+
+def _of_probabilities(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    label_smoothing: float,
+    class_axis: int,
+) -> torch.Tensor:
+    classes = self.shape[class_axis]
+    if label_smoothing > 0:
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+    logs = torch.log_softmax(self, class_axis)
+    if weight is not None:
+        logs = logs * _along(weight, self.dim(), class_axis)
+    loss = -(logs * target).sum(class_axis)
+    if reduction == _SUM:
+        return loss.sum()
+    # PyTorch divides by the number of items, whatever the weights.
+    return loss.sum() / (self.numel() // classes) if reduction == _MEAN else loss
+
+
+def _smoothed(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    label_smoothing: float,
+) -> torch.Tensor:
+    classes = self.shape[1]
+    logs = torch.log_softmax(self, 1)
+    kept = target != ignore_index
+    index = torch.where(kept, target, torch.zeros_like(target))
+    picked = logs.gather(1, index.unsqueeze(1)).squeeze(1)
+    if weight is None:
+        share = kept.to(self.dtype)
+        spread = logs.sum(1)
+    else:
+        share = weight[index] * kept.to(self.dtype)
+        spread = (logs * _along(weight, self.dim(), 1)).sum(1)
+    exact = -(picked * share)
+    smooth = -(spread * kept.to(self.dtype))
+    loss = (1 - label_smoothing) * exact + smooth * (label_smoothing / classes)
+    if reduction == _MEAN:
+        return loss.sum() / share.sum()
+    return loss.sum() if reduction == _SUM else loss
+
+
+def _along(weight: torch.Tensor, rank: int, axis: int) -> torch.Tensor:
+    return weight.view([-1 if d == axis else 1 for d in range(rank)])
+
+
+@decomposes(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss_forward(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss and the sum of the weights of the targets that count."""
+    axis = 0 if self.dim() == 1 else 1
+    kept = target != ignore_index
+    index = torch.where(kept, target, torch.zeros_like(target))
+    picked = self.gather(axis, index.unsqueeze(axis)).squeeze(axis)
+    share = kept.to(self.dtype) if weight is None else weight[index] * kept.to(self.dtype)
+    loss = -(picked * share)
+    total = share.sum()
+    if reduction == _MEAN:
+        return loss.sum() / total, total
+    if reduction == _SUM:
+        return loss.sum(), total
+    return loss, torch.zeros_like(total)

@@ -1,0 +1,42 @@
+"""Random tensors of a size that may vary, drawn like a given tensor of that size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.symbolics.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+
+def _like(size: Sequence[int], dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:
+    return torch.zeros(size, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+@decomposes(aten.rand.default, only_for_gradients=False)
+def rand(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    """As ``rand_like``, which draws the same numbers."""
+    return torch.rand_like(_like(size, dtype, device))
+
+
+@decomposes(aten.randn.default, only_for_gradients=False)
+def randn(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    """As ``randn_like``, which draws the same numbers."""
+    return torch.randn_like(_like(size, dtype, device))
+
+
+@decomposes(aten.randint.default, only_for_gradients=False)
+def randint(high: int, size: Sequence[int], *, dtype: Any = torch.int64, device: Any = None, **_: Any) -> torch.Tensor:
+    """As ``randint_like``, which draws the same numbers."""
+    return torch.randint_like(_like(size, dtype, device), high)
+
+
+@decomposes(aten.randint.low, only_for_gradients=False)
+def randint_low(
+    low: int, high: int, size: Sequence[int], *, dtype: Any = torch.int64, device: Any = None, **_: Any
+) -> torch.Tensor:
+    """As ``randint_like``, which draws the same numbers."""
+    return torch.randint_like(_like(size, dtype, device), low, high)

@@ -1,0 +1,35 @@
+"""The table of decompositions, filled by the modules beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+Decomposition: TypeAlias = Callable[..., Any]
+_F = TypeVar("_F", bound=Decomposition)
+
+_always: dict[torch._ops.OpOverload, Decomposition] = {}
+_for_gradients: dict[torch._ops.OpOverload, Decomposition] = {}
+
+
+def decomposes(*operators: torch._ops.OpOverload, only_for_gradients: bool = True) -> Callable[[_F], _F]:
+    """Register a function as the decomposition of ``operators``.
+
+    Args:
+        operators: overloads whose arguments the function takes.
+        only_for_gradients: whether ONNX has an operator of its own that does for inference.
+    """
+
+    def register(function: _F) -> _F:
+        table = _for_gradients if only_for_gradients else _always
+        table.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def decomposition_table(*, training: bool) -> dict[torch._ops.OpOverload, Decomposition]:
+    """Decompositions to apply before the translation of a program."""
+    return {**_always, **_for_gradients} if training else dict(_always)

@@ -1,0 +1,69 @@
+"""Writes into buffers and inputs, as extra outputs of a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+import torch
+from torch.export.graph_signature import OutputKind
+
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.symbolics.stop_gradient import stop_node
+
+_KINDS: dict[OutputKind, Literal["buffer", "input"]] = {
+    OutputKind.BUFFER_MUTATION: "buffer",
+    OutputKind.USER_INPUT_MUTATION: "input",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """An extra graph output that must be written back after a run.
+
+    Attributes:
+        output: name of the graph output.
+        kind: whether a buffer or a user input takes the value.
+        target: name of the buffer in the model, or of the graph input.
+    """
+
+    output: str
+    kind: Literal["buffer", "input"]
+    target: str
+
+
+def refuse_other_mutations(program: torch.export.ExportedProgram) -> None:
+    """Raise :class:`UnsupportedOperatorError` if ``forward`` writes into what a graph cannot update."""
+    for spec in program.graph_signature.output_specs:
+        if spec.kind != OutputKind.USER_OUTPUT and spec.kind not in _KINDS:
+            raise UnsupportedOperatorError(
+                f"forward writes into {spec.target!r}, which is no buffer and no input ({spec.kind.name.lower()}); a "
+                f"graph can update buffers and inputs only. Update it outside of forward, or make it a buffer"
+            )
+
+
+def add_mutation_outputs(model: ir.Model, program: torch.export.ExportedProgram) -> tuple[Mutation, ...]:
+    """Add an output for each mutation of ``program``, behind a stop-gradient.
+
+    Args:
+        model: the graph that torch.onnx made; it names values after the nodes of ``program``.
+        program: the functional program that it was made of.
+    """
+    signature = program.graph_signature
+    renamed = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    graph = model.graph
+    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
+    values.update({v.name: v for node in graph for v in node.outputs})
+    mutations: list[Mutation] = []
+    for spec in signature.output_specs:
+        if spec.kind not in _KINDS:
+            continue
+        name = spec.arg.name
+        value = values[renamed.get(name, name)]
+        result = stop_node(value)
+        graph.append(result)
+        result.outputs[0].name = f"{spec.target}.updated"
+        graph.outputs.append(result.outputs[0])
+        mutations.append(Mutation(f"{spec.target}.updated", _KINDS[spec.kind], str(spec.target)))
+    return tuple(mutations)

@@ -1,0 +1,26 @@
+"""Operators of torch2ort's own that stand in a program between decomposition and translation."""
+
+from __future__ import annotations
+
+import torch
+
+_library = torch.library.Library("torch2ort", "FRAGMENT")
+_library.define("dropout_noise(Tensor like, float p) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+_library.define("cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) -> Tensor")
+
+# Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
+dropout_noise: torch._ops.OpOverload = torch.ops.torch2ort.dropout_noise.default
+# Cross entropy of class indices without label smoothing: what ONNX's SoftmaxCrossEntropyLoss can do.
+cross_entropy: torch._ops.OpOverload = torch.ops.torch2ort.cross_entropy.default
+
+
+@torch.library.register_fake("torch2ort::dropout_noise", lib=_library)
+def _fake_dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(like)
+
+
+@torch.library.register_fake("torch2ort::cross_entropy", lib=_library)
+def _fake_cross_entropy(
+    input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> torch.Tensor:
+    return input.new_empty(target.shape if reduction == 0 else ())

@@ -1,0 +1,173 @@
+"""Internal sites: nodes of a program that become a call into PyTorch's own kernels."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.pythonop import TENSOR, Site, internal_site
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics import operators
+from torch2ort.symbolics.gradients import requires_grad
+from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, encode_call
+from torch2ort.symbolics.source import source_line
+
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+_DETACH = torch.ops.aten.detach.default
+
+
+class SiteMaker:
+    """Replaces nodes of one program by internal sites.
+
+    Attributes:
+        sites: the sites made, which live as long as this object does.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, *, training: bool) -> None:
+        self.sites: list[Site] = []
+        self._graph = program.graph_module.graph
+        self._training = training
+        self._mode = private.fake_mode(program)
+        self._needed = requires_grad(program) if training else frozenset()
+        self._token: torch.fx.Node | None = None
+
+    def passes_by(self, node: torch.fx.Node) -> None:
+        """Note a node that stays, so that later random calls come after the random ones among them."""
+        if node.target is _PYTHON_OP and node.users:
+            self._token = next((u for u in node.users if u.target is operator.getitem), self._token)
+
+    def replace(self, node: torch.fx.Node) -> None:
+        """Let PyTorch's kernel do what ``node`` does.
+
+        Raises:
+            UnsupportedOperatorError: it takes or gives something that a graph cannot hold.
+        """
+        if node.target is operators.dropout_noise:
+            like, p = node.args
+            order = _memory_order(node.meta["val"])
+            self._make(node, DropoutNoise, [p, order], [like], random=True, differentiable=False)  # type: ignore[list-item]
+            return
+        text, tensors = _call_of(node)
+        self._make(
+            node, AtenKernel, [text], tensors, random=is_random(node), differentiable=not _draws_only(node.target)
+        )
+
+    def _make(
+        self,
+        node: torch.fx.Node,
+        function: type[torch.autograd.Function],
+        constants: Sequence[Any],
+        tensors: Sequence[torch.fx.Node],
+        *,
+        random: bool,
+        differentiable: bool,
+    ) -> None:
+        inputs = list(tensors)
+        if random and self._token is not None:
+            inputs.append(self._token)
+        needed = [differentiable and n in self._needed and _is_float(n) for n in inputs]
+        site = internal_site(
+            function,
+            [*constants, *(TENSOR for _ in inputs)],
+            [*(False for _ in constants), *needed],
+            training=self._training,
+        )
+        self.sites.append(site)
+        with self._graph.inserting_before(node):
+            call = self._node(node, _PYTHON_OP, (inputs, site.key))
+            count = len(call.meta["val"])
+            outputs = [self._node(node, operator.getitem, (call, i)) for i in range(count)]
+            if random:
+                self._token = outputs.pop()
+            if not any(needed):
+                outputs = [self._node(node, _DETACH, (o,)) if _is_float(o) else o for o in outputs]
+        self._hand_over(node, outputs)
+
+    def _node(self, origin: torch.fx.Node, target: Any, args: tuple[Any, ...]) -> torch.fx.Node:
+        result = self._graph.call_function(target, args)
+        result.meta = {k: v for k, v in origin.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+        assert self._mode is not None
+        with self._mode:
+            result.meta["val"] = target(*values)
+        return result
+
+    def _hand_over(self, node: torch.fx.Node, outputs: list[torch.fx.Node]) -> None:
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            node.replace_all_uses_with(outputs[0])
+        else:
+            for user in list(node.users):
+                assert user.target is operator.getitem, f"{user} takes all outputs of {node} at once"
+                user.replace_all_uses_with(outputs[int(user.args[1])])  # type: ignore[call-overload]
+                self._graph.erase_node(user)
+        self._graph.erase_node(node)
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether ``node`` draws from PyTorch's random generator."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return True
+    # Recurrent layers draw only in training with dropout between layers.
+    values = {a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)}
+    return bool(values.get("train")) and bool(values.get("dropout"))
+
+
+def _draws_only(target: Any) -> bool:
+    """Whether an operator's result is random numbers, which carry no gradient to what shaped them."""
+    return torch.Tag.nondeterministic_seeded in target.tags and "rrelu" not in target.name()
+
+
+def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
+    """The text of ``node``'s call, and its tensor arguments in the order of their numbers."""
+    target = node.target
+    tensors: list[torch.fx.Node] = []
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            if not isinstance(value.meta["val"], torch.Tensor):
+                raise UnsupportedOperatorError(
+                    f"{target} at {source_line(node)} would run in PyTorch's kernel, which takes no size that varies "
+                    f"as an argument ({value.name}). Export with that size fixed, or compute the result with "
+                    f"other operators"
+                )
+            tensors.append(value)
+            return {"tensor": len(tensors) - 1}
+        if isinstance(value, (list, tuple)):
+            return [convert(v) for v in value]
+        return value
+
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        raise UnsupportedOperatorError(
+            f"{target} at {source_line(node)} has no translation to ONNX. Register one with "
+            f"torch2ort.register_exporter on an autograd.Function around it, or use other operators"
+        )
+    arguments = [convert(a) for a in node.args]
+    keywords = {k: convert(v) for k, v in node.kwargs.items()}
+    try:
+        return encode_call(target, arguments, keywords, random=is_random(node)), tensors
+    except TypeError as error:
+        raise UnsupportedOperatorError(
+            f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, or wrap "
+            f"the call in a torch.autograd.Function"
+        ) from None
+
+
+def _is_float(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+
+
+def _memory_order(value: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions of ``value`` from the slowest to the fastest in memory."""
+    strides = value.stride()
+    order = list(range(value.dim()))
+    # Sizes that vary give strides that cannot be compared as numbers; those of an exported graph can be by hint.
+    return tuple(sorted(order, key=lambda d: -private.number(strides[d])))

@@ -1,0 +1,26 @@
+"""Where in the user's model an operator comes from, for error messages."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
+_TORCH = os.path.dirname(torch.__file__)
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """``model.py:12, in forward: y = x.unfold(0, 2, 1)``, the innermost line outside of torch."""
+    return describe(node.meta.get("stack_trace") or "")
+
+
+def describe(stack_trace: str) -> str:
+    """The innermost frame of ``stack_trace`` outside of torch, in one line."""
+    frames = [f for f in _FRAME.finditer(stack_trace) if not f["file"].startswith("<")]
+    users = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
+    if not users:
+        return "an unknown line of the model"
+    frame = users[-1]
+    return f"{frame['file']}:{frame['line']}, in {frame['function']}: {frame['code'].strip()}"

@@ -1,0 +1,132 @@
+"""What onnxruntime-training 1.19.2 differentiates correctly: a positive list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from torch2ort.symbolics.stop_gradient import is_stop
+
+# Nothing, or why the node cannot be differentiated; given the positions of inputs that carry a gradient.
+Rule = Callable[[ir.Node, frozenset[int]], "str | None"]
+_FLOAT = frozenset({ir.DataType.FLOAT})
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
+
+
+def untrainable_nodes(model: ir.Model, trained: frozenset[str]) -> dict[str, str]:
+    """Nodes on the way of a gradient that have no correct one.
+
+    Args:
+        model: the graph.
+        trained: names of the initializers and inputs that require a gradient.
+
+    Returns:
+        Name of the FX node that each such node was translated from (its own name where it is
+        unknown) -> operator and reason.
+    """
+    wrong: dict[str, str] = {}
+    for node, inputs in gradient_nodes(model, trained):
+        reason = _reason(node, inputs)
+        if reason is not None:
+            wrong.setdefault(fx_name(node), reason)
+    return wrong
+
+
+def gradient_nodes(model: ir.Model, trained: frozenset[str]) -> list[tuple[ir.Node, frozenset[int]]]:
+    """Nodes through which a gradient goes, each with the positions of the inputs that carry it."""
+    graph = model.graph
+    carrying = {v for v in (*graph.inputs, *graph.initializers.values()) if v.name in trained}
+    found: list[tuple[ir.Node, frozenset[int]]] = []
+    for node in graph:
+        if is_stop(node):
+            continue
+        inputs = frozenset(i for i, v in enumerate(node.inputs) if v in carrying)
+        outputs = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
+        if inputs and outputs:
+            found.append((node, inputs))
+            carrying.update(outputs)
+    # Only what also reaches an output is differentiated.
+    wanted = set(graph.outputs)
+    reaching: list[tuple[ir.Node, frozenset[int]]] = []
+    for node, inputs in reversed(found):
+        if any(v in wanted for v in node.outputs):
+            wanted.update(v for v in node.inputs if v is not None)
+            reaching.append((node, inputs))
+    return reaching[::-1]
+
+
+def fx_name(node: ir.Node) -> str:
+    """Name of the FX node that ``node`` was translated from, or its own."""
+    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
+    return scopes.rsplit("'", 2)[-2] if scopes and "'" in scopes else str(node.name)
+
+
+def _reason(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    rule = _RULES.get(name)
+    if rule is None:
+        return name
+    reason = rule(node, inputs)
+    return None if reason is None else f"{name} {reason}"
+
+
+def _fine(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    return None
+
+
+def _only(*positions: int) -> Rule:
+    def rule(node: ir.Node, inputs: frozenset[int]) -> str | None:
+        others = sorted(inputs - set(positions))
+        return f"with respect to input {others[0]}" if others else None
+
+    return rule
+
+
+def _matmul(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    ranks = [None if v is None or v.shape is None else len(v.shape) for v in node.inputs]
+    return "of a vector" if any(r is None or r < 2 for r in ranks) else None
+
+
+def _attribute(name: str, *allowed: object) -> Rule:
+    def rule(node: ir.Node, inputs: frozenset[int]) -> str | None:
+        attribute = node.attributes.get(name)
+        if attribute is None or attribute.value in allowed:
+            return None
+        return f"with {name}={attribute.value!r}"
+
+    return rule
+
+
+def _pad(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    if len(node.inputs) > 3:
+        return "with axes"
+    return _attribute("mode", "constant")(node, inputs) or _only(0)(node, inputs)
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        (
+            "Abs", "Add", "Cast", "Concat", "Conv", "Cos", "Div", "Erf", "Exp", "Flatten", "Gemm", "Identity",
+            "LayerNormalization", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg", "Reciprocal", "Relu", "Sigmoid",
+            "Sin", "Softmax", "Sqrt", "Sub", "Tanh", "Atan",
+            "com.microsoft::Gelu", "com.microsoft::FastGelu", "com.microsoft::PythonOp",
+            "org.pytorch.aten::ATen",
+        ),
+        _fine,
+    ),
+    **dict.fromkeys(
+        (
+            "AveragePool", "Clip", "Expand", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "MaxPool",
+            "Pow", "ReduceSum", "Reshape", "Slice", "SoftmaxCrossEntropyLoss", "Squeeze", "Tile", "Transpose",
+            "Trilu", "Unsqueeze", "TopK",
+        ),
+        _only(0),
+    ),
+    "MatMul": _matmul,
+    "Where": _only(1, 2),
+    "Pad": _pad,
+    "ScatterElements": _attribute("reduction", "none"),
+    "ScatterND": _attribute("reduction", "none"),
+    "Split": _only(0),
+}  # fmt: skip

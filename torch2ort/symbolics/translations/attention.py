@@ -1,0 +1,1 @@
+"""Attention is decomposed; see torch2ort.symbolics.decompositions.attention."""

@@ -1,0 +1,27 @@
+"""Losses that ONNX has an operator for."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from torch2ort.symbolics import operators
+from torch2ort.symbolics.graph_builder import ops
+from torch2ort.symbolics.translations.registry import translates
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@translates(operators.cross_entropy)
+def cross_entropy(
+    input: ir.Value, target: ir.Value, weight: ir.Value | None, reduction: int, ignore_index: int
+) -> ir.Value:
+    """With its second output, the log probabilities, which the gradient is made of."""
+    return ops(
+        "SoftmaxCrossEntropyLoss",
+        input,
+        target,
+        weight,
+        dtypes=(input.dtype, input.dtype),
+        reduction=_REDUCTIONS[reduction],
+        ignore_index=ignore_index,
+    )[0]

@@ -1,0 +1,30 @@
+"""The table of translations, filled by the modules beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_table: dict[Any, Callable[..., Any]] = {}
+aten = torch.ops.aten
+
+# Operators whose gradient is taken from PyTorch where one is needed.
+KERNELS_FOR_GRADIENTS: frozenset[torch._ops.OpOverload] = frozenset()
+
+
+def translates(*operators: Any) -> Callable[[_F], _F]:
+    """Register a function as the translation of ``operators``."""
+
+    def register(function: _F) -> _F:
+        _table.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def translation_table() -> dict[Any, Callable[..., Any]]:
+    """Translations of our own, by operator."""
+    return dict(_table)
