@@ -76,7 +76,9 @@ class Sizes:
         seen: dict[str, tuple[int, str]] = {}
         for name, dims, shape in zip(self.names, self.dims, shapes, strict=True):
             if len(shape) != len(dims):
-                return f"input '{name}': expected a tensor of rank {len(dims)}, got one of shape {list(shape)}"
+                return (
+                    f"input '{name}': expected a tensor of rank {len(dims)}, got one of shape {list(shape)}"
+                )
             for axis, (expected, given) in enumerate(zip(dims, shape, strict=True)):
                 where = f"input '{name}', dimension {axis}"
                 if isinstance(expected, int):

@@ -50,7 +50,12 @@ class FlatCall(torch.nn.Module):
     output_schema: io_schema.Schema | None = None
 
     def __init__(
-        self, model: torch.nn.Module, signature: io_schema.Signature, schema: io_schema.Schema, *, with_hooks: bool
+        self,
+        model: torch.nn.Module,
+        signature: io_schema.Signature,
+        schema: io_schema.Schema,
+        *,
+        with_hooks: bool,
     ) -> None:
         super().__init__()
         self.model = model
@@ -92,14 +97,18 @@ def trace(
                 program = torch.export.export(call, tuple(tensors), dynamic_shapes=dynamic, strict=False)
         except private.DATA_DEPENDENT as error:
             raise ExportError(
-                f"{type(model).__name__}: the model's Python code depends on a value inside a tensor{_users_line(error)}, "
+                f"{type(model).__name__}: the model's Python code depends on a value inside a "
+                f"tensor{_users_line(error)}, "
                 f"so one graph cannot stand for every input ({_first_line(error)}). "
-                f"Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function"
+                f"Use torch.where or torch.cond instead of the branch, or move the code into an "
+                f"autograd.Function"
             ) from error
         except Exception as error:
             if not type(error).__module__.startswith("torch."):
                 raise
-            raise ExportError(f"{type(model).__name__}: torch.export failed{_users_line(error)}: {error}") from error
+            raise ExportError(
+                f"{type(model).__name__}: torch.export failed{_users_line(error)}: {error}"
+            ) from error
     assert call.output_schema is not None
     guards = tuple(map(_readable_guard, private.size_guards(program)))
     return Trace(program, call.output_schema, capture.sites, guards)
@@ -124,7 +133,8 @@ def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) ->
     unknown = [name for name in dynamic_shapes if name not in bound]
     if unknown:
         raise ExportError(
-            f"dynamic_shapes names {unknown[0]!r}, which is not an argument of the call; expected some of {list(bound)}"
+            f"dynamic_shapes names {unknown[0]!r}, which is not an argument of the call; expected some of "
+            f"{list(bound)}"
         )
     specs: list[DimSpec] = []
     for name, value in bound.items():
@@ -146,7 +156,8 @@ def _lay_specs(value: Any, spec: Any, path: str, specs: list[DimSpec]) -> None:
             part = spec[position]
         else:
             raise ExportError(
-                f"dynamic_shapes for '{path}': expected None, a mapping or a sequence of {len(children)} entries like the "
+                f"dynamic_shapes for '{path}': expected None, a mapping or a sequence of {len(children)} "
+                f"entries like the "
                 f"argument itself ({type(value).__name__}), got {spec!r}"
             )
         _lay_specs(child, part, f"{path}[{key!r}]", specs)
@@ -196,7 +207,9 @@ def _users_line(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not re.search(r"[/\\](torch|torch2ort|optree|contextlib\.py|functools\.py)([/\\]|$)", frame.filename)
+        if not re.search(
+            r"[/\\](torch|torch2ort|optree|contextlib\.py|functools\.py)([/\\]|$)", frame.filename
+        )
         and not frame.filename.startswith("<")
     ]
     if not frames:

@@ -1,7 +1,7 @@
 """From a PyTorch model to an ONNX graph that keeps every custom Function.
 
-    model + sample ─ io_schema ─► tensors ─ trace ─► ExportedProgram + sites
-          ─ symbolics ─► ONNX with PythonOp nodes ─ shape_infer ─► ExportedModel
+model + sample ─ io_schema ─► tensors ─ trace ─► ExportedProgram + sites
+─ symbolics ─► ONNX with PythonOp nodes ─ shape_infer ─► ExportedModel
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from torch2ort._trace import PREFIX, DimSpec, Trace, flat_dim_specs, trace
 from torch2ort.exported_model import CacheReport, ExportedModel, Interface, frozen
 from torch2ort.log import apply_level, logger
 from torch2ort.options import DEFAULT_OPSET, Options, with_arguments
-from torch2ort.pythonop import ONNX_TYPES, Site, node_attributes, site_by_key
-from torch2ort.runtime import Graph, Mutation
+from torch2ort.pythonop import ONNX_TYPES, SITE_ATTRIBUTE, Site, node_attributes, site_by_key
+from torch2ort.runtime import Graph
+from torch2ort.symbolics import Mutation
+from torch2ort.symbolics.graph_builder import ops
+
+
+# Where a node remembers its site between translation and the end of the export.
+_SITE_KEY = "torch2ort.site"
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,8 @@ def export(
     bound = signature.bind(args, keywords)
     tensors, schema = io_schema.flatten(bound)
     call = Call(signature, tensors, schema, flat_dim_specs(bound, dynamic_shapes, len(tensors)))
-    built = build(model, call, training=training, options=options)
+    mode = model.training if training is None else training
+    built = build(model, call, training=training, differentiate=mode, options=options)
     return ExportedModel(
         frozen(built.graph, built.weights),
         {},
@@ -115,7 +122,13 @@ def export(
 
 
 def build(
-    model: torch.nn.Module, call: Call, *, training: bool | None, options: Options, with_hooks: bool = True
+    model: torch.nn.Module,
+    call: Call,
+    *,
+    training: bool | None,
+    differentiate: bool,
+    options: Options,
+    with_hooks: bool = True,
 ) -> Built:
     """Trace, translate and infer shapes: the pipeline behind ``export`` and ``ORTModule``.
 
@@ -123,6 +136,7 @@ def build(
         model: the model.
         call: the sample call.
         training: the mode; ``None`` takes ``model.training``.
+        differentiate: whether every operator must have a correct gradient in the engine.
         options: opset and debugging.
         with_hooks: whether hooks of the model itself are part of the graph.
 
@@ -130,12 +144,20 @@ def build(
         ExportError: see :func:`export`.
     """
     mode = model.training if training is None else training
-    traced = trace(model, call.signature, call.tensors, call.schema, call.dim_specs, training=training, with_hooks=with_hooks)
-    program = symbolics.prepare(traced.program, training=mode)
-    python_ops = _PythonOpTranslation()
-    translated = symbolics.translate(
-        program, training=mode, opset=options.opset or DEFAULT_OPSET, python_op=python_ops
+    traced = trace(
+        model,
+        call.signature,
+        call.tensors,
+        call.schema,
+        call.dim_specs,
+        training=training,
+        with_hooks=with_hooks,
     )
+    program = symbolics.prepare(traced.program, training=differentiate)
+    translated = symbolics.translate(
+        program, training=differentiate, opset=options.opset or DEFAULT_OPSET, python_op=_translate_python_op
+    )
+    sites = _name_sites(translated.model.graph)
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in call.schema.leaves]
     separate_outputs(translated.model.graph)
@@ -154,34 +176,43 @@ def build(
         weights={value.name or "": origin for value, origin, _ in weights},
         outputs=outputs[:count],
         mutations=tuple(
-            Mutation(o, m.kind, m.target.removeprefix(PREFIX) if m.kind == "buffer" else names[placeholders.index(m.target)])
+            Mutation(
+                o,
+                m.kind,
+                m.target.removeprefix(PREFIX) if m.kind == "buffer" else names[placeholders.index(m.target)],
+            )
             for o, m in zip(outputs[count:], translated.mutations, strict=True)
         ),
-        sites=python_ops.sites,
+        sites=sites,
     )
-    logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, len(proto.graph.node), len(graph.sites))
+    logger.info(
+        "exported %s: %d nodes, %d PythonOps", type(model).__name__, len(proto.graph.node), len(graph.sites)
+    )
     interface = Interface(call.signature, call.schema, traced.output_schema, _sizes(traced, names))
     return Built(graph, {value.name or "": tensor for value, _, tensor in weights}, interface, mode)
 
 
-class _PythonOpTranslation:
-    """Translates the opaque operator into a ``PythonOp`` node and remembers its site."""
+def _translate_python_op(inputs: Sequence[ir.Value], key: str) -> Sequence[ir.Value]:
+    """The opaque operator as a node that carries its site."""
+    site = site_by_key(key)
+    types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[t.dtype]) for t in site.known_result.tensors)]
+    operator = "org.pytorch.aten::ATen" if site.internal else "com.microsoft::PythonOp"
+    outputs = ops(operator, *inputs, dtypes=types, **node_attributes(site))
+    node = outputs[0].producer()
+    assert node is not None
+    node.metadata_props[_SITE_KEY] = key
+    return outputs[1:]
 
-    def __init__(self) -> None:
-        self.sites: dict[str, Site] = {}
 
-    def __call__(self, inputs: Sequence[ir.Value], key: str) -> Sequence[ir.Value]:
-        site = site_by_key(key)
-        name = f"PythonOp_{len(self.sites)}"
-        self.sites[name] = site
-        types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[t.dtype]) for t in site.known_result.tensors)]
-        operator = "org.pytorch.aten::ATen" if site.internal else "com.microsoft::PythonOp"
-        outputs = symbolics.ops(operator, *inputs, dtypes=types, **node_attributes(site))
-        node = outputs[0].producer()
-        assert node is not None
-        node.name = name
-        outputs[0].shape = ir.Shape([1])
-        return outputs[1:]
+def _name_sites(graph: ir.Graph) -> dict[str, Site]:
+    """Name the graph's PythonOp nodes by their order, which is the same in every process."""
+    sites: dict[str, Site] = {}
+    for node in graph:
+        if SITE_ATTRIBUTE in node.attributes:
+            node.name = f"PythonOp_{len(sites)}"
+            site = site_by_key(node.metadata_props.pop(_SITE_KEY))
+            sites[node.name] = site
+    return sites
 
 
 def _arguments(sample: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -68,11 +68,14 @@ class Interface:
         except SchemaError as error:
             raise SchemaMismatchError(f"the call does not fit the exported model: {error}") from error
         if schema != self.inputs:
-            raise SchemaMismatchError(f"the call does not fit the exported model: {self.inputs.difference(schema)}")
+            raise SchemaMismatchError(
+                f"the call does not fit the exported model: {self.inputs.difference(schema)}"
+            )
         mismatch = self.sizes.mismatch([t.shape for t in tensors])
         if mismatch is not None:
             raise SchemaMismatchError(
-                f"the call does not fit the exported model: {mismatch}; export with dynamic_shapes if this size varies"
+                f"the call does not fit the exported model: {mismatch}; export with dynamic_shapes if this "
+                f"size varies"
             )
         return tensors
 
@@ -148,7 +151,8 @@ class ExportedModel:
             if found is not None:
                 position, value = found
                 raise ExportError(
-                    f"{site.func_name}: argument {position} is an object of type {type(value).__qualname__}, which a file cannot hold; "
+                    f"{site.func_name}: argument {position} is an object of type "
+                    f"{type(value).__qualname__}, which a file cannot hold; "
                     f"pass numbers, strings, None, dtypes or tuples, lists and dicts of them instead"
                 )
         model = onnx.ModelProto()
@@ -213,7 +217,8 @@ class ExportedModel:
 
     def __repr__(self) -> str:
         mode = "training" if self.training else "inference"
-        return f"ExportedModel({mode}, {len(self._graph.proto.graph.node)} nodes, {len(self.python_ops)} PythonOps)"
+        nodes = len(self._graph.proto.graph.node)
+        return f"ExportedModel({mode}, {nodes} nodes, {len(self.python_ops)} PythonOps)"
 
 
 def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Graph:
@@ -221,7 +226,9 @@ def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Graph:
     return replace(graph, proto=_with_weights(graph, weights), weights={})
 
 
-def load(path: str | os.PathLike[str], *, functions: Iterable[type[torch.autograd.Function]] = ()) -> ExportedModel:
+def load(
+    path: str | os.PathLike[str], *, functions: Iterable[type[torch.autograd.Function]] = ()
+) -> ExportedModel:
     """Read a model that :meth:`ExportedModel.save` wrote.
 
     A name in the file resolves only to one of ``functions`` or to what :func:`register_function` was
@@ -242,7 +249,9 @@ def load(path: str | os.PathLike[str], *, functions: Iterable[type[torch.autogra
     except FileNotFoundError as error:
         raise ModelLoadError(f"{file}: there is no such file") from error
     except Exception as error:
-        raise ModelLoadError(f"{file}: not a readable ONNX model ({error}); save it again with ExportedModel.save") from error
+        raise ModelLoadError(
+            f"{file}: not a readable ONNX model ({error}); save it again with ExportedModel.save"
+        ) from error
     texts = {p.key: p.value for p in model.metadata_props}
     if METADATA_KEY not in texts:
         raise ModelLoadError(
@@ -252,7 +261,9 @@ def load(path: str | os.PathLike[str], *, functions: Iterable[type[torch.autogra
     try:
         data = json.loads(texts[METADATA_KEY])
         if data["version"] != FORMAT_VERSION:
-            raise ModelLoadError(f"{file}: written in format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}")
+            raise ModelLoadError(
+                f"{file}: written in format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}"
+            )
         interface = _load_interface(data)
         sites = _load_sites(model.graph)
         graph = Graph(
@@ -325,7 +336,11 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
             Path(temporary).write_bytes(model.SerializeToString())
         else:
             onnx.save_model(
-                model, temporary, save_as_external_data=True, all_tensors_to_one_file=True, location=f"{path.name}.data"
+                model,
+                temporary,
+                save_as_external_data=True,
+                all_tensors_to_one_file=True,
+                location=f"{path.name}.data",
             )
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)

@@ -186,9 +186,7 @@ class _Runner:
     def _key(self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> Any:
         """What the graph depends on, apart from sizes."""
         modes = tuple(module.training for module in self.model.modules())
-        weights = tuple(
-            (p.requires_grad, p.dtype) for p in (*self.model.parameters(), *self.model.buffers())
-        )
+        weights = tuple((p.requires_grad, p.dtype) for p in (*self.model.parameters(), *self.model.buffers()))
         return schema, modes, weights, tuple(t.requires_grad for t in tensors)
 
     def _export(
@@ -223,7 +221,10 @@ class _Runner:
     ) -> Built:
         call = Call(self._signature, samples, schema, dim_specs)
         # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
-        return build(self.model, call, training=None, options=self.options, with_hooks=False)
+        trained = any(t.requires_grad for t in (*samples, *self.model.parameters()))
+        return build(
+            self.model, call, training=None, differentiate=trained, options=self.options, with_hooks=False
+        )
 
     def _weights(self, built: Built) -> list[torch.Tensor]:
         """The live tensors of the graph's weights, also where one was replaced since the export."""
@@ -233,7 +234,9 @@ class _Runner:
         }
         return [named.get(origin, built.weights[name]) for name, origin in built.graph.weights.items()]
 
-    def _write_back(self, built: Built, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    def _write_back(
+        self, built: Built, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+    ) -> None:
         if not values:
             return
         targets = dict(zip(built.graph.inputs, tensors, strict=True))
@@ -247,7 +250,8 @@ class _Runner:
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu":
         raise EngineError(
-            f"a tensor is on {tensor.device}; the installed engine runs on the CPU. Move the model and its inputs with .cpu()"
+            f"a tensor is on {tensor.device}; the installed engine runs on the CPU. Move the model and its "
+            f"inputs with .cpu()"
         )
     return tensor.detach().contiguous()
 
@@ -268,20 +272,24 @@ class _Boundary(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise EngineError(
-                "ORTModule: a backward with create_graph=True (double backward) was asked for; ONNX Runtime computes first "
+                "ORTModule: a backward with create_graph=True (double backward) was asked for; ONNX "
+                "Runtime computes first "
                 "derivatives only. Run this model in eager PyTorch for higher derivatives"
             )
         state: ForwardState | None = ctx.state
         if state is None:
             raise RuntimeError(
-                "Trying to backward through the graph a second time. ONNX Runtime's state is freed by the first backward, also with "
+                "Trying to backward through the graph a second time. ONNX Runtime's state is freed by the "
+                "first backward, also with "
                 "retain_graph=True; run the forward again, or add the losses and call backward once"
             )
         for i, version in zip(ctx.engine.needed, ctx.versions, strict=True):
             if ctx.feeds[i]._version != version:
                 raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"a tensor of shape {list(ctx.feeds[i].shape)} is at version {ctx.feeds[i]._version}; expected version {version} instead. "
+                    "one of the variables needed for gradient computation has been modified by an inplace "
+                    "operation: "
+                    f"a tensor of shape {list(ctx.feeds[i].shape)} is at version {ctx.feeds[i]._version}; "
+                    f"expected version {version} instead. "
                     "Clone it before the model's forward, or change it after backward"
                 )
         ctx.state = None

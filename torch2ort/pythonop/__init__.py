@@ -12,7 +12,15 @@ from torch2ort.pythonop.attributes import (
 )
 from torch2ort.pythonop.capture import Capture, internal_site
 from torch2ort.pythonop.registry import register_function, resolve
-from torch2ort.pythonop.site import TENSOR, PythonOpSite, Result, Site, TensorType, qualified_name, site_by_key
+from torch2ort.pythonop.site import (
+    TENSOR,
+    PythonOpSite,
+    Result,
+    Site,
+    TensorType,
+    qualified_name,
+    site_by_key,
+)
 
 __all__ = [
     "ONNX_TYPES",

@@ -70,7 +70,11 @@ def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
     except ExportError:
         raise
     except Exception as error:
-        logger.debug("%s: forward does not run on fake tensors (%s); running it once on real ones", site.func_name, error)
+        logger.debug(
+            "%s: forward does not run on fake tensors (%s); running it once on real ones",
+            site.func_name,
+            error,
+        )
         return _outputs_of_real_run(site, inputs)
     site.result = result
     return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
@@ -134,7 +138,9 @@ def _observe(site: Site, tensors: list[torch.Tensor]) -> tuple[Result, list[torc
     outputs = [v for v in values if isinstance(v, torch.Tensor)]
     marked = {id(t) for t in context.non_differentiable or ()}
     non_differentiable = tuple(
-        i for i, t in enumerate(outputs) if id(t) in marked or not (t.dtype.is_floating_point or t.dtype.is_complex)
+        i
+        for i, t in enumerate(outputs)
+        if id(t) in marked or not (t.dtype.is_floating_point or t.dtype.is_complex)
     )
     outputs = [t.detach() for t in outputs] + [tensors[positions.index(p)].detach() for p in hidden]
     result = Result(
@@ -160,12 +166,14 @@ def _refuse_nested_tensors(site: Site, values: tuple[Any, ...]) -> None:
     for i, value in enumerate(values):
         if isinstance(value, (list, tuple, dict)) and holds_tensor(value):
             raise ExportError(
-                f"{site.func_name}: forward returned a {type(value).__name__} with tensors in it as output {i}; "
+                f"{site.func_name}: forward returned a {type(value).__name__} with tensors in it as output "
+                f"{i}; "
                 f"expected a tensor or a tuple of tensors and constants. Return the tensors themselves"
             )
 
 
 def holds_tensor(value: Any) -> bool:
+    """Whether there is a tensor anywhere inside ``value``."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -124,7 +124,8 @@ def load_site(func_name: str, text: str) -> Site:
         data = json.loads(text)
         if data["version"] != FORMAT_VERSION:
             raise ModelLoadError(
-                f"PythonOp {func_name}: its site is of format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}"
+                f"PythonOp {func_name}: its site is of format {data['version']!r}, this torch2ort reads "
+                f"{FORMAT_VERSION}"
             )
         result = Result(
             inputs=tuple(map(_load_type, data["inputs"])),
@@ -149,13 +150,17 @@ def load_site(func_name: str, text: str) -> Site:
         )
         _check_counts(site, result)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ModelLoadError(f"PythonOp {func_name}: its attribute '{SITE_ATTRIBUTE}' is damaged ({error})") from error
+        raise ModelLoadError(
+            f"PythonOp {func_name}: its attribute '{SITE_ATTRIBUTE}' is damaged ({error})"
+        ) from error
     return site
 
 
 def _check_counts(site: Site, result: Result) -> None:
     if len(site.tensor_positions) != len(result.inputs):
-        raise ValueError(f"{len(site.tensor_positions)} tensor arguments but {len(result.inputs)} input types")
+        raise ValueError(
+            f"{len(site.tensor_positions)} tensor arguments but {len(result.inputs)} input types"
+        )
     if len(site.needs_input_grad) != len(site.arguments):
         raise ValueError(f"{len(site.arguments)} arguments but {len(site.needs_input_grad)} needs_input_grad")
     tensors = sum(v is TENSOR for v in result.outputs) + len(result.hidden)

@@ -82,7 +82,11 @@ class Capture:
 
 
 def internal_site(
-    function: type[torch.autograd.Function], arguments: Sequence[Any], needs_input_grad: Sequence[bool], *, training: bool
+    function: type[torch.autograd.Function],
+    arguments: Sequence[Any],
+    needs_input_grad: Sequence[bool],
+    *,
+    training: bool,
 ) -> Site:
     """A site of torch2ort's own, by which an operator runs in PyTorch's kernel.
 
@@ -111,7 +115,8 @@ def _concrete(function: type, position: int, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if private.is_functorch_wrapped(value):
             raise ExportError(
-                f"{qualified_name(function)}: argument {position} is inside a torch.func transform (vmap, grad, ...), "
+                f"{qualified_name(function)}: argument {position} is inside a torch.func transform (vmap, "
+                f"grad, ...), "
                 f"which an opaque call cannot be part of. Call the Function outside of the transform"
             )
         return value
@@ -123,7 +128,8 @@ def _concrete(function: type, position: int, value: Any) -> Any:
         return float(value)
     if isinstance(value, (list, tuple, dict, set, frozenset)) and holds_tensor(value):
         raise ExportError(
-            f"{qualified_name(function)}: argument {position} is a {type(value).__name__} with tensors in it; autograd does "
+            f"{qualified_name(function)}: argument {position} is a {type(value).__name__} with tensors in "
+            f"it; autograd does "
             f"not see those, and neither can a graph. Pass the tensors as arguments of their own"
         )
     if type(value) in (list, tuple):

@@ -27,7 +27,8 @@ class FunctionRegistry:
             known = self._classes.get(name)
             if known is not None and known is not function and not override:
                 raise RegistryError(
-                    f"register_function: the name '{name}' already stands for {known!r}, given was {function!r}; "
+                    f"register_function: the name '{name}' already stands for {known!r}, given was "
+                    f"{function!r}; "
                     f"choose another name, or pass override=True"
                 )
             self._classes[name] = function
@@ -47,7 +48,9 @@ functions = FunctionRegistry()
 
 
 @overload
-def register_function(cls: FunctionType, name: str | None = None, *, override: bool = False) -> FunctionType: ...
+def register_function(
+    cls: FunctionType, name: str | None = None, *, override: bool = False
+) -> FunctionType: ...
 @overload
 def register_function(
     cls: None = None, name: str | None = None, *, override: bool = False
@@ -72,7 +75,8 @@ def register_function(
         return lambda function: register_function(function, name, override=override)
     if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
         raise RegistryError(
-            f"register_function: expected a subclass of torch.autograd.Function, got {cls!r}; pass the class itself, not its apply"
+            f"register_function: expected a subclass of torch.autograd.Function, got {cls!r}; pass the "
+            f"class itself, not its apply"
         )
     functions.add(cls, name or qualified_name(cls), override=override)
     return cls
@@ -109,6 +113,7 @@ def resolve(
     if missing:
         raise FunctionNotFoundError(
             f"the model calls {len(missing)} Function(s) that were not supplied: {', '.join(missing)}. "
-            f"Pass the classes to torch2ort.load(path, functions=[...]) or register them with torch2ort.register_function"
+            f"Pass the classes to torch2ort.load(path, functions=[...]) or register them with "
+            f"torch2ort.register_function"
         )
     return found

@@ -112,7 +112,9 @@ class Site:
     def known_result(self) -> Result:
         """The result; raises :class:`ExportError` if no abstract run has found it."""
         if self.result is None:
-            raise ExportError(f"{self.func_name}: the outputs of this call were never inferred; export the model again")
+            raise ExportError(
+                f"{self.func_name}: the outputs of this call were never inferred; export the model again"
+            )
         return self.result
 
     def call_arguments(self, tensors: list[torch.Tensor]) -> list[Any]:

@@ -5,8 +5,10 @@
 | OrtModuleGraphBuilder, OrtModuleGraphBuilderConfiguration, GraphInfo | training 1.19.2 |
 | TrainingGraphTransformerConfiguration, PropagateCastOpsConfiguration | training 1.19.2 |
 | TrainingAgent, PartialGraphExecutionState, OrtValueVector | training 1.19.2 |
-| register_forward_runner, register_backward_runner, register_torch_autograd_function | training 1.19.2 |
-| register_aten_op_executor, register_custom_stop_gradient_edges, unregister_python_functions | training 1.19.2 |
+| register_forward_runner, register_backward_runner | training 1.19.2 |
+| register_torch_autograd_function | training 1.19.2 |
+| register_aten_op_executor, register_custom_stop_gradient_edges | training 1.19.2 |
+| unregister_python_functions | training 1.19.2 |
 | OrtValue.from_dlpack, OrtValue.to_dlpack, OrtDevice, Severity | training 1.19.2 |
 | InferenceSession._sess.run_with_ort_values | training 1.19.2 |
 """
@@ -43,7 +45,7 @@ def onnxruntime() -> Any:
 
 @functools.cache
 def pybind() -> Any:
-    """onnxruntime's extension module."""
+    """Onnxruntime's extension module."""
     onnxruntime()
     return importlib.import_module("onnxruntime.capi._pybind_state")
 
@@ -54,7 +56,7 @@ def has_training() -> bool:
 
 
 def training_pybind() -> Any:
-    """onnxruntime's extension module, of a training build.
+    """Onnxruntime's extension module, of a training build.
 
     Raises:
         RuntimeNotFoundError: the installed onnxruntime is not a training build.
@@ -62,7 +64,8 @@ def training_pybind() -> Any:
     module = pybind()
     if not has_training():
         raise RuntimeNotFoundError(
-            f"training needs onnxruntime-training, and the installed onnxruntime {onnxruntime().__version__} is an inference "
+            f"training needs onnxruntime-training, and the installed onnxruntime "
+            f"{onnxruntime().__version__} is an inference "
             f"build: {_TRAINING_HINT}"
         )
     return module

@@ -47,7 +47,9 @@ def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, .
         raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
     for position, value in site.constants.items():
         if isinstance(value, UnstoredObject):
-            raise ExportError(f"{site.func_name}: argument {position} is {value!r}; export the model in this process")
+            raise ExportError(
+                f"{site.func_name}: argument {position} is {value!r}; export the model in this process"
+            )
     result = site.known_result
     outputs = result.outputs
     tensor_outputs = tuple(i for i, v in enumerate(outputs) if v is TENSOR)
@@ -76,7 +78,6 @@ def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, .
 def register(site: native.Site) -> None:
     """Make ``site`` callable by onnxruntime-training's PythonOp kernel under its key."""
     ort = private.training_pybind()
-    _install_runners()
     # onnxruntime insists on a class whose direct base is Function, and reads these two attributes of it:
     # being the native site themselves, they reach the runner without a look-up.
     proxy = type("SiteProxy", (torch.autograd.Function,), {"apply": site, "backward": site})
@@ -97,6 +98,7 @@ def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site], *, training: bool
     Returns:
         The native site of each node, by node name.
     """
+    install_runners()
     bound: dict[str, native.Site] = {}
     for node in graph.node:
         if node.name not in sites:
@@ -113,7 +115,9 @@ def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site], *, training: bool
         kept += [
             onnx.helper.make_attribute("func_name", own.key),
             onnx.helper.make_attribute("input_convention", "d" * len(positions)),
-            onnx.helper.make_attribute("input_requires_grads", [int(site.needs_input_grad[p]) for p in positions]),
+            onnx.helper.make_attribute(
+                "input_requires_grads", [int(site.needs_input_grad[p]) for p in positions]
+            ),
             onnx.helper.make_attribute("training_mode", int(training)),
         ]
         node.domain, node.op_type = "com.microsoft", "PythonOp"
@@ -147,7 +151,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 @functools.cache
-def _install_runners() -> None:
+def install_runners() -> None:
+    """Give onnxruntime-training our runners and the executor of stop-gradients, once a process."""
     ort = private.training_pybind()
     forward, backward = native.training_runners()
     ort.register_forward_runner(forward)

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import onnx
 
 from torch2ort.pythonop import Site
+from torch2ort.symbolics import Mutation
 
-
-@dataclass(frozen=True)
-class Mutation:
-    """A graph output whose value the model writes in place to one of its tensors.
-
-    Attributes:
-        output: name of the graph output.
-        kind: whether ``target`` is a buffer's name or a graph input's.
-        target: what is written to.
-    """
-
-    output: str
-    kind: Literal["buffer", "input"]
-    target: str
+__all__ = ["Graph", "Mutation"]
 
 
 @dataclass(frozen=True)

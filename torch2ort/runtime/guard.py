@@ -22,7 +22,8 @@ class _PythonOpLock:
     def __enter__(self) -> None:
         if self._owner == threading.get_ident():
             raise EngineError(
-                "a Function that ONNX Runtime is running called an ORTModule with Functions of its own; onnxruntime-training "
+                "a Function that ONNX Runtime is running called an ORTModule with Functions of its own; "
+                "onnxruntime-training "
                 "would wait for itself forever. Call the inner module's original inside the Function instead"
             )
         self._lock.acquire()

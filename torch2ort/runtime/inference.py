@@ -19,7 +19,11 @@ from torch2ort.runtime.guard import contexts_in, python_op_lock
 
 
 def inference_session(
-    proto: onnx.ModelProto, sites: dict[str, Any], *, providers: Sequence[Any] | None = None, session_options: Any = None
+    proto: onnx.ModelProto,
+    sites: dict[str, Any],
+    *,
+    providers: Sequence[Any] | None = None,
+    session_options: Any = None,
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` that can run the graph's PythonOp nodes.
 
@@ -37,8 +41,10 @@ def inference_session(
     if sites:
         if not private.has_training():
             raise EngineError(
-                f"the model calls Functions ({', '.join(sorted({s.func_name for s in sites.values()}))}), which the inference build "
-                f"onnxruntime {onnxruntime.__version__} cannot run yet; install onnxruntime-training-cpu 1.19.2 (Python 3.11)"
+                f"the model calls Functions ({', '.join(sorted({s.func_name for s in sites.values()}))}), "
+                f"which the inference build "
+                f"onnxruntime {onnxruntime.__version__} cannot run yet; install onnxruntime-training-cpu "
+                f"1.19.2 (Python 3.11)"
             )
         session_proto = onnx.ModelProto()
         session_proto.CopyFrom(proto)

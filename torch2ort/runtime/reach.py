@@ -22,16 +22,6 @@ FLOATS = {
     onnx.TensorProto.BFLOAT16,
 }
 
-# Input positions through which no gradient flows, although the values are floats.
-_BLOCKED = {
-    "Shape": {0}, "Size": {0}, "StopGradient": {0}, "Dropout": {1}, "Clip": {1, 2}, "ConstantOfShape": {0},
-    "BatchNormalization": {3, 4}, "Resize": {1, 2}, "Pad": {2}, "Range": {0, 1, 2}, "OneHot": {0, 1, 2},
-    "Sign": {0}, "Floor": {0}, "Ceil": {0}, "Round": {0}, "ArgMax": {0}, "ArgMin": {0}, "IsNaN": {0}, "IsInf": {0},
-    "Equal": {0, 1}, "Less": {0, 1}, "LessOrEqual": {0, 1}, "Greater": {0, 1}, "GreaterOrEqual": {0, 1},
-    "NonZero": {0}, "Not": {0}, "And": {0, 1}, "Or": {0, 1}, "RandomNormalLike": {0}, "RandomUniformLike": {0},
-    "Bernoulli": {0},
-}  # fmt: skip
-
 Edge = tuple[str, int]  # a PythonOp node's name and the position of an argument of its Function
 
 
@@ -44,7 +34,10 @@ class Reach:
 
     def __init__(self, graph: Graph) -> None:
         self._sites = graph.sites
-        self._producers = {name: node for node in graph.proto.graph.node for name in node.output if name}
+        proto = graph.proto.graph
+        self._producers = {name: node for node in proto.node for name in node.output if name}
+        values = (*proto.input, *proto.value_info, *proto.output)
+        self._types = {value.name: value.type.tensor_type.elem_type for value in values}
         self._feeds = set(graph.feeds)
         self._cache: dict[tuple[frozenset[str], frozenset[Edge]], frozenset[str]] = {}
 
@@ -68,7 +61,7 @@ class Reach:
         stack = list(outputs)
         while stack:
             name = stack.pop()
-            if name in seen:
+            if name in seen or self._types.get(name, onnx.TensorProto.FLOAT) not in FLOATS:
                 continue
             seen.add(name)
             node = self._producers.get(name)
@@ -80,11 +73,7 @@ class Reach:
         site = self._sites.get(node.name)
         if site is not None:
             return _through_site(site, node, output, undefined)
-        if node.op_type == "Cast":
-            to = next(a.i for a in node.attribute if a.name == "to")
-            return [node.input[0]] if to in FLOATS else []
-        blocked = _BLOCKED.get(node.op_type, set())
-        return [name for i, name in enumerate(node.input) if name and i not in blocked]
+        return [] if node.op_type == "StopGradient" else [name for name in node.input if name]
 
 
 def _through_site(site: Site, node: onnx.NodeProto, output: str, undefined: set[int]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
@@ -65,7 +66,9 @@ class TrainingEngine:
         self._requires_grad = requires_grad
         self._reach = Reach(graph)
         self.differentiable = tuple(
-            i for i, name in enumerate(graph.fetches) if i < len(graph.outputs) and self._reach.inputs([name]) & requires_grad
+            i
+            for i, name in enumerate(graph.fetches)
+            if i < len(graph.outputs) and self._reach.inputs([name]) & requires_grad
         )
         session_graph = self._session_graph()
         sites = bind_nodes(session_graph.graph, graph.sites, training=True)
@@ -74,9 +77,9 @@ class TrainingEngine:
         self._build(session_graph, options)
 
     def _session_graph(self) -> onnx.ModelProto:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self._graph.proto)
-        return symbolics.lower_stop_gradients(proto)
+        model = ir.from_proto(self._graph.proto)
+        symbolics.lower_stop_gradients(model)
+        return ir.to_proto(model)
 
     def _build(self, proto: onnx.ModelProto, options: Options) -> None:
         ort = self._ort
@@ -110,10 +113,14 @@ class TrainingEngine:
         )
         self._session_kept = session
         self._skipped = set(info.output_grad_indices_non_differentiable)
-        gradient_of = dict(zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True))
+        gradient_of = dict(
+            zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
+        )
         gradient_of.update(info.user_input_grad_names)
         self._gradient_of = {
-            name: self._fetched_gradients.index(g) for name, g in gradient_of.items() if g in self._fetched_gradients
+            name: self._fetched_gradients.index(g)
+            for name, g in gradient_of.items()
+            if g in self._fetched_gradients
         }
 
     def _builder_configuration(self) -> Any:
@@ -176,7 +183,9 @@ class TrainingEngine:
         outputs = _tensors(fetched)
         return outputs, ForwardState(partial, run, [(t.shape, t.dtype, t.device) for t in outputs])
 
-    def backward(self, state: ForwardState, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def backward(
+        self, state: ForwardState, gradients: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
         """Run the backward half.
 
         Args:
@@ -213,7 +222,11 @@ class TrainingEngine:
         ]
 
     def _reached(self, run: native.Run, gradients: Sequence[torch.Tensor | None]) -> frozenset[str]:
-        outputs = [name for name, gradient in zip(self._graph.fetches, gradients, strict=True) if gradient is not None]
+        outputs = [
+            name
+            for name, gradient in zip(self._graph.fetches, gradients, strict=True)
+            if gradient is not None
+        ]
         undefined: list[Edge] = [(self._site_nodes[key], position) for key, position in run.undefined]
         return self._reach.inputs(outputs, undefined)
 

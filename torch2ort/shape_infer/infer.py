@@ -7,7 +7,13 @@ that translation added in between, and names every size that is left.
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, infer_symbolic_shapes, registry
+from onnx_shape_inference import (
+    OpUsageError,
+    ShapeInferenceContext,
+    ShapeInferenceError,
+    infer_symbolic_shapes,
+    registry,
+)
 
 from torch2ort.errors import ExportError
 
@@ -30,11 +36,12 @@ def infer(model: ir.Model) -> None:
 @registry.register("com.microsoft", "PythonOp", since_version=1)
 @registry.register("org.pytorch.aten", "ATen", since_version=1)
 def _infer_python_op(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The context is int64[1]; a tensor output has the site's dtype and rank, and sizes as capture found them."""
+    """The site's dtypes and ranks, and the sizes that capture found."""
     if _RANKS not in node.attributes:
         return
+    # onnxruntime-training infers a scalar for the context although its kernel gives int64[1]: no shape, then.
     own, *tensors = node.outputs
-    context.set_shape_and_dtype(own, ir.Shape([1]), ir.DataType.INT64)
+    context.set_dtype(own, ir.DataType.INT64)
     ranks, types = node.attributes[_RANKS].as_ints(), node.attributes[_TYPES].as_ints()
     for value, rank, dtype in zip(tensors, ranks, types, strict=True):
         context.set_dtype(value, ir.DataType(dtype))
