@@ -42,10 +42,9 @@ def cleanup(model: ir.Model) -> None:
     """Inline, fold and prune ``model`` in place; parameters and buffers stay as they are."""
     with _own_tensors_as_inputs(model):
         _run(model, passes.InlinePass())
-        _replace_cast_like(model)
-        onnxscript.optimizer.fold_constants(
-            model, onnx_shape_inference=True, input_size_limit=4096, output_size_limit=1 << 20
-        )
+        _fold(model)
+        if _replace_cast_like(model):
+            _fold(model)
         _run(
             model,
             RewritePass(_RULES),
@@ -57,6 +56,12 @@ def cleanup(model: ir.Model) -> None:
         )
     _restore_outputs(model)
     _run(model, passes.NameFixPass())
+
+
+def _fold(model: ir.Model) -> None:
+    onnxscript.optimizer.fold_constants(
+        model, onnx_shape_inference=True, input_size_limit=4096, output_size_limit=1 << 20
+    )
 
 
 def _run(model: ir.Model, *steps: ir.passes.InPlacePass) -> None:
@@ -94,11 +99,13 @@ def _restore_outputs(model: ir.Model) -> None:
                 node.outputs[i].dtype = node.outputs[0].dtype
 
 
-def _replace_cast_like(model: ir.Model) -> None:
-    """CastLike becomes Cast, or nothing: it has no gradient."""
+def _replace_cast_like(model: ir.Model) -> bool:
+    """CastLike becomes Cast, or nothing: it has no gradient. Tells whether there was one."""
+    found = False
     for node in list(model.graph):
         if node.op_type != "CastLike":
             continue
+        found = True
         source, like = node.inputs
         assert source is not None
         assert like is not None
@@ -113,3 +120,4 @@ def _replace_cast_like(model: ir.Model) -> None:
             result = cast.outputs[0]
         ir.convenience.replace_all_uses_with(node.outputs[0], result, replace_graph_outputs=True)
         model.graph.remove(node, safe=True)
+    return found

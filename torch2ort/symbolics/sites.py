@@ -144,7 +144,7 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
             return [convert(v) for v in value]
         return value
 
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not _gives_tensors(node):
         raise UnsupportedOperatorError(
             f"{target} at {source_line(node)} has no translation to ONNX. Register one with "
             f"torch2ort.register_exporter on an autograd.Function around it, or use other operators"
@@ -158,6 +158,11 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
             f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, or wrap "
             f"the call in a torch.autograd.Function"
         ) from None
+
+
+def _gives_tensors(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, (torch.Tensor, list, tuple))
 
 
 def _is_float(node: torch.fx.Node) -> bool:

@@ -45,3 +45,9 @@ def clamp_min(self: ir.Value, min: float) -> ir.Value:
 def clamp_max(self: ir.Value, max: float) -> ir.Value:
     """See :func:`clamp`."""
     return op("Clip", self, None, max)
+
+
+@translates(aten.sym_numel.default)
+def sym_numel(self: ir.Value) -> ir.Value:
+    """The number of elements."""
+    return op("Size", self)
