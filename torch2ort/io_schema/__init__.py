@@ -1,0 +1,14 @@
+"""Nested data and flat tensors: what a model takes and returns, and what a graph takes and returns.
+
+``flatten`` gives the tensors of nested data and a ``Schema`` of all the rest, ``unflatten`` puts tensors
+back into place. A ``Schema`` is hashable and comparable, has a JSON form, and says in a sentence where
+another one differs. A ``Signature`` gives the arguments of a call their names.
+"""
+
+from __future__ import annotations
+
+from torch2ort.io_schema._flatten import flatten
+from torch2ort.io_schema._schema import Schema, TensorSpec, unflatten
+from torch2ort.io_schema._signature import CallForm, Signature
+
+__all__ = ["CallForm", "Schema", "Signature", "TensorSpec", "flatten", "unflatten"]

@@ -1,0 +1,81 @@
+"""The first difference of two structures, as a sentence."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch2ort.io_schema._leaves import exact, type_name
+from torch2ort.io_schema._paths import written
+from torch2ort.io_schema._structure import MAPPING_KINDS, Node, paths_of
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 60
+_shown.maxlist = _shown.maxtuple = 12
+
+
+def difference(expected: Sequence[Node], given: Sequence[Node], root: str) -> str | None:
+    """Return a sentence on the first node that differs, or None if none does.
+
+    Args:
+        expected: Nodes of one structure.
+        given: Nodes of the other.
+        root: The variable that stands for the data in the path.
+    """
+    for path, wanted, got in zip(paths_of(expected), expected, given, strict=False):
+        # As long as all nodes so far are equal, the same position is the same path in both.
+        if wanted.token != got.token:
+            return f"{written(path, root)}: {_compare(wanted, got)}"
+    return None
+
+
+def _compare(expected: Node, given: Node) -> str:
+    wanted, got = describe(expected), describe(given)
+    return f"expected {wanted}, got {'another one' if wanted == got else got}{_details(expected, given)}"
+
+
+def describe(node: Node) -> str:
+    """Return what `node` is, with an article: ``a float32 tensor of rank 3``."""
+    if node.kind == "tensor":
+        dtype, rank = node.detail
+        return f"a {str(dtype).removeprefix('torch.')} tensor of rank {rank}"
+    if node.kind == "constant":
+        return (
+            "None" if node.detail is None else f"the {type(node.detail).__name__} {_shown.repr(node.detail)}"
+        )
+    if node.kind in MAPPING_KINDS or node.kind == "dataclass":
+        noun = "field" if node.kind == "dataclass" else "key"
+        return f"a {type_name(node.cls)} with {_plural(node.arity, noun)}"
+    return f"a {type_name(node.cls)} of {_plural(node.arity, 'item')}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _details(expected: Node, given: Node) -> str:
+    """Say in which way two containers of one class differ, if that can be said shortly."""
+    if expected.kind != given.kind or expected.cls is not given.cls:
+        return ""
+    parts = []
+    if exact(expected.keys) != exact(given.keys):
+        parts.append(_key_difference(expected.keys, given.keys))
+    if exact(expected.detail) != exact(given.detail):
+        parts.append(f"expected {_shown.repr(expected.detail)}, got {_shown.repr(given.detail)}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _key_difference(expected: tuple[Any, ...], given: tuple[Any, ...]) -> str:
+    wanted = {exact(key): key for key in expected}
+    got = {exact(key): key for key in given}
+    missing = [key for token, key in wanted.items() if token not in got]
+    unexpected = [key for token, key in got.items() if token not in wanted]
+    parts = []
+    if missing:
+        parts.append(f"missing: {', '.join(map(_shown.repr, missing))}")
+    if unexpected:
+        parts.append(f"unexpected: {', '.join(map(_shown.repr, unexpected))}")
+    if not parts:
+        parts.append(f"in the order {', '.join(map(_shown.repr, given))}")
+    return "; ".join(parts)

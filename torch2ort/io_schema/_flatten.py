@@ -1,0 +1,114 @@
+"""Nested data into flat tensors and a schema."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import optree
+import torch
+
+from torch2ort.errors import SchemaError
+from torch2ort.io_schema._diagnosis import explain
+from torch2ort.io_schema._leaves import UnsupportedError, is_leaf
+from torch2ort.io_schema._paths import written
+from torch2ort.io_schema._schema import Schema
+from torch2ort.io_schema._structure import flatten_tree, leaf_node, nodes_of, paths_of
+
+_REMEMBERED: Final = 8
+_recent: tuple[Schema, ...] = ()  # replaced as a whole, so that threads need no lock
+
+
+def flatten(
+    data: Any,
+    *,
+    constants_as_tensors: bool = False,
+    device: torch.device | str | None = None,
+    root: str = "data",
+) -> tuple[list[torch.Tensor], Schema]:
+    """Take nested data apart, depth first.
+
+        >>> import torch
+        >>> from torch2ort import io_schema
+        >>> tensors, schema = io_schema.flatten({"a": {"b": torch.ones(2)}, "scale": 0.5})
+        >>> [leaf.name for leaf in schema.leaves]
+        ['a_b']
+        >>> tensors, schema = io_schema.flatten({"scale": 0.5, "name": "x"}, constants_as_tensors=True)
+        >>> tensors
+        [tensor(0.5000)]
+
+    Args:
+        data: Tensors, ``None``, ``str``, ``bool``, ``int``, ``float``, and containers of them: tuple, list,
+            namedtuple, dict, OrderedDict, defaultdict, deque, dataclass, ``ModelOutput``, mappings and
+            sequences that their class rebuilds from their items, and classes registered with optree in its
+            global namespace or in ``"torch2ort"``. A key may be any hashable object.
+        constants_as_tensors: Turn each bool, int and float into ``torch.tensor(value)``; None and str stay
+            constants.
+        device: Where those tensors are made; torch's default device if None. Others stay where they are.
+        root: The variable that stands for `data` in the path of an error.
+
+    Returns:
+        The tensors themselves, not copies, and the schema.
+
+    Raises:
+        SchemaError: Something else is in `data`, or a container cannot be rebuilt, contains itself, or is
+            nested too deep. The message gives the path.
+    """
+    if constants_as_tensors:
+        leaves, spec = _leaves_of(data, root)
+        leaves = _tensors_for(leaves, spec, device, root)
+    else:
+        for schema in _recent:
+            tensors = schema.match(data)
+            if tensors is not None:
+                return tensors, schema
+        leaves, spec = _leaves_of(data, root)
+    schema = Schema(nodes_of(spec, list(map(leaf_node, leaves))), spec)
+    _remember(schema)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], schema
+
+
+def _remember(schema: Schema) -> None:
+    """Let later calls try `schema` first: to match is cheaper than to describe."""
+    global _recent
+    _recent = (schema, *_recent[: _REMEMBERED - 1])
+
+
+def _leaves_of(data: Any, root: str) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Return the tensors and constants of `data`, and its structure.
+
+    Raises:
+        SchemaError: See :func:`flatten`.
+    """
+    cause: Exception | None = None
+    try:
+        leaves, spec = flatten_tree(data)
+        if all(map(is_leaf, leaves)):
+            return leaves, spec
+    except (UnsupportedError, RecursionError) as error:
+        cause = error
+    raise explain(data, root, cause) from cause
+
+
+def _tensors_for(
+    leaves: list[Any], spec: optree.PyTreeSpec, device: torch.device | str | None, root: str
+) -> list[Any]:
+    """Return `leaves` with a tensor in place of each number.
+
+    Raises:
+        SchemaError: An int has more than 64 bits.
+    """
+    made = []
+    for index, leaf in enumerate(leaves):
+        if type(leaf) not in (bool, int, float):
+            made.append(leaf)
+            continue
+        try:
+            made.append(torch.tensor(leaf, device=device))
+        except (OverflowError, RuntimeError) as error:
+            nodes = nodes_of(spec, list(map(leaf_node, leaves)))
+            path = [path for node, path in zip(nodes, paths_of(nodes), strict=True) if node.is_leaf][index]
+            raise SchemaError(
+                f"{written(path, root)}: torch.tensor({leaf!r}) failed: {error}. Pass a number that fits "
+                "torch's types, or leave constants_as_tensors off."
+            ) from error
+    return made
