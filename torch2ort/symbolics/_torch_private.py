@@ -63,7 +63,11 @@ def decompose(program: torch.export.ExportedProgram, table: Table, own: Table) -
     decompositions.update(own)
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
     with torch.fx.experimental._config.patch(backed_size_oblivious=True):
-        return program.run_decompositions(decompositions)
+        decomposed = program.run_decompositions(decompositions)
+    # Checks of sizes and dtypes, which have no value and so no place in a graph.
+    _fx_passes.remove_assertion_nodes(decomposed.graph_module)
+    decomposed.graph_module.graph.eliminate_dead_code()
+    return decomposed
 
 
 def has_translation(node: torch.fx.Node, known: _registration.ONNXRegistry) -> bool:
@@ -80,7 +84,6 @@ def to_onnx(program: torch.export.ExportedProgram, table: Table) -> ir.Model:
     known = registry(table)
     with quiet():
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
-        _fx_passes.remove_assertion_nodes(program.graph_module)
         return _core._exported_program_to_onnx_program(program, registry=known).model
 
 
