@@ -64,13 +64,16 @@ class Interface:
             SchemaMismatchError: structure, dtype, rank, a constant or a size differs.
         """
         try:
-            tensors, schema = io_schema.flatten(self.signature.bind(args, dict(kwargs)))
-        except SchemaError as error:
+            bound = self.signature.bind(args, kwargs)
+            tensors = self.inputs.match(bound)
+            if tensors is None:
+                _, schema = io_schema.flatten(bound)
+                difference = self.inputs.difference(schema, root="inputs")
+                raise SchemaMismatchError(f"the call does not fit the exported model: {difference}")
+        except SchemaMismatchError:
+            raise
+        except (SchemaError, TypeError) as error:
             raise SchemaMismatchError(f"the call does not fit the exported model: {error}") from error
-        if schema != self.inputs:
-            raise SchemaMismatchError(
-                f"the call does not fit the exported model: {self.inputs.difference(schema)}"
-            )
         mismatch = self.sizes.mismatch([t.shape for t in tensors])
         if mismatch is not None:
             raise SchemaMismatchError(
@@ -189,8 +192,7 @@ class ExportedModel:
         tensors = self._interface.tensors(args, kwargs)
         if self._engine is None:
             self._engine = InferenceEngine(self._graph, self._options)
-        feeds = [t.detach().contiguous() for t in tensors]
-        feeds += [self._weights[name].detach().contiguous() for name in self._graph.weights]
+        feeds = [*tensors, *(self._weights[name] for name in self._graph.weights)]
         fetched = self._engine.run(feeds)
         count = len(self._graph.outputs)
         targets = dict(zip(self._graph.inputs, tensors, strict=True))

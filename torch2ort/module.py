@@ -12,6 +12,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._trace import DimSpec
+from torch2ort._watch import Watch
 from torch2ort.errors import EngineError, ExportError
 from torch2ort.export import Built, Call, build
 from torch2ort.exported_model import ExportedModel
@@ -100,6 +101,16 @@ class _Variant:
     options: Options
     _training: TrainingEngine | None = None
     _inference: InferenceEngine | None = None
+    _picks: tuple[tuple[str, ...], list[int | torch.Tensor]] | None = None
+
+    def pick(self, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The graph's weights out of the module's present tensors, and its constants."""
+        if self._picks is None or self._picks[0] is not names:
+            graph, constants = self.built.graph, self.built.weights
+            where = {name: i for i, name in enumerate(names)}
+            picks = [where.get(origin, constants[name]) for name, origin in graph.weights.items()]
+            self._picks = (names, picks)
+        return [tensors[p] if type(p) is int else p for p in self._picks[1]]
 
     def training_engine(self) -> TrainingEngine:
         if self._training is None:
@@ -153,7 +164,9 @@ class _Runner:
         self.exported: ExportedModel | None = None
         apply_level(options)
         self._signature = io_schema.Signature.of(model.forward)
+        self._watch = Watch(model)
         self._families: dict[Any, _Family] = {}
+        self._last_schema: io_schema.Schema | None = None
 
         @functools.wraps(model.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -162,32 +175,43 @@ class _Runner:
         self.forward = forward
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors, schema = io_schema.flatten(self._signature.bind(args, kwargs))
-        variant = self._variant(tensors, schema)
+        tensors, schema = self._flatten(self._signature.bind(args, kwargs))
+        weights = self._watch.tensors()
+        variant = self._variant(tensors, schema, weights)
         self.exported = variant.exported
         built = variant.built
-        feeds = [*tensors, *self._weights(built)]
-        if torch.is_grad_enabled() and variant.requires_grad and variant.training_engine().differentiable:
+        feeds = [*tensors, *variant.pick(self._watch.names, weights)]
+        if variant.requires_grad and torch.is_grad_enabled() and variant.training_engine().differentiable:
             fetched = _Boundary.apply(variant.training_engine(), *feeds)
         else:
-            fetched = variant.inference_engine().run([_plain(t) for t in feeds])
+            fetched = variant.inference_engine().run(feeds)
         count = len(built.graph.outputs)
-        self._write_back(built, tensors, fetched[count:])
-        return io_schema.unflatten(list(fetched[:count]), built.interface.outputs)
+        if len(fetched) > count:
+            self._write_back(built, tensors, fetched[count:])
+        return io_schema.unflatten(fetched[:count], built.interface.outputs)
 
-    def _variant(self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> _Variant:
-        family = self._families.setdefault(self._key(tensors, schema), _Family())
-        shapes: Shapes = tuple(t.shape for t in tensors)
+    def _flatten(self, bound: dict[str, Any]) -> tuple[list[torch.Tensor], io_schema.Schema]:
+        """The call's tensors and their schema; a call like the last one is only compared, not described."""
+        if self._last_schema is not None:
+            tensors = self._last_schema.match(bound)
+            if tensors is not None:
+                return tensors, self._last_schema
+        tensors, self._last_schema = io_schema.flatten(bound)
+        return tensors, self._last_schema
+
+    def _variant(
+        self, tensors: list[torch.Tensor], schema: io_schema.Schema, weights: list[torch.Tensor]
+    ) -> _Variant:
+        # All that the graph depends on, apart from sizes.
+        key = (schema, self._watch.state(weights), tuple([t.requires_grad for t in tensors]))
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = _Family()
+        shapes: Shapes = tuple([t.shape for t in tensors])
         variant = family.find(shapes)
         if variant is None:
             variant = self._export(family, tensors, schema, shapes)
         return variant
-
-    def _key(self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> Any:
-        """What the graph depends on, apart from sizes."""
-        modes = tuple(module.training for module in self.model.modules())
-        weights = tuple((p.requires_grad, p.dtype) for p in (*self.model.parameters(), *self.model.buffers()))
-        return schema, modes, weights, tuple(t.requires_grad for t in tensors)
 
     def _export(
         self, family: _Family, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
@@ -226,14 +250,6 @@ class _Runner:
             self.model, call, training=None, differentiate=trained, options=self.options, with_hooks=False
         )
 
-    def _weights(self, built: Built) -> list[torch.Tensor]:
-        """The live tensors of the graph's weights, also where one was replaced since the export."""
-        named = {
-            **dict(self.model.named_buffers(remove_duplicate=False)),
-            **dict(self.model.named_parameters(remove_duplicate=False)),
-        }
-        return [named.get(origin, built.weights[name]) for name, origin in built.graph.weights.items()]
-
     def _write_back(
         self, built: Built, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> None:
@@ -247,21 +263,12 @@ class _Runner:
                 target.copy_(value)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "cpu":
-        raise EngineError(
-            f"a tensor is on {tensor.device}; the installed engine runs on the CPU. Move the model and its "
-            f"inputs with .cpu()"
-        )
-    return tensor.detach().contiguous()
-
-
 class _Boundary(torch.autograd.Function):
     """One step of autograd that stands for the whole model."""
 
     @staticmethod
     def forward(ctx: Any, engine: TrainingEngine, *feeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, state = engine.forward([_plain(t) for t in feeds])
+        outputs, state = engine.forward(feeds)
         ctx.engine, ctx.state, ctx.feeds = engine, state, feeds
         ctx.versions = [feeds[i]._version for i in engine.needed]
         ctx.set_materialize_grads(False)

@@ -10,7 +10,7 @@ from tests.comparison import assert_trains_like_eager
 class ConvNet(torch.nn.Module):
     def __init__(self, **settings) -> None:
         super().__init__()
-        self.conv = torch.nn.Conv2d(3, 6, 3, padding=1)
+        self.conv = torch.nn.Conv2d(3, 6, 3, padding=1, bias=False)
         self.norm = torch.nn.BatchNorm2d(6, **settings)
         self.deep = torch.nn.Conv2d(6, 8, 3, stride=2, bias=False)
         self.deep_norm = torch.nn.BatchNorm2d(8, **settings)

@@ -8,12 +8,13 @@ from typing import Any
 
 import onnx
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.dlpack import from_dlpack
 
 from torch2ort.errors import EngineError
 from torch2ort.options import Options
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes, reraise
+from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.guard import contexts_in, python_op_lock
 
@@ -76,21 +77,19 @@ class InferenceEngine:
         # Weights are inputs, which training changes between calls.
         settings.add_session_config_entry("session.disable_prepacking", "1")
         self._session = inference_session(graph.proto, graph.sites, session_options=settings)
+        self._feeds = Feeds(self._ort, len(graph.inputs))
         self._lock: Any = python_op_lock if graph.sites else contextlib.nullcontext()
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One tensor per entry of ``graph.fetches``.
 
         Args:
-            feeds: one contiguous tensor per entry of ``graph.feeds``.
+            feeds: one tensor per entry of ``graph.feeds``.
 
         Raises:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
-        values = {
-            name: self._ort.OrtValue.from_dlpack(to_dlpack(tensor.detach()), tensor.dtype is torch.bool)
-            for name, tensor in zip(self._graph.feeds, feeds, strict=True)
-        }
+        values = dict(zip(self._graph.feeds, self._feeds.values(feeds), strict=True))
         with self._lock, contexts_in(None), torch.no_grad():
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)

@@ -22,6 +22,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes, reraise
+from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.guard import contexts_in, python_op_lock
 from torch2ort.runtime.reach import Edge, Reach
@@ -73,6 +74,7 @@ class TrainingEngine:
         session_graph = self._session_graph()
         sites = bind_nodes(session_graph.graph, graph.sites, training=True)
         self._site_nodes = {bound.key: name for name, bound in sites.items()}
+        self._feeds = Feeds(self._ort, len(graph.inputs))
         self._lock: Any = python_op_lock if sites else contextlib.nullcontext()
         self._build(session_graph, options)
 
@@ -158,7 +160,7 @@ class TrainingEngine:
         """Run the forward half.
 
         Args:
-            feeds: one contiguous tensor per entry of ``graph.feeds``.
+            feeds: one tensor per entry of ``graph.feeds``.
 
         Returns:
             One tensor per entry of ``graph.fetches``, and the state for :meth:`backward`.
@@ -167,11 +169,11 @@ class TrainingEngine:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
         ort = self._ort
+        made = self._feeds.values(feeds)
         values = ort.OrtValueVector()
-        values.reserve(len(feeds))
+        values.reserve(len(made))
         for index in self._feed_order:
-            tensor = feeds[index]
-            values.push_back(to_dlpack(tensor.detach()), tensor.dtype is torch.bool)
+            values.push_back(made[index])
         fetched = ort.OrtValueVector()
         partial = ort.PartialGraphExecutionState()
         run = native.Run()

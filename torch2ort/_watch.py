@@ -1,0 +1,70 @@
+"""What a graph depends on in its module besides the call: modes, parameters, buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Watch:
+    """The modules and tensors below ``model``, found once and compared cheaply in every step.
+
+    Attributes:
+        names: name of each tensor; a tied one has several.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._find()
+
+    def _find(self) -> None:
+        self._modules = [self._model]
+        self._children: list[tuple[dict[str, Any], str]] = []
+        tensors: dict[str, tuple[dict[str, Any], str]] = {}
+        found = {id(self._model)}
+        for prefix, module in self._model.named_modules(remove_duplicate=False):
+            dot = f"{prefix}." if prefix else ""
+            for held in (module._parameters, module._buffers):
+                tensors.update(
+                    {dot + name: (held, name) for name, value in held.items() if value is not None}
+                )
+            if id(module) not in found:
+                found.add(id(module))
+                self._modules.append(module)
+        for module in self._modules:
+            self._children += [(module._modules, name) for name in module._modules]
+        self._child_modules = [children[name] for children, name in self._children]
+        self._holders = [
+            holder
+            for module in self._modules
+            for holder in (module._modules, module._parameters, module._buffers)
+        ]
+        self._count = sum(map(len, self._holders))
+        self._tensors = list(tensors.values())
+        self.names = tuple(tensors)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensor behind each of :attr:`names` as it is now, also where one was replaced."""
+        try:
+            if (
+                sum(map(len, self._holders)) == self._count
+                and [children[name] for children, name in self._children] == self._child_modules
+            ):
+                tensors = [holder[name] for holder, name in self._tensors]
+                if not any(tensor is None for tensor in tensors):
+                    return tensors
+        except KeyError:
+            pass
+        # A module or tensor was added, removed or replaced.
+        self._find()
+        return [holder[name] for holder, name in self._tensors]
+
+    def state(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+        """What a graph depends on: every module's mode, every tensor's name, dtype and need of a gradient."""
+        return (
+            tuple([module.training for module in self._modules]),
+            self.names,
+            tuple([tensor.dtype for tensor in tensors]),
+            tuple([tensor.requires_grad for tensor in tensors]),
+        )
