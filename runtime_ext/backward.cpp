@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <new>
+
 #include "policy.h"
 #include "run.h"
 
@@ -13,15 +16,25 @@ class BackwardCall {
         outputs_(outputs),
         inputs_(*site->inputs),
         tensors_(site->returned),
+        spans_(site->returned),
+        learned_(site->returned),
         exports_(site->returned),
         args_(static_cast<size_t>(PyTuple_GET_SIZE(site->outputs)) + 2) {}
 
-  bool Run() { return Receive() && Call() && CheckCount() && CheckKinds() && Return() && Settle(); }
+  bool Run() {
+    return Receive() && Call() && LearnWrites() && CheckCount() && CheckKinds() && Return() && Settle();
+  }
 
  private:
+  GradientUse& use(size_t i) { return (*site_->gradient_use)[i]; }
+  bool arrived(size_t i) { return loans_[i] != nullptr && (*site_->tensor_outputs)[i].differentiable; }
+
   bool Receive();
   bool ReceiveGradient(size_t i);
+  bool ReceiveLoan(size_t i);
+  bool CheckShape(size_t i);
   bool Call();
+  bool LearnWrites();
   bool CheckCount();
   bool CheckKinds();
   PyObject* Item(Py_ssize_t argument) const;
@@ -38,7 +51,9 @@ class BackwardCall {
   Loans& loans_;
   std::vector<Managed>* outputs_;
   std::vector<InputSpec>& inputs_;
-  SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
+  SmallArray<Ref, 8> tensors_;  // gradients as backward gets them
+  SmallArray<Span, 8> spans_;   // memory of the tensors_
+  SmallArray<GradientUse, 8> learned_;
   SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
   SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and one gradient a value of forward; borrowed
   Ref context_;
@@ -47,8 +62,9 @@ class BackwardCall {
 
 bool BackwardCall::Receive() {
   if (loans_.size() != site_->tensor_outputs->size()) {
-    PyErr_Format(config.error_type, "%U: backward was given %zu gradients, but its site has %zu tensor outputs",
-                 site_->name, loans_.size(), site_->tensor_outputs->size());
+    PyErr_Format(config.error_type,
+                 "%U: backward was given %zu gradients, but its site has %zu tensor outputs", site_->name,
+                 loans_.size(), site_->tensor_outputs->size());
     return false;
   }
   context_ = FindContext(site_);
@@ -66,10 +82,8 @@ bool BackwardCall::ReceiveGradient(size_t i) {
   const OutputSpec& output = (*site_->tensor_outputs)[i];
   auto* context = reinterpret_cast<Context*>(context_.get());
   // What flows into an output that cannot be differentiated is no gradient to eager either.
-  if (loans_[i] != nullptr && output.differentiable) {
-    tensors_[i] = Ref::Steal(ImportLoan(loans_[i]));
-    if (tensors_[i] && (*site_->gradient_kept)[i]) tensors_[i] = CopyTensor(site_, tensors_[i].get());
-  } else if (!context->materialize_grads) {
+  if (arrived(i)) return ReceiveLoan(i);
+  if (!context->materialize_grads) {
     tensors_[i] = Ref::Share(Py_None);
   } else {
     TensorMeta meta = context->outputs->Get(i);
@@ -78,10 +92,57 @@ bool BackwardCall::ReceiveGradient(size_t i) {
   return static_cast<bool>(tensors_[i]);
 }
 
+bool BackwardCall::ReceiveLoan(size_t i) {
+  if (!CheckShape(i)) return false;
+  tensors_[i] = Ref::Steal(ImportLoan(loans_[i]));
+  spans_[i] = SpanOf(loans_[i]->dl_tensor);
+  if (!tensors_[i] || use(i) == GradientUse::kShared) return static_cast<bool>(tensors_[i]);
+  tensors_[i] = CopyTensor(site_, tensors_[i].get());
+  DLTensor view;
+  if (!tensors_[i] || config.exchange->dltensor_from_py_object_no_sync(tensors_[i].get(), &view) != 0)
+    return false;
+  spans_[i] = SpanOf(view);
+  return true;
+}
+
+bool BackwardCall::CheckShape(size_t i) {
+  const DLTensor& gradient = loans_[i]->dl_tensor;
+  TensorMeta output = reinterpret_cast<Context*>(context_.get())->outputs->Get(i);
+  bool same =
+      gradient.ndim == output.rank && std::equal(output.shape, output.shape + output.rank, gradient.shape);
+  if (!same) {
+    PyErr_Format(config.error_type,
+                 "%U: output %zd of forward has shape %s, but a gradient of shape %s arrived for it",
+                 site_->name, (*site_->tensor_outputs)[i].position,
+                 ShapeText(output.shape, output.rank).c_str(),
+                 ShapeText(gradient.shape, gradient.ndim).c_str());
+  }
+  return same;
+}
+
 bool BackwardCall::Call() {
   size_t count = (args_.size() - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET;
   result_ = Ref::Steal(PyObject_Vectorcall(site_->backward, args_.data() + 1, count, nullptr));
   return static_cast<bool>(result_);
+}
+
+// Backward may write to the gradients it is given, as eager lets it; others may read the runtime's.
+bool BackwardCall::LearnWrites() {
+  for (size_t i = 0; i < site_->returned; ++i) {
+    if (!arrived(i) || use(i) == GradientUse::kCopied || (*site_->tensor_outputs)[i].gradient_mapped)
+      continue;
+    long writes = WritesTo(tensors_[i].get());
+    if (writes < 0) return false;
+    if (use(i) == GradientUse::kShared && writes > 0) {
+      PyErr_Format(config.error_type,
+                   "%U: backward wrote to the gradient of output %zd, but did not in its first call: write "
+                   "to a clone()",
+                   site_->name, (*site_->tensor_outputs)[i].position);
+      return false;
+    }
+    learned_[i] = writes > 0 ? GradientUse::kCopied : GradientUse::kShared;
+  }
+  return true;
 }
 
 PyObject* BackwardCall::Item(Py_ssize_t argument) const {
@@ -96,7 +157,8 @@ bool BackwardCall::CheckCount() {
   bool fits = count >= expected;
   for (Py_ssize_t i = expected; i < count; ++i) fits &= Item(i) == Py_None;
   if (fits) return true;
-  PyErr_Format(PyExc_RuntimeError, "function %s returned an incorrect number of gradients (expected %zd, got %zd)",
+  PyErr_Format(PyExc_RuntimeError,
+               "function %s returned an incorrect number of gradients (expected %zd, got %zd)",
                site_->backward_name->c_str(), expected, count);
   return false;
 }
@@ -107,7 +169,8 @@ bool BackwardCall::CheckKinds() {
     if (gradient == Py_None) continue;
     if ((*site_->input_index)[static_cast<size_t>(i)] < 0) {
       PyErr_Format(PyExc_RuntimeError,
-                   "function %s returned a gradient different than None at position %zd, but the corresponding forward "
+                   "function %s returned a gradient different than None at position %zd, but the "
+                   "corresponding forward "
                    "input was not a Variable",
                    site_->backward_name->c_str(), i + 1);
       return false;
@@ -157,17 +220,19 @@ bool BackwardCall::Conform(size_t i, Ref* gradient) {
     // A sparse gradient has no single piece of memory.
     PyErr_Clear();
     *gradient = CallMethod(gradient->get(), method_names.to_dense);
-    if (!*gradient || config.exchange->dltensor_from_py_object_no_sync(gradient->get(), &view) != 0) return false;
+    if (!*gradient || config.exchange->dltensor_from_py_object_no_sync(gradient->get(), &view) != 0)
+      return false;
   }
   TensorMeta expected = reinterpret_cast<Context*>(context_.get())->inputs->Get(i);
   if (!Reduce(i, expected, gradient, &view)) return false;
   DLDataType dtype = inputs_[i].dtype;
   if (view.dtype == dtype) return true;
   if (!IsFloating(view.dtype) && (view.dtype.code == kDLComplex) != (dtype.code == kDLComplex)) {
-    PyErr_SetString(PyExc_RuntimeError,
-                    "Expected isFloatingType(grad.scalar_type()) || (input_is_complex == grad_is_complex) to be true, "
-                    "but got false.  (Could this error message be improved?  If so, please report an enhancement "
-                    "request to PyTorch.)");
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        "Expected isFloatingType(grad.scalar_type()) || (input_is_complex == grad_is_complex) to be true, "
+        "but got false.  (Could this error message be improved?  If so, please report an enhancement "
+        "request to PyTorch.)");
     return false;
   }
   *gradient = CallMethod(gradient->get(), method_names.to, inputs_[i].torch_dtype.get());
@@ -185,7 +250,8 @@ bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, D
   }
   if (!expandable) {
     PyErr_Format(PyExc_RuntimeError,
-                 "Function %s returned an invalid gradient at index %zu - got %s but expected shape compatible with %s",
+                 "Function %s returned an invalid gradient at index %zu - got %s but expected shape "
+                 "compatible with %s",
                  site_->backward_name->c_str(), i, ShapeText(view->shape, view->ndim).c_str(),
                  ShapeText(expected.shape, expected.rank).c_str());
     return false;
@@ -213,18 +279,23 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
       ++exports_[static_cast<size_t>(mapped)];
       return true;
     }
-    PyErr_Format(config.inplace_error_type,
-                 "%U: the in-place map says that the gradient of argument %zd is the memory of the gradient of output "
-                 "%zd, but backward returned other memory: correct the map or unregister it",
-                 site_->name, inputs_[i].argument, (*site_->tensor_outputs)[static_cast<size_t>(mapped)].position);
+    PyErr_Format(
+        config.inplace_error_type,
+        "%U: the in-place map says that the gradient of argument %zd is the memory of the gradient of output "
+        "%zd, but backward returned other memory: correct the map or unregister it",
+        site_->name, inputs_[i].argument, (*site_->tensor_outputs)[static_cast<size_t>(mapped)].position);
     return false;
   }
   for (size_t j = 0; j < site_->returned; ++j) {
-    if (loans_[j] == nullptr || (*site_->gradient_kept)[j] || !span.Overlaps(SpanOf(loans_[j]->dl_tensor))) continue;
-    *managed = ExportCopy(site_, gradient);
-    if (!*managed || (*site_->gradient_warned)[i]) return static_cast<bool>(*managed);
-    (*site_->gradient_warned)[i] = 1;
-    return WarnAlias(site_, "backward", inputs_[i].argument, (*site_->tensor_outputs)[j].position);
+    if (!arrived(j) || !span.Overlaps(spans_[j])) continue;
+    if (use(j) == GradientUse::kShared) *managed = ExportCopy(site_, gradient);
+    if (!*managed) return false;
+    if ((*site_->gradient_warned)[i] == 0) {
+      (*site_->gradient_warned)[i] = 1;
+      if (!WarnAlias(site_, "backward", inputs_[i].argument, (*site_->tensor_outputs)[j].position))
+        return false;
+    }
+    if (use(j) == GradientUse::kShared) return true;
   }
   bool shared = HeldByContext(span);
   for (const Managed& earlier : *outputs_) {
@@ -244,7 +315,8 @@ bool BackwardCall::HeldByContext(const Span& span) {
   };
   context->inputs->ForEach(visit);
   context->outputs->ForEach(visit);
-  for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_GET_SIZE(context->to_save); ++i) {
+  for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_GET_SIZE(context->to_save);
+       ++i) {
     PyObject* saved = PyTuple_GET_ITEM(context->to_save, i);
     DLTensor view;
     if (saved == Py_None) continue;
@@ -257,20 +329,24 @@ bool BackwardCall::HeldByContext(const Span& span) {
   return held;
 }
 
+// Makes sure that what the Function kept of its gradients is not the runtime's to overwrite.
 bool BackwardCall::Settle() {
   SmallArray<Ref, 8> watched(site_->returned);
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (loans_[i] == nullptr || (*site_->gradient_kept)[i] || tensors_[i].get() == Py_None) continue;
+    if (!arrived(i) || use(i) != GradientUse::kShared) continue;
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }
   context_.reset();
   result_.reset();
-  for (Ref& tensor : tensors_) tensor.reset();
+  for (size_t i = 0; i < site_->returned; ++i) {
+    tensors_[i].reset();
+    if (learned_[i] != GradientUse::kUnknown) use(i) = learned_[i];
+  }
   for (size_t i = 0; i < site_->returned; ++i) {
     if (!watched[i] || loans_[i]->holder_count() == 1 + exports_[i]) continue;
     if (!Privatize(site_, loans_[i], 1 + exports_[i], watched[i].get())) return false;
-    (*site_->gradient_kept)[i] = exports_[i] == 0;
+    if (exports_[i] == 0) use(i) = GradientUse::kCopied;
   }
   return true;
 }
@@ -278,7 +354,12 @@ bool BackwardCall::Settle() {
 }  // namespace
 
 bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs) {
-  return BackwardCall(site, gradients, outputs).Run();
+  try {
+    return BackwardCall(site, gradients, outputs).Run();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+    return false;
+  }
 }
 
 }  // namespace torch2ort

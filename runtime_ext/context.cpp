@@ -1,5 +1,7 @@
 #include "context.h"
 
+#include "policy.h"
+
 namespace torch2ort {
 
 PyTypeObject* context_type = nullptr;
@@ -22,8 +24,6 @@ TensorMeta MetaList::Get(size_t index) const {
 }
 
 namespace {
-
-PyObject* version_name = nullptr;
 
 Context* AsContext(PyObject* self) { return reinterpret_cast<Context*>(self); }
 
@@ -98,8 +98,8 @@ bool CheckSaved(PyObject* saved) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(saved); ++i) {
     PyObject* tensor = PyTuple_GET_ITEM(saved, i);
     if (tensor == Py_None || IsTensor(tensor)) continue;
-    PyErr_Format(PyExc_TypeError, "save_for_backward can only save variables, but argument %zd is of type %s", i,
-                 Py_TYPE(tensor)->tp_name);
+    PyErr_Format(PyExc_TypeError, "save_for_backward can only save variables, but argument %zd is of type %s",
+                 i, Py_TYPE(tensor)->tp_name);
     return false;
   }
   return true;
@@ -117,9 +117,10 @@ PyObject* SaveForForward(PyObject* self, PyObject* tensors) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
     PyObject* tensor = PyTuple_GET_ITEM(tensors, i);
     if (tensor == Py_None || IsTensor(tensor)) continue;
-    PyErr_SetString(PyExc_AssertionError,
-                    "save_for_forward expects all arguments to be tensors; you should save non-tensors as attributes "
-                    "on ctx.");
+    PyErr_SetString(
+        PyExc_AssertionError,
+        "save_for_forward expects all arguments to be tensors; you should save non-tensors as attributes "
+        "on ctx.");
     return nullptr;
   }
   Assign(&AsContext(self)->saved_for_forward, tensors);
@@ -137,10 +138,11 @@ PyObject* MarkNonDifferentiable(PyObject* self, PyObject* tensors) {
 }
 
 PyObject* MarkSharedStorage(PyObject*, PyObject*) {
-  if (PyErr_WarnEx(PyExc_FutureWarning,
-                   "`mark_shared_storage` is deprecated. Tensors with shared storages are automatically tracked. Note "
-                   "that calls to `set_()` are not tracked",
-                   1) < 0) {
+  if (PyErr_WarnEx(
+          PyExc_FutureWarning,
+          "`mark_shared_storage` is deprecated. Tensors with shared storages are automatically tracked. Note "
+          "that calls to `set_()` are not tracked",
+          1) < 0) {
     return nullptr;
   }
   Py_RETURN_NONE;
@@ -148,8 +150,9 @@ PyObject* MarkSharedStorage(PyObject*, PyObject*) {
 
 int AssignMaterializeGrads(PyObject* self, PyObject* value, void*) {
   if (value == nullptr || !PyBool_Check(value)) {
-    PyErr_SetString(PyExc_TypeError,
-                    "set_materialize_grads received an invalid combination of arguments - got (), but expected (bool)");
+    PyErr_SetString(
+        PyExc_TypeError,
+        "set_materialize_grads received an invalid combination of arguments - got (), but expected (bool)");
     return -1;
   }
   AsContext(self)->materialize_grads = value == Py_True;
@@ -161,16 +164,13 @@ PyObject* SetMaterializeGrads(PyObject* self, PyObject* value) {
   Py_RETURN_NONE;
 }
 
-PyObject* GetMaterializeGrads(PyObject* self, void*) { return PyBool_FromLong(AsContext(self)->materialize_grads); }
+PyObject* GetMaterializeGrads(PyObject* self, void*) {
+  return PyBool_FromLong(AsContext(self)->materialize_grads);
+}
 
 PyObject* Release(PyObject* self, PyObject*) {
   ReleaseContext(AsContext(self));
   Py_RETURN_NONE;
-}
-
-long VersionOf(PyObject* tensor) {
-  Ref version = Ref::Steal(PyObject_GetAttr(tensor, version_name));
-  return version ? PyLong_AsLong(version.get()) : -1;
 }
 
 bool CheckVersions(Context* context) {
@@ -178,18 +178,19 @@ bool CheckVersions(Context* context) {
     PyObject* tensor = PyTuple_GET_ITEM(context->to_save, i);
     if (tensor == Py_None) continue;
     long expected = static_cast<long>((*context->saved_versions)[static_cast<size_t>(i)]);
-    long version = VersionOf(tensor);
+    long version = WritesTo(tensor);
     if (version == -1 && PyErr_Occurred()) return false;
     if (version == expected) continue;
     Ref kind = Ref::Steal(PyObject_CallMethod(tensor, "type", nullptr));
     Ref shape = kind ? Ref::Steal(PyObject_GetAttrString(tensor, "shape")) : Ref();
     Ref sizes = shape ? Ref::Steal(PySequence_List(shape.get())) : Ref();
     if (!sizes) return false;
-    PyErr_Format(PyExc_RuntimeError,
-                 "one of the variables needed for gradient computation has been modified by an inplace operation: [%U "
-                 "%S] is at version %ld; expected version %ld instead. Hint: enable anomaly detection to find the "
-                 "operation that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True).",
-                 kind.get(), sizes.get(), version, expected);
+    PyErr_Format(
+        PyExc_RuntimeError,
+        "one of the variables needed for gradient computation has been modified by an inplace operation: [%U "
+        "%S] is at version %ld; expected version %ld instead. Hint: enable anomaly detection to find the "
+        "operation that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True).",
+        kind.get(), sizes.get(), version, expected);
     return false;
   }
   return true;
@@ -198,12 +199,14 @@ bool CheckVersions(Context* context) {
 PyObject* GetSavedTensors(PyObject* self, void*) {
   Context* context = AsContext(self);
   if (context->released) {
-    PyErr_SetString(
-        PyExc_RuntimeError,
-        "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
-        "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
-        "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access "
-        "saved tensors after calling backward.");
+    PyErr_SetString(PyExc_RuntimeError,
+                    "Trying to backward through the graph a second time (or directly access saved tensors "
+                    "after they have already "
+                    "been freed). Saved intermediate values of the graph are freed when you call .backward() "
+                    "or autograd.grad(). "
+                    "Specify retain_graph=True if you need to backward through the graph a second time or if "
+                    "you need to access "
+                    "saved tensors after calling backward.");
     return nullptr;
   }
   if (context->saved_for_forward != nullptr) return Ref::Share(context->saved_for_forward).release();
@@ -255,14 +258,14 @@ PyType_Slot slots[] = {
 };
 
 PyType_Spec spec = {"torch2ort._native.Context", sizeof(Context), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, slots};
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+                    slots};
 
 }  // namespace
 
 bool InitContext(PyObject* module) {
-  version_name = PyUnicode_InternFromString("_version");
   context_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-  if (version_name == nullptr || context_type == nullptr) return false;
+  if (context_type == nullptr) return false;
   return PyModule_AddObjectRef(module, "Context", reinterpret_cast<PyObject*>(context_type)) == 0;
 }
 
@@ -284,7 +287,7 @@ bool FinishForward(Context* context, bool executable) {
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyObject* tensor = PyTuple_GET_ITEM(context->to_save, i);
       if (tensor == Py_None) continue;
-      long version = VersionOf(tensor);
+      long version = WritesTo(tensor);
       if (version == -1 && PyErr_Occurred()) return false;
       (*context->saved_versions)[static_cast<size_t>(i)] = version;
     }

@@ -28,7 +28,9 @@ class MetaList {
     const int64_t* word = words_.data();
     for (size_t i = 0; i < count_; ++i) {
       auto rank = static_cast<int32_t>(word[0]);
-      TensorMeta meta{word + kHeader, rank, {static_cast<int32_t>(word[1]), static_cast<int32_t>(word[2])},
+      TensorMeta meta{word + kHeader,
+                      rank,
+                      {static_cast<int32_t>(word[1]), static_cast<int32_t>(word[2])},
                       {static_cast<uintptr_t>(word[3]), static_cast<uintptr_t>(word[4])}};
       if (!visit(i, meta)) return;
       word += kHeader + rank;
@@ -43,8 +45,7 @@ class MetaList {
 };
 
 struct Context {
-  PyObject_HEAD
-  PyObject* attributes;  // __dict__, made on first use
+  PyObject_HEAD PyObject* attributes;  // __dict__, made on first use
   PyObject* weak_references;
   PyObject* needs_input_grad;
   PyObject* to_save;

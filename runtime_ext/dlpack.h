@@ -1,4 +1,5 @@
-// The DLPack 1.x binary interface, as far as this module uses it: https://dmlc.github.io/dlpack/latest/c_api.html
+// The DLPack 1.x binary interface, as far as this module uses it:
+// https://dmlc.github.io/dlpack/latest/c_api.html
 //
 // Declared here and not taken from torch so that one binary serves every torch version; the layouts are
 // frozen for major version 1.

@@ -107,7 +107,8 @@ Ref Zeros(const int64_t* shape, int32_t rank, DLDataType dtype, DLDevice device)
   if (config.exchange->managed_tensor_allocator(&prototype, &managed, nullptr, set_error) != 0) return {};
   Span span = SpanOf(managed->dl_tensor);
   if (device.device_type == kDLCPU) {
-    if (span.size() > 0) std::memset(reinterpret_cast<void*>(span.begin), 0, static_cast<size_t>(span.size()));
+    if (span.size() > 0)
+      std::memset(reinterpret_cast<void*>(span.begin), 0, static_cast<size_t>(span.size()));
     return ImportManaged(Managed(managed));
   }
   Ref tensor = ImportManaged(Managed(managed));
@@ -187,7 +188,8 @@ bool ParseDType(PyObject* name, DLDataType* dtype) {
       return true;
     }
   }
-  if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "unknown dtype %R: expected a name such as 'float32'", name);
+  if (!PyErr_Occurred())
+    PyErr_Format(PyExc_ValueError, "unknown dtype %R: expected a name such as 'float32'", name);
   return false;
 }
 

@@ -27,10 +27,10 @@ inline bool IsTensor(PyObject* object) { return PyObject_TypeCheck(object, confi
 
 // Memory of a runtime, lent to torch for as long as torch holds the storage made from it.
 //
-// Counts its holders: torch's storage (once imported), the call policy, and outputs that are declared to be an
-// input's memory. The last to leave gives the memory back to its owner. The count therefore says, after the
-// policy has dropped every tensor it made, whether the Function still holds the memory: through a saved tensor,
-// an attribute, a view, a global, or an autograd graph.
+// Counts its holders: torch's storage (once imported), the call policy, and outputs that are declared to be
+// an input's memory. The last to leave gives the memory back to its owner. The count therefore says, after
+// the policy has dropped every tensor it made, whether the Function still holds the memory: through a saved
+// tensor, an attribute, a view, a global, or an autograd graph.
 struct Loan : DLManagedTensorVersioned {
   std::atomic<int> holders;
   void* owner;

@@ -1,3 +1,6 @@
+#include <cmath>
+#include <new>
+
 #include "policy.h"
 #include "run.h"
 
@@ -16,7 +19,7 @@ class ForwardCall {
         exports_(inputs_.size()),
         args_(static_cast<size_t>(PyTuple_GET_SIZE(site->arguments)) + 2) {}
 
-  bool Run() { return Receive() && Call() && Return() && Settle(); }
+  bool Run() { return Receive() && Call() && CheckWrites() && Return() && KeepOrDropContext() && Settle(); }
 
  private:
   size_t argument_count() const { return args_.size() - 2; }
@@ -26,21 +29,23 @@ class ForwardCall {
   bool ReceiveInput(size_t i);
   bool Call();
   bool CallWithSetup();
+  bool CheckWrites();
   bool Return();
   bool CheckConstant(Py_ssize_t position, PyObject* value);
   bool ReturnTensor(const OutputSpec& spec, PyObject* value);
   bool ReturnMutated(PyObject** items, Py_ssize_t count);
   bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
   bool Disentangle(size_t index, PyObject* value, Managed* managed);
+  bool KeepOrDropContext();
   bool Settle();
 
   Site* site_;
   Loans& loans_;
   std::vector<Managed>* outputs_;
   std::vector<InputSpec>& inputs_;
-  SmallArray<Ref, 8> tensors_;        // as forward gets them
-  SmallArray<int, 8> exports_;        // outputs that are declared to be an input's memory
-  SmallArray<PyObject*, 12> args_;    // room for the callee, ctx, and the arguments; borrowed
+  SmallArray<Ref, 8> tensors_;      // as forward gets them
+  SmallArray<int, 8> exports_;      // outputs that are declared to be an input's memory
+  SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and the arguments; borrowed
   Ref context_;
   Ref argument_tuple_;
   Ref result_;
@@ -48,8 +53,9 @@ class ForwardCall {
 
 bool ForwardCall::Receive() {
   if (loans_.size() != inputs_.size()) {
-    PyErr_Format(config.error_type, "%U: forward was given %zu tensors, but its site has %zu tensor arguments",
-                 site_->name, loans_.size(), inputs_.size());
+    PyErr_Format(config.error_type,
+                 "%U: forward was given %zu tensors, but its site has %zu tensor arguments", site_->name,
+                 loans_.size(), inputs_.size());
     return false;
   }
   ++site_->calls;
@@ -69,8 +75,8 @@ bool ForwardCall::ReceiveInput(size_t i) {
   // Runtimes pass bool as bytes in DLPack's older form, which knows no bool.
   if (input.dtype.code == kDLBool && dtype.code == kDLUInt && dtype.bits == 8) dtype = input.dtype;
   if (dtype != input.dtype) {
-    PyErr_Format(config.error_type, "%U: tensor argument %zd was exported as %s, but a tensor of %s arrived", site_->name,
-                 input.argument, DTypeName(input.dtype).c_str(), DTypeName(dtype).c_str());
+    PyErr_Format(config.error_type, "%U: tensor argument %zd was exported as %s, but a tensor of %s arrived",
+                 site_->name, input.argument, DTypeName(input.dtype).c_str(), DTypeName(dtype).c_str());
     return false;
   }
   tensors_[i] = Ref::Steal(ImportLoan(loans_[i]));
@@ -79,7 +85,8 @@ bool ForwardCall::ReceiveInput(size_t i) {
     tensors_[i] = CopyTensor(site_, tensors_[i].get());
     if (!tensors_[i]) return false;
   }
-  return !input.requires_grad || PyObject_SetAttr(tensors_[i].get(), method_names.requires_grad, Py_True) == 0;
+  return !input.requires_grad ||
+         PyObject_SetAttr(tensors_[i].get(), method_names.requires_grad, Py_True) == 0;
 }
 
 bool ForwardCall::Call() {
@@ -106,6 +113,24 @@ bool ForwardCall::CallWithSetup() {
       PyObject_Vectorcall(site_->setup_context, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)));
 }
 
+// A write that export did not see would reach, or fail to reach, others who read the same value.
+bool ForwardCall::CheckWrites() {
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (inputs_[i].mutated || inputs_[i].mapped) continue;
+    long writes = WritesTo(tensors_[i].get());
+    if (writes == 0) continue;
+    if (writes > 0) {
+      PyErr_Format(config.error_type,
+                   "%U: forward wrote to argument %zd, but did not when it was exported: write to a clone(), "
+                   "or mark the "
+                   "argument with ctx.mark_dirty() whenever forward may write to it",
+                   site_->name, inputs_[i].argument);
+    }
+    return false;
+  }
+  return true;
+}
+
 bool ForwardCall::Return() {
   PyObject* result = result_.get();
   Py_ssize_t expected = PyTuple_GET_SIZE(site_->outputs);
@@ -117,8 +142,8 @@ bool ForwardCall::Return() {
   PyObject** items = site_->returns_tuple ? &PyTuple_GET_ITEM(result, 0) : &result;
   Py_ssize_t count = site_->returns_tuple ? PyTuple_GET_SIZE(result) : 1;
   if (count != expected) {
-    PyErr_Format(config.error_type, "%U: forward was exported returning %zd values, but returned %zd", site_->name,
-                 expected, count);
+    PyErr_Format(config.error_type, "%U: forward was exported returning %zd values, but returned %zd",
+                 site_->name, expected, count);
     return false;
   }
   outputs_->reserve(site_->tensor_outputs->size());
@@ -135,11 +160,15 @@ bool ForwardCall::CheckConstant(Py_ssize_t position, PyObject* value) {
   PyObject* exported = PyTuple_GET_ITEM(site_->outputs, position);
   if (value == exported) return true;
   int same = Py_TYPE(value) == Py_TYPE(exported) ? PyObject_RichCompareBool(value, exported, Py_EQ) : 0;
+  bool both_nan = PyFloat_CheckExact(value) && PyFloat_CheckExact(exported) &&
+                  std::isnan(PyFloat_AS_DOUBLE(value)) && std::isnan(PyFloat_AS_DOUBLE(exported));
+  if (both_nan) return true;
   if (same == 0) {
-    PyErr_Format(config.error_type,
-                 "%U: output %zd of forward was exported as the constant %R, but forward returned %R: return what "
-                 "varies as a tensor",
-                 site_->name, position, exported, value);
+    PyErr_Format(
+        config.error_type,
+        "%U: output %zd of forward was exported as the constant %R, but forward returned %R: return what "
+        "varies as a tensor",
+        site_->name, position, exported, value);
   }
   return same == 1;
 }
@@ -147,16 +176,18 @@ bool ForwardCall::CheckConstant(Py_ssize_t position, PyObject* value) {
 bool ForwardCall::CheckTensor(const OutputSpec& spec, const DLTensor& tensor) {
   if (tensor.dtype == spec.dtype && tensor.ndim == spec.rank) return true;
   PyErr_Format(config.error_type,
-               "%U: output %zd of forward was exported as a tensor of %s with %d dimensions, but forward returned one of "
+               "%U: output %zd of forward was exported as a tensor of %s with %d dimensions, but forward "
+               "returned one of "
                "%s with %d dimensions",
-               site_->name, spec.position, DTypeName(spec.dtype).c_str(), spec.rank, DTypeName(tensor.dtype).c_str(),
-               tensor.ndim);
+               site_->name, spec.position, DTypeName(spec.dtype).c_str(), spec.rank,
+               DTypeName(tensor.dtype).c_str(), tensor.ndim);
   return false;
 }
 
 bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
   if (!IsTensor(value)) {
-    PyErr_Format(config.error_type, "%U: output %zd of forward was exported as a tensor, but forward returned %.200s",
+    PyErr_Format(config.error_type,
+                 "%U: output %zd of forward was exported as a tensor, but forward returned %.200s",
                  site_->name, spec.position, Py_TYPE(value)->tp_name);
     return false;
   }
@@ -175,10 +206,11 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
   if (spec.mapped_input >= 0) {
     Loan* loan = loans_[static_cast<size_t>(spec.mapped_input)];
     if (SpanOf(loan->dl_tensor).begin != span.begin) {
-      PyErr_Format(config.inplace_error_type,
-                   "%U: the in-place map says that output %zd of forward is the memory of argument %zd, but forward "
-                   "returned other memory: correct the map or unregister it",
-                   site_->name, spec.position, inputs_[static_cast<size_t>(spec.mapped_input)].argument);
+      PyErr_Format(
+          config.inplace_error_type,
+          "%U: the in-place map says that output %zd of forward is the memory of argument %zd, but forward "
+          "returned other memory: correct the map or unregister it",
+          site_->name, spec.position, inputs_[static_cast<size_t>(spec.mapped_input)].argument);
       return false;
     }
     DLTensor view = (*managed)->dl_tensor;
@@ -190,7 +222,7 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
     if (inputs_[i].copied || !span.Overlaps(SpanOf(loans_[i]->dl_tensor))) continue;
     *managed = ExportCopy(site_, value);
     if (!*managed) return false;
-    if (spec.warned || spec.position < 0) return true;
+    if (spec.warned || index >= site_->returned) return true;
     spec.warned = true;
     return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
   }
@@ -210,7 +242,8 @@ bool ForwardCall::ReturnMutated(PyObject** items, Py_ssize_t count) {
     if (returned) continue;
     if (outputs_->size() == site_->tensor_outputs->size()) {
       PyErr_Format(config.error_type,
-                   "%U: argument %zd, which forward writes to, was exported as one of its outputs, but forward did not "
+                   "%U: argument %zd, which forward writes to, was exported as one of its outputs, but "
+                   "forward did not "
                    "return it",
                    site_->name, inputs_[i].argument);
       return false;
@@ -218,24 +251,27 @@ bool ForwardCall::ReturnMutated(PyObject** items, Py_ssize_t count) {
     if (!ReturnTensor((*site_->tensor_outputs)[outputs_->size()], tensors_[i].get())) return false;
   }
   if (outputs_->size() == site_->tensor_outputs->size()) return true;
-  PyErr_Format(config.error_type, "%U: forward was exported with %zu tensor outputs, but gave %zu", site_->name,
-               site_->tensor_outputs->size(), outputs_->size());
+  PyErr_Format(config.error_type, "%U: forward was exported with %zu tensor outputs, but gave %zu",
+               site_->name, site_->tensor_outputs->size(), outputs_->size());
   return false;
 }
 
-bool ForwardCall::Settle() {
+bool ForwardCall::KeepOrDropContext() {
   auto* context = reinterpret_cast<Context*>(context_.get());
   if (!FinishForward(context, site_->executable)) return false;
   PyObject* run = CurrentRun();
-  if (site_->training && run != nullptr) {
-    context->inputs = new MetaList;
-    context->inputs->Reserve(inputs_.size());
-    for (size_t i = 0; i < inputs_.size(); ++i) context->inputs->Append(loans_[i]->dl_tensor);
-    context->outputs = new MetaList;
-    context->outputs->Reserve(outputs_->size());
-    for (const Managed& output : *outputs_) context->outputs->Append(output->dl_tensor);
-    if (!KeepContext(run, site_, context_.get())) return false;
-  }
+  if (!site_->training || run == nullptr) return true;
+  context->inputs = new MetaList;
+  context->inputs->Reserve(inputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) context->inputs->Append(loans_[i]->dl_tensor);
+  context->outputs = new MetaList;
+  context->outputs->Reserve(outputs_->size());
+  for (const Managed& output : *outputs_) context->outputs->Append(output->dl_tensor);
+  return KeepContext(run, site_, context_.get());
+}
+
+// Makes sure that what the Function kept of its inputs is not the runtime's to overwrite.
+bool ForwardCall::Settle() {
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i].copied || inputs_[i].protected_) continue;
@@ -259,7 +295,12 @@ bool ForwardCall::Settle() {
 }  // namespace
 
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs) {
-  return ForwardCall(site, inputs, outputs).Run();
+  try {
+    return ForwardCall(site, inputs, outputs).Run();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+    return false;
+  }
 }
 
 }  // namespace torch2ort

@@ -17,16 +17,18 @@ PyObject* Configure(PyObject*, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"exchange_api", "tensor_type",        "privatize", "warn_alias",
                                 "error_type",   "inplace_error_type", nullptr};
   PyObject *exchange_api, *tensor_type, *privatize, *warn_alias, *error_type, *inplace_error_type;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO!OOOO:configure", const_cast<char**>(names), &exchange_api,
-                                   &PyType_Type, &tensor_type, &privatize, &warn_alias, &error_type,
-                                   &inplace_error_type)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO!OOOO:configure", const_cast<char**>(names),
+                                   &exchange_api, &PyType_Type, &tensor_type, &privatize, &warn_alias,
+                                   &error_type, &inplace_error_type)) {
     return nullptr;
   }
   auto* exchange =
       static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(exchange_api, "dlpack_exchange_api"));
   if (exchange == nullptr) return nullptr;
-  if (exchange->header.version.major != kDLPackMajor || exchange->dltensor_from_py_object_no_sync == nullptr) {
-    PyErr_Format(PyExc_RuntimeError, "torch speaks DLPack %u.%u, but torch2ort._native needs version 1 in full",
+  if (exchange->header.version.major != kDLPackMajor ||
+      exchange->dltensor_from_py_object_no_sync == nullptr) {
+    PyErr_Format(PyExc_RuntimeError,
+                 "torch speaks DLPack %u.%u, but torch2ort._native needs version 1 in full",
                  exchange->header.version.major, exchange->header.version.minor);
     return nullptr;
   }
@@ -66,8 +68,12 @@ PyObject* CallDirectly(PyObject* args, const char* format,
   return results.release();
 }
 
-PyObject* CallForward(PyObject*, PyObject* args) { return CallDirectly(args, "O!O:call_forward", RunForward); }
-PyObject* CallBackward(PyObject*, PyObject* args) { return CallDirectly(args, "O!O:call_backward", RunBackward); }
+PyObject* CallForward(PyObject*, PyObject* args) {
+  return CallDirectly(args, "O!O:call_forward", RunForward);
+}
+PyObject* CallBackward(PyObject*, PyObject* args) {
+  return CallDirectly(args, "O!O:call_backward", RunBackward);
+}
 
 PyMethodDef methods[] = {
     {"configure", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Configure)),
@@ -81,8 +87,8 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch2ort._native", nullptr, -1, methods,
-                          nullptr,               nullptr,             nullptr, nullptr};
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "torch2ort._native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
@@ -91,7 +97,8 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch2ort._native", nullptr, -
 PyMODINIT_FUNC PyInit__native() {
   using namespace torch2ort;
   Ref module = Ref::Steal(PyModule_Create(&definition));
-  if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) || !InitRun(module.get())) {
+  if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) ||
+      !InitRun(module.get())) {
     return nullptr;
   }
   return module.release();

@@ -2,7 +2,8 @@
 
 #include <cstdint>
 #include <cstring>
-#include <exception>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "policy.h"
@@ -66,8 +67,8 @@ bool Forward(Site* site, bool training, const std::vector<PyObject*>& args, std:
   std::vector<Managed> tensors;
   if (!LendArguments(args, 0, &loans) || !RunForward(site, loans, &tensors)) return false;
   results->reserve(tensors.size() + 1);
-  // ORT wants an object with two holders; the true context waits in the run. A None it keeps without owning it,
-  // and releases it in the end: the extra reference is for that.
+  // ORT wants an object with two holders; the true context waits in the run. A None it keeps without owning
+  // it, and releases it in the end: the extra reference is for that.
   results->push_back(Ref::Share(training ? reinterpret_cast<PyObject*>(site) : Py_None).release());
   if (!AppendCapsules(&tensors, results)) return false;
   if (!training) Py_INCREF(Py_None);
@@ -96,11 +97,7 @@ std::vector<PyObject*> Guard(const char* name, void* callback, Call call) {
   if (object == nullptr || !PyObject_TypeCheck(object, site_type)) {
     PyErr_Format(PyExc_TypeError, "the callback registered for %s is not a torch2ort._native.Site", name);
   } else {
-    try {
-      good = call(AsSite(object), &results);
-    } catch (const std::exception& error) {
-      PyErr_SetString(PyExc_MemoryError, error.what());
-    }
+    good = call(AsSite(object), &results);
   }
   if (!good) {
     KeepError();
@@ -120,19 +117,23 @@ std::vector<PyObject*> ForwardRunner(const char* name, void* callback, const std
 }
 
 std::vector<PyObject*> BackwardRunner(const char* name, void* callback, const std::vector<int64_t>&,
-                                      const std::vector<int64_t>&, bool, const std::vector<int64_t>&, const char*,
-                                      bool, const std::vector<PyObject*>& args) {
-  return Guard(name, callback, [&](Site* site, std::vector<PyObject*>* results) {
-    return Backward(site, args, results);
-  });
+                                      const std::vector<int64_t>&, bool, const std::vector<int64_t>&,
+                                      const char*, bool, const std::vector<PyObject*>& args) {
+  return Guard(name, callback,
+               [&](Site* site, std::vector<PyObject*>* results) { return Backward(site, args, results); });
 }
 
 bool IsCpuArgument(const char*, const char*, size_t, bool) { return false; }
 
-// "detach" is the one operator that the training graphs need: an identity that ORT's gradient builder stops at.
-void ExecuteAten(const char*, const char*, size_t input_count, DLManagedTensor** inputs, size_t output_count,
-                 DLManagedTensor** outputs) {
-  if (input_count == 1 && output_count == 1) outputs[0] = inputs[0];
+// "detach" is the one operator that the training graphs need: an identity that ORT's gradient builder stops
+// at.
+void ExecuteAten(const char* name, const char*, size_t input_count, DLManagedTensor** inputs,
+                 size_t output_count, DLManagedTensor** outputs) {
+  if (std::strcmp(name, "detach") != 0 || input_count != 1 || output_count != 1) {
+    // ONNX Runtime turns it into the run's error.
+    throw std::runtime_error("torch2ort executes no ATen operator but detach, not " + std::string(name));
+  }
+  outputs[0] = inputs[0];
 }
 
 PyObject* Addresses(uintptr_t first, uintptr_t second) {

@@ -18,6 +18,7 @@ bool InitPolicy() {
       {&method_names.to, "to"},
       {&method_names.to_dense, "to_dense"},
       {&method_names.resolve_neg, "resolve_neg"},
+      {&method_names.version, "_version"},
   };
   for (auto& entry : names) {
     *entry.slot = PyUnicode_InternFromString(entry.name);
@@ -28,9 +29,19 @@ bool InitPolicy() {
 
 Managed ExportContiguous(PyObject* tensor) {
   Managed managed = ExportTensor(tensor);
-  if (!managed || IsContiguous(managed->dl_tensor)) return managed;
-  Ref contiguous = CallMethod(tensor, method_names.contiguous);
-  return contiguous ? ExportTensor(contiguous.get()) : nullptr;
+  if (!managed) return nullptr;
+  // A lazily negated tensor (the imaginary part of a conjugate) is every second number of a complex one, so
+  // it counts as contiguous only when it is a single number.
+  bool contiguous = IsContiguous(managed->dl_tensor);
+  if (contiguous && ElementCount(managed->dl_tensor) != 1) return managed;
+  Ref plain = CallMethod(tensor, contiguous ? method_names.resolve_neg : method_names.contiguous);
+  if (!plain) return nullptr;
+  return plain.get() == tensor ? std::move(managed) : ExportTensor(plain.get());
+}
+
+long WritesTo(PyObject* tensor) {
+  Ref version = Ref::Steal(PyObject_GetAttr(tensor, method_names.version));
+  return version ? PyLong_AsLong(version.get()) : -1;
 }
 
 Ref CopyTensor(Site* site, PyObject* tensor) {
@@ -61,10 +72,11 @@ bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
     site->copied_bytes += bytes;
   }
   if (loan->holder_count() == others) return true;
-  PyErr_Format(config.error_type,
-               "%U keeps memory of ONNX Runtime after the call, and it could not be given memory of its own: save a "
-               "clone() of the tensor instead",
-               site->name);
+  PyErr_Format(
+      config.error_type,
+      "%U keeps memory of ONNX Runtime after the call, and it could not be given memory of its own: save a "
+      "clone() of the tensor instead",
+      site->name);
   return false;
 }
 

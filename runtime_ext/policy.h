@@ -26,11 +26,11 @@ class Loans {
   SmallArray<Loan*, 8> loans_;
 };
 
-// Runs forward; one output per Site::tensor_outputs. False with an exception set on failure.
+// Runs forward; gives one output per Site::tensor_outputs. False with an exception set on failure.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs);
 
-// Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor argument,
-// null for those that need none. False with an exception set on failure.
+// Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor
+// argument, null for those that need none. False with an exception set on failure.
 bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs);
 
 // ---- shared by the two directions ----
@@ -39,7 +39,8 @@ bool InitPolicy();
 
 // Interned names of the tensor methods that the policy calls.
 struct MethodNames {
-  PyObject *clone, *contiguous, *requires_grad, *untyped_storage, *set, *sum_to_size, *to, *to_dense, *resolve_neg;
+  PyObject *clone, *contiguous, *requires_grad, *untyped_storage, *set, *sum_to_size, *to, *to_dense,
+      *resolve_neg, *version;
 };
 extern MethodNames method_names;
 
@@ -54,9 +55,12 @@ inline Ref CallMethod(PyObject* self, PyObject* name, PyObject* argument) {
 
 // The tensor as a contiguous exchange struct; null with an exception set on failure.
 Managed ExportContiguous(PyObject* tensor);
-// A private copy of it, counted on the site.
+// A private copy of it, its bytes counted on the site.
 Managed ExportCopy(Site* site, PyObject* tensor);
 Ref CopyTensor(Site* site, PyObject* tensor);
+
+// How often torch wrote to the tensor or a view of it since it was made; -1 with an exception set on failure.
+long WritesTo(PyObject* tensor);
 
 // A weak handle on the storage behind a tensor: it outlives neither the storage nor keeps it alive.
 Ref WatchStorage(PyObject* tensor);

@@ -14,8 +14,7 @@ struct Entry {
 };
 
 struct Run {
-  PyObject_HEAD
-  PyObject* undefined;  // set of (site key, argument)
+  PyObject_HEAD PyObject* undefined;  // set of (site key, argument)
   std::vector<Entry>* entries;
   size_t cursor;  // where the last context was found: backward visits the sites in about the opposite order
 };
@@ -54,6 +53,7 @@ void DropEntries(Run* run) {
   if (run->entries == nullptr) return;
   std::vector<Entry> entries;
   entries.swap(*run->entries);  // before any destructor can run Python code that looks at the run
+  run->cursor = 0;
   for (const Entry& entry : entries) {
     ReleaseContext(reinterpret_cast<Context*>(entry.context));
     Py_DECREF(entry.context);
@@ -101,11 +101,12 @@ PyType_Slot slots[] = {
     {Py_tp_clear, reinterpret_cast<void*>(RunClear)},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
-    {Py_mp_length, reinterpret_cast<void*>(RunLength)},
+    {Py_sq_length, reinterpret_cast<void*>(RunLength)},
     {0, nullptr},
 };
 
-PyType_Spec spec = {"torch2ort._native.Run", sizeof(Run), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+PyType_Spec spec = {"torch2ort._native.Run", sizeof(Run), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, slots};
 
 Entry* FindEntry(Run* run, PyObject* site) {
   size_t size = run->entries->size();
@@ -146,7 +147,8 @@ bool KeepContext(PyObject* self, Site* site, PyObject* context) {
   for (const Entry& entry : *run->entries) {
     if (entry.site != reinterpret_cast<PyObject*>(site)) continue;
     PyErr_Format(config.error_type,
-                 "%U: forward ran twice in one run, but a run holds one context a site: use a new Run for each forward",
+                 "%U: forward ran twice in one run, but a run holds one context a site: use a new Run for "
+                 "each forward",
                  site->name);
     return false;
   }
@@ -163,7 +165,8 @@ Ref FindContext(Site* site) {
   PyErr_Format(config.error_type,
                current_run == nullptr
                    ? "%U: backward was called outside of a run: begin() the Run that its forward ran in"
-                   : "%U: backward was called, but the current run holds no context of its forward: forward did not run "
+                   : "%U: backward was called, but the current run holds no context of its forward: forward "
+                     "did not run "
                      "in it, or the run was cleared by an earlier backward",
                site->name);
   return {};

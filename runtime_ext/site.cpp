@@ -46,7 +46,8 @@ bool ParsePositions(PyObject* tuple, Py_ssize_t limit, const char* what, std::ve
     if (position <= last || position >= limit) return Complain(what);
     last = position;
   }
-  for (size_t i = 0; i < positions->size(); ++i) (*index)[static_cast<size_t>((*positions)[i])] = static_cast<int>(i);
+  for (size_t i = 0; i < positions->size(); ++i)
+    (*index)[static_cast<size_t>((*positions)[i])] = static_cast<int>(i);
   return true;
 }
 
@@ -68,7 +69,8 @@ Ref TorchDType(PyObject* name) {
 bool ParseInputs(Site* site, const Given& given) {
   std::vector<Py_ssize_t> positions;
   if (!ParsePositions(given.tensor_positions, PyTuple_GET_SIZE(given.arguments),
-                      "tensor_positions must be increasing positions of arguments", &positions, site->input_index)) {
+                      "tensor_positions must be increasing positions of arguments", &positions,
+                      site->input_index)) {
     return false;
   }
   if (PyTuple_GET_SIZE(given.needs_input_grad) != PyTuple_GET_SIZE(given.arguments)) {
@@ -96,7 +98,8 @@ bool ParseInputs(Site* site, const Given& given) {
 
 bool ParseInputFlags(Site* site, const Given& given) {
   std::vector<Py_ssize_t> mutated, protected_inputs;
-  if (!ParseInts(given.mutated, &mutated) || !ParseInts(given.protected_inputs, &protected_inputs)) return false;
+  if (!ParseInts(given.mutated, &mutated) || !ParseInts(given.protected_inputs, &protected_inputs))
+    return false;
   for (Py_ssize_t argument : mutated) {
     int i = Lookup(*site->input_index, argument, "mutated must hold positions of tensor arguments");
     if (i < 0) return false;
@@ -115,19 +118,27 @@ bool ParseInputFlags(Site* site, const Given& given) {
 bool ParseOutputs(Site* site, const Given& given) {
   std::vector<Py_ssize_t> positions, ranks;
   if (!ParsePositions(given.tensor_outputs, PyTuple_GET_SIZE(given.outputs),
-                      "tensor_outputs must be increasing positions of outputs", &positions, site->output_index) ||
+                      "tensor_outputs must be increasing positions of outputs", &positions,
+                      site->output_index) ||
       !ParseInts(given.output_ranks, &ranks)) {
     return false;
   }
   site->returned = positions.size();
   auto count = static_cast<size_t>(PyTuple_GET_SIZE(given.output_dtypes));
   if (count < positions.size() || ranks.size() != count) {
-    return Complain("output_dtypes and output_ranks need one entry a tensor output, mutated arguments that forward "
-                    "does not return included");
+    return Complain(
+        "output_dtypes and output_ranks need one entry a tensor output, mutated arguments that forward "
+        "does not return included");
   }
   for (size_t i = 0; i < count; ++i) {
-    OutputSpec output{i < positions.size() ? positions[i] : -1, {}, static_cast<int32_t>(ranks[i]), true, -1, false};
-    if (!ParseDType(PyTuple_GET_ITEM(given.output_dtypes, static_cast<Py_ssize_t>(i)), &output.dtype)) return false;
+    OutputSpec output{};
+    Py_ssize_t extra = static_cast<Py_ssize_t>(i) - static_cast<Py_ssize_t>(positions.size());
+    output.position = extra < 0 ? positions[i] : PyTuple_GET_SIZE(given.outputs) + extra;
+    output.rank = static_cast<int32_t>(ranks[i]);
+    output.differentiable = true;
+    output.mapped_input = -1;
+    if (!ParseDType(PyTuple_GET_ITEM(given.output_dtypes, static_cast<Py_ssize_t>(i)), &output.dtype))
+      return false;
     site->tensor_outputs->push_back(output);
   }
   std::vector<Py_ssize_t> non_differentiable;
@@ -143,7 +154,8 @@ bool ParseOutputs(Site* site, const Given& given) {
 bool ParseMaps(Site* site, const Given& given) {
   PyObject *key, *value;
   Py_ssize_t cursor = 0, output, argument;
-  const char* forward_rule = "forward_map must map positions of tensor outputs to positions of tensor arguments";
+  const char* forward_rule =
+      "forward_map must map positions of tensor outputs to positions of tensor arguments";
   while (given.forward_map != nullptr && PyDict_Next(given.forward_map, &cursor, &key, &value)) {
     if (!ParseInt(key, &output) || !ParseInt(value, &argument)) return false;
     int o = Lookup(*site->output_index, output, forward_rule);
@@ -152,10 +164,10 @@ bool ParseMaps(Site* site, const Given& given) {
     (*site->tensor_outputs)[static_cast<size_t>(o)].mapped_input = i;
     (*site->inputs)[static_cast<size_t>(i)].mapped = true;
   }
-  const char* backward_rule = "backward_map must map positions of tensor arguments to positions of tensor outputs";
+  const char* backward_rule =
+      "backward_map must map positions of tensor arguments to positions of tensor outputs";
   site->gradient_mapped->assign(site->inputs->size(), -1);
   site->gradient_warned->assign(site->inputs->size(), 0);
-  site->gradient_kept->assign(site->returned, 0);
   cursor = 0;
   while (given.backward_map != nullptr && PyDict_Next(given.backward_map, &cursor, &key, &value)) {
     if (!ParseInt(key, &argument) || !ParseInt(value, &output)) return false;
@@ -163,6 +175,11 @@ bool ParseMaps(Site* site, const Given& given) {
     int o = i < 0 ? -1 : Lookup(*site->output_index, output, backward_rule);
     if (o < 0) return false;
     (*site->gradient_mapped)[static_cast<size_t>(i)] = o;
+    (*site->tensor_outputs)[static_cast<size_t>(o)].gradient_mapped = true;
+  }
+  for (size_t o = 0; o < site->returned; ++o) {
+    bool mapped = (*site->tensor_outputs)[o].gradient_mapped;
+    site->gradient_use->push_back(mapped ? GradientUse::kShared : GradientUse::kUnknown);
   }
   return true;
 }
@@ -201,12 +218,12 @@ bool Fill(Site* site, const Given& given) {
   site->input_index = new std::vector<int>;
   site->gradient_mapped = new std::vector<int>;
   site->gradient_warned = new std::vector<char>;
-  site->gradient_kept = new std::vector<char>;
+  site->gradient_use = new std::vector<GradientUse>;
   if (!site->returns_tuple && PyTuple_GET_SIZE(given.outputs) != 1) {
     return Complain("outputs needs exactly one entry when returns_tuple is False");
   }
-  return NameBackward(site) && ParseInputs(site, given) && ParseOutputs(site, given) && ParseMaps(site, given) &&
-         ParseInputFlags(site, given);
+  return NameBackward(site) && ParseInputs(site, given) && ParseOutputs(site, given) &&
+         ParseMaps(site, given) && ParseInputFlags(site, given);
 }
 
 // Every required argument was given; setup_context and what stands after `training` have defaults.
@@ -236,23 +253,39 @@ bool CheckGiven(const Given& given) {
 }
 
 PyObject* SiteNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {
-      "name",           "key",           "forward",       "setup_context",      "backward",
-      "arguments",      "tensor_positions", "needs_input_grad", "input_dtypes", "outputs",
-      "tensor_outputs", "output_dtypes", "output_ranks",  "returns_tuple",      "training",
-      "non_differentiable", "mutated",   "protected_inputs", "forward_map",     "backward_map",
-      nullptr};
+  static const char* names[] = {"name",
+                                "key",
+                                "forward",
+                                "setup_context",
+                                "backward",
+                                "arguments",
+                                "tensor_positions",
+                                "needs_input_grad",
+                                "input_dtypes",
+                                "outputs",
+                                "tensor_outputs",
+                                "output_dtypes",
+                                "output_ranks",
+                                "returns_tuple",
+                                "training",
+                                "non_differentiable",
+                                "mutated",
+                                "protected_inputs",
+                                "forward_map",
+                                "backward_map",
+                                nullptr};
   Given given{};
   given.returns_tuple = given.training = -1;
   if (!CheckConfigured()) return nullptr;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!:Site", const_cast<char**>(names), &given.name, &given.key,
-          &given.forward, &given.setup_context, &given.backward, &PyTuple_Type, &given.arguments, &PyTuple_Type,
-          &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad, &PyTuple_Type, &given.input_dtypes,
-          &PyTuple_Type, &given.outputs, &PyTuple_Type, &given.tensor_outputs, &PyTuple_Type, &given.output_dtypes,
-          &PyTuple_Type, &given.output_ranks, &given.returns_tuple, &given.training, &PyTuple_Type,
-          &given.non_differentiable, &PyTuple_Type, &given.mutated, &PyTuple_Type, &given.protected_inputs,
-          &PyDict_Type, &given.forward_map, &PyDict_Type, &given.backward_map) ||
+          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!:Site", const_cast<char**>(names), &given.name,
+          &given.key, &given.forward, &given.setup_context, &given.backward, &PyTuple_Type, &given.arguments,
+          &PyTuple_Type, &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad, &PyTuple_Type,
+          &given.input_dtypes, &PyTuple_Type, &given.outputs, &PyTuple_Type, &given.tensor_outputs,
+          &PyTuple_Type, &given.output_dtypes, &PyTuple_Type, &given.output_ranks, &given.returns_tuple,
+          &given.training, &PyTuple_Type, &given.non_differentiable, &PyTuple_Type, &given.mutated,
+          &PyTuple_Type, &given.protected_inputs, &PyDict_Type, &given.forward_map, &PyDict_Type,
+          &given.backward_map) ||
       !CheckGiven(given)) {
     return nullptr;
   }
@@ -299,7 +332,7 @@ void SiteDealloc(PyObject* self) {
   delete site->input_index;
   delete site->gradient_mapped;
   delete site->gradient_warned;
-  delete site->gradient_kept;
+  delete site->gradient_use;
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -327,7 +360,8 @@ PyType_Slot slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec spec = {"torch2ort._native.Site", sizeof(Site), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+PyType_Spec spec = {"torch2ort._native.Site", sizeof(Site), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, slots};
 
 }  // namespace
 

@@ -9,6 +9,13 @@
 
 namespace torch2ort {
 
+// How backward gets the gradient of an output.
+enum class GradientUse : char {
+  kUnknown,  // first call: a copy, to see whether backward writes to it
+  kShared,   // the runtime's own memory
+  kCopied,   // a private copy, as backward was seen to write to it or to keep it
+};
+
 // One tensor argument.
 struct InputSpec {
   Py_ssize_t argument;  // position among all arguments of apply
@@ -24,17 +31,17 @@ struct InputSpec {
 
 // One tensor output. Those after Site::returned are mutated arguments that forward does not return.
 struct OutputSpec {
-  Py_ssize_t position;  // among the values that forward returns; -1 for a mutated argument
+  Py_ssize_t position;  // among the values that forward returns; a mutated argument counts as one more
   DLDataType dtype;
   int32_t rank;
   bool differentiable;
-  int mapped_input;  // index of the tensor argument whose memory it is declared to be, or -1
+  int mapped_input;      // index of the tensor argument whose memory it is declared to be, or -1
+  bool gradient_mapped;  // some gradient is declared to be the memory of this output's gradient
   bool warned;
 };
 
 struct Site {
-  PyObject_HEAD
-  PyObject* weak_references;
+  PyObject_HEAD PyObject* weak_references;
   PyObject* name;
   PyObject* key;
   PyObject* forward;
@@ -51,13 +58,13 @@ struct Site {
   std::string* backward_name;  // what torch calls the gradient node: "MyFunctionBackward"
   std::vector<InputSpec>* inputs;
   std::vector<OutputSpec>* tensor_outputs;
-  size_t returned;                     // how many of tensor_outputs forward returns
-  std::vector<int>* output_index;      // value that forward returns -> index in tensor_outputs, or -1
-  std::vector<int>* input_index;       // argument -> index in inputs, or -1
-  std::vector<int>* gradient_mapped;   // tensor argument -> index of the tensor output whose gradient's memory its
-                                       // gradient is declared to be, or -1
-  std::vector<char>* gradient_warned;  // one flag a tensor argument
-  std::vector<char>* gradient_kept;    // one flag a tensor output: backward was seen to keep its gradient
+  size_t returned;                    // how many of tensor_outputs forward returns
+  std::vector<int>* output_index;     // value that forward returns -> index in tensor_outputs, or -1
+  std::vector<int>* input_index;      // argument -> index in inputs, or -1
+  std::vector<int>* gradient_mapped;  // tensor argument -> index of the tensor output whose gradient's memory
+                                      // its gradient is declared to be, or -1
+  std::vector<char>* gradient_warned;      // one flag a tensor argument
+  std::vector<GradientUse>* gradient_use;  // one a tensor output that forward returns
 };
 
 extern PyTypeObject* site_type;

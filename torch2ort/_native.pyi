@@ -110,8 +110,9 @@ class Site:
         name: The Function's qualified name, for messages.
         key: Unique name of the site.
         calls: Forward calls so far.
-        copied_bytes: Bytes copied so far to keep memory apart: private copies of arguments, copies of aliasing
-            outputs and gradients, copies of memory that the Function kept.
+        copied_bytes: Bytes copied so far to keep memory apart: private copies of arguments that ``forward`` writes to
+            or keeps, copies of aliasing outputs and gradients, copies of memory that the Function kept. The first
+            backward also works on copies of its gradients, to see whether it writes to them.
     """
 
     name: str
