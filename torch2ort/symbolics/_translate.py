@@ -14,6 +14,7 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import Site
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.cleanup import cleanup
+from torch2ort.symbolics.mending import mend
 from torch2ort.symbolics.mutation import Mutation, add_mutation_outputs
 from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
 from torch2ort.symbolics.sites import is_random
@@ -64,7 +65,9 @@ def translate(
         cleanup(model)
         if not training:
             break
-        wrong = untrainable_nodes(model, trained_names(program))
+        trained = trained_names(program)
+        mend(model, trained)
+        wrong = untrainable_nodes(model, trained)
         if not wrong:
             break
         _hand_to_kernels(program, notes, wrong, given_up)

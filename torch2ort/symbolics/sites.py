@@ -113,16 +113,23 @@ def is_random(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return True
-    # Recurrent layers draw only in training with dropout between layers.
-    values = {a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)}
-    return bool(values.get("train")) and bool(values.get("dropout"))
+    if target._schema.name.removeprefix("aten::") in _RECURRENT:
+        values = {a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)}
+        return bool(values["train"]) and bool(values["dropout"])
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+# They draw only in training with dropout between layers, whatever their tag says.
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+# Operators that draw, and whose result yet carries a gradient.
+_NOISY = frozenset({*_RECURRENT, "rrelu_with_noise", "rrelu_with_noise_functional"})
 
 
 def _draws_only(target: Any) -> bool:
     """Whether an operator's result is random numbers, which carry no gradient to what shaped them."""
-    return torch.Tag.nondeterministic_seeded in target.tags and "rrelu" not in target.name()
+    name = target._schema.name.removeprefix("aten::")
+    return torch.Tag.nondeterministic_seeded in target.tags and name not in _NOISY
 
 
 def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:

@@ -83,6 +83,25 @@ def _only(*positions: int) -> Rule:
     return rule
 
 
+def _where(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    shape = node.outputs[0].shape
+    if shape is None or any(_shape(node, i) != shape for i in inputs):
+        return "of branches that are broadcast"
+    return _only(1, 2)(node, inputs)
+
+
+def _pow(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    exponent = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    if exponent is None or exponent.size != 1 or len(exponent.shape) > 0:
+        return "with an exponent that is no constant number"
+    return _only(0)(node, inputs)
+
+
+def _shape(node: ir.Node, position: int) -> ir.Shape | None:
+    value = node.inputs[position]
+    return None if value is None else value.shape
+
+
 def _matmul(node: ir.Node, inputs: frozenset[int]) -> str | None:
     ranks = [None if v is None or v.shape is None else len(v.shape) for v in node.inputs]
     return "of a vector" if any(r is None or r < 2 for r in ranks) else None
@@ -118,13 +137,14 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             "AveragePool", "Clip", "Expand", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "MaxPool",
-            "Pow", "ReduceSum", "Reshape", "Slice", "SoftmaxCrossEntropyLoss", "Squeeze", "Tile", "Transpose",
+            "ReduceSum", "Reshape", "Slice", "SoftmaxCrossEntropyLoss", "Squeeze", "Tile", "Transpose",
             "Trilu", "Unsqueeze", "TopK",
         ),
         _only(0),
     ),
     "MatMul": _matmul,
-    "Where": _only(1, 2),
+    "Where": _where,
+    "Pow": _pow,
     "Pad": _pad,
     "ScatterElements": _attribute("reduction", "none"),
     "ScatterND": _attribute("reduction", "none"),

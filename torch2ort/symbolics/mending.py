@@ -1,0 +1,110 @@
+"""Rewrites of nodes whose gradient onnxruntime-training would build wrong, where ONNX has another way.
+
+They need to know which values carry a gradient, so they come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from torch2ort.symbolics.trainable import gradient_nodes
+
+
+def mend(model: ir.Model, trained: frozenset[str]) -> None:
+    """Rewrite in place what stands on the way of a gradient.
+
+    Args:
+        model: the graph.
+        trained: names of the initializers and inputs that require a gradient.
+    """
+    nodes = gradient_nodes(model, trained)
+    differentiated = {v for node, _ in nodes for v in node.outputs}
+    for node, inputs in nodes:
+        rewrite = _REWRITES.get(node.op_type)
+        if rewrite is not None and not node.domain:
+            rewrite(model.graph, node, inputs, differentiated)
+
+
+def _expand_branches(
+    graph: ir.Graph, node: ir.Node, inputs: frozenset[int], differentiated: set[ir.Value]
+) -> None:
+    """Where gives a broadcast branch the gradient of its own output, unreduced."""
+    for position in sorted(inputs):
+        branch = node.inputs[position]
+        assert branch is not None
+        if branch.shape is not None and branch.shape == node.outputs[0].shape:
+            continue
+        for other in (node.inputs[0], node.inputs[3 - position]):
+            shape = _insert(graph, node, "Shape", [other], ir.DataType.INT64, None)
+            branch = _insert(graph, node, "Expand", [branch, shape], branch.dtype, None)
+        branch.shape = node.outputs[0].shape
+        node.replace_input_with(position, branch)
+
+
+def _split_by_slices(
+    graph: ir.Graph, node: ir.Node, inputs: frozenset[int], differentiated: set[ir.Value]
+) -> None:
+    """Split joins the gradients that there are, so that one missing makes the whole too short."""
+    used = [v for v in node.outputs if v.uses() or v.is_graph_output()]
+    if len(used) == len(node.outputs) and all(_reached(v, differentiated) for v in node.outputs):
+        return
+    source = node.inputs[0]
+    axis = node.attributes.get_int("axis", 0)
+    sizes = _split_sizes(node, axis)
+    if sizes is None or source is None:
+        return
+    start = 0
+    for value, size in zip(list(node.outputs), sizes, strict=True):
+        if value in used:
+            bounds = [_constant(graph, node, n) for n in (start, start + size, axis)]
+            part = _insert(graph, node, "Slice", [source, *bounds], value.dtype, value.shape)
+            part.name = f"{value.name}.slice"
+            ir.convenience.replace_all_uses_with(value, part, replace_graph_outputs=True)
+        start += size
+    graph.remove(node, safe=True)
+
+
+def _reached(value: ir.Value, differentiated: set[ir.Value]) -> bool:
+    """Whether a gradient comes back through ``value``."""
+    if value.is_graph_output():
+        return True
+    return any(v in differentiated for use in value.uses() for v in use.node.outputs)
+
+
+def _split_sizes(node: ir.Node, axis: int) -> list[int] | None:
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        tensor = ir.convenience.get_const_tensor(node.inputs[1])
+        return None if tensor is None else [int(n) for n in tensor.numpy()]
+    sizes = [v.shape[axis] if v.shape is not None else None for v in node.outputs]
+    return [int(s) for s in sizes] if all(isinstance(s, int) for s in sizes) else None  # type: ignore[arg-type]
+
+
+def _insert(
+    graph: ir.Graph,
+    before: ir.Node,
+    op_type: str,
+    inputs: list[ir.Value | None],
+    dtype: ir.DataType | None,
+    shape: ir.Shape | None,
+) -> ir.Value:
+    node = ir.Node("", op_type, inputs, num_outputs=1)
+    node.metadata_props.update(before.metadata_props)
+    node.outputs[0].dtype, node.outputs[0].shape = dtype, shape
+    graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+def _constant(graph: ir.Graph, before: ir.Node, number: int) -> ir.Value:
+    tensor = ir.tensor(np.array([number], np.int64))
+    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
+    node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.INT64, ir.Shape([1])
+    node.outputs[0].const_value = tensor
+    graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+_Rewrite = Callable[[ir.Graph, ir.Node, "frozenset[int]", "set[ir.Value]"], None]
+_REWRITES: dict[str, _Rewrite] = {"Where": _expand_branches, "Split": _split_by_slices}
