@@ -225,6 +225,7 @@ def parse_arguments() -> argparse.Namespace:
     setting("--width", type=int, default=128, help="size of a character's vector (default: %(default)s)")
     setting("--layers", type=int, default=3, help="transformer blocks (default: %(default)s)")
     setting("--heads", type=int, default=4, help="attention heads (default: %(default)s)")
+    setting("--threads", type=int, default=1, help="of each training (default: %(default)s)")
     setting("--learning-rate", type=float, default=1e-3, help="of AdamW (default: %(default)s)")
     setting("--output", type=Path, default=Path(), help="folder of the plot and the model (default: here)")
     return parser.parse_args()
@@ -234,6 +235,7 @@ def main() -> None:
     """Train, compare, export, reload, plot."""
     arguments = parse_arguments()
     console = Console()
+    torch.set_num_threads(arguments.threads)  # ORTModule follows it
     text = standard_library_text(1_000_000)
     torch.manual_seed(1)
     model = CharTransformer(
