@@ -7,6 +7,7 @@ model + sample ─ io_schema ─► tensors ─ trace ─► ExportedProgram + s
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,6 @@ from torch2ort.pythonop import ONNX_TYPES, SITE_ATTRIBUTE, Site, node_attributes
 from torch2ort.runtime import Graph
 from torch2ort.symbolics import Mutation
 from torch2ort.symbolics.graph_builder import ops
-
 
 # Where a node remembers its site between translation and the end of the export.
 _SITE_KEY = "torch2ort.site"
@@ -153,10 +153,13 @@ def build(
         training=training,
         with_hooks=with_hooks,
     )
-    program = symbolics.prepare(traced.program, training=differentiate)
-    translated = symbolics.translate(
-        program, training=differentiate, opset=options.opset or DEFAULT_OPSET, python_op=_translate_python_op
-    )
+    with warnings.catch_warnings():
+        # torch 2.13 copies its own deprecated tree specs.
+        warnings.simplefilter("ignore", FutureWarning)
+        program = symbolics.prepare(traced.program, training=differentiate)
+        translated = symbolics.translate(
+            program, training=differentiate, opset=options.opset or DEFAULT_OPSET, python_op=_translate_python_op
+        )
     sites = _name_sites(translated.model.graph)
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in call.schema.leaves]

@@ -51,4 +51,8 @@ class Feeds:
                 f"a tensor is on {tensor.device}; the installed engine runs on the CPU. "
                 f"Move the model and its inputs with .cpu()"
             )
-        return self._from_dlpack(to_dlpack(tensor.detach().contiguous()), tensor.dtype is torch.bool)
+        plain = tensor.detach().contiguous()
+        if tensor.dtype is torch.bool:
+            # onnxruntime-training 1.19.2 is older than DLPack's own code for bool.
+            return self._from_dlpack(to_dlpack(plain.view(torch.uint8)), True)
+        return self._from_dlpack(to_dlpack(plain))
