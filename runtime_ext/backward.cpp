@@ -8,6 +8,15 @@ namespace torch2ort {
 
 namespace {
 
+bool Overlaps(const Span& span, PyObject* object) {
+  DLTensor view;
+  if (!IsTensor(object)) return false;
+  if (config.exchange->dltensor_from_py_object_no_sync(object, &view) == 0)
+    return span.Overlaps(SpanOf(view));
+  PyErr_Clear();  // a tensor without memory of its own, such as a sparse one
+  return false;
+}
+
 class BackwardCall {
  public:
   BackwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs)
@@ -17,7 +26,7 @@ class BackwardCall {
         inputs_(*site->inputs),
         tensors_(site->returned),
         spans_(site->returned),
-        learned_(site->returned),
+        written_(site->returned),
         exports_(site->returned),
         args_(static_cast<size_t>(PyTuple_GET_SIZE(site->outputs)) + 2) {}
 
@@ -26,7 +35,7 @@ class BackwardCall {
   }
 
  private:
-  GradientUse& use(size_t i) { return (*site_->gradient_use)[i]; }
+  Access& access(size_t i) { return (*site_->gradient_access)[i]; }
   bool arrived(size_t i) { return loans_[i] != nullptr && (*site_->tensor_outputs)[i].differentiable; }
 
   bool Receive();
@@ -51,9 +60,9 @@ class BackwardCall {
   Loans& loans_;
   std::vector<Managed>* outputs_;
   std::vector<InputSpec>& inputs_;
-  SmallArray<Ref, 8> tensors_;  // gradients as backward gets them
-  SmallArray<Span, 8> spans_;   // memory of the tensors_
-  SmallArray<GradientUse, 8> learned_;
+  SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
+  SmallArray<Span, 8> spans_;       // memory of the tensors_
+  SmallArray<bool, 8> written_;     // backward wrote to the copy that it was probed with
   SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
   SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and one gradient a value of forward; borrowed
   Ref context_;
@@ -94,15 +103,8 @@ bool BackwardCall::ReceiveGradient(size_t i) {
 
 bool BackwardCall::ReceiveLoan(size_t i) {
   if (!CheckShape(i)) return false;
-  tensors_[i] = Ref::Steal(ImportLoan(loans_[i]));
-  spans_[i] = SpanOf(loans_[i]->dl_tensor);
-  if (!tensors_[i] || use(i) == GradientUse::kShared) return static_cast<bool>(tensors_[i]);
-  tensors_[i] = CopyTensor(site_, tensors_[i].get());
-  DLTensor view;
-  if (!tensors_[i] || config.exchange->dltensor_from_py_object_no_sync(tensors_[i].get(), &view) != 0)
-    return false;
-  spans_[i] = SpanOf(view);
-  return true;
+  tensors_[i] = ReceiveTensor(site_, loans_[i], access(i), &spans_[i]);
+  return static_cast<bool>(tensors_[i]);
 }
 
 bool BackwardCall::CheckShape(size_t i) {
@@ -129,18 +131,17 @@ bool BackwardCall::Call() {
 // Backward may write to the gradients it is given, as eager lets it; others may read the runtime's.
 bool BackwardCall::LearnWrites() {
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (!arrived(i) || use(i) == GradientUse::kCopied || (*site_->tensor_outputs)[i].gradient_mapped)
-      continue;
+    if (!arrived(i) || access(i) == Access::kCopied || (*site_->tensor_outputs)[i].gradient_mapped) continue;
     long writes = WritesTo(tensors_[i].get());
     if (writes < 0) return false;
-    if (use(i) == GradientUse::kShared && writes > 0) {
+    if (access(i) == Access::kShared && writes > 0) {
       PyErr_Format(config.error_type,
                    "%U: backward wrote to the gradient of output %zd, but did not in its first call: write "
                    "to a clone()",
                    site_->name, (*site_->tensor_outputs)[i].position);
       return false;
     }
-    learned_[i] = writes > 0 ? GradientUse::kCopied : GradientUse::kShared;
+    written_[i] = writes > 0;
   }
   return true;
 }
@@ -269,7 +270,11 @@ bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, D
 // Gives a gradient memory of its own, unless it has that or is declared to be an output gradient's memory.
 bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
   Span span = SpanOf((*managed)->dl_tensor);
-  if (span.size() == 0) return true;
+  if (span.size() == 0) {
+    // Without elements it shares no byte, but it may hold a storage.
+    *managed = ExportCopy(site_, gradient);
+    return static_cast<bool>(*managed);
+  }
   int mapped = (*site_->gradient_mapped)[i];
   if (mapped >= 0) {
     Loan* loan = loans_[static_cast<size_t>(mapped)];
@@ -287,15 +292,11 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
     return false;
   }
   for (size_t j = 0; j < site_->returned; ++j) {
-    if (!arrived(j) || !span.Overlaps(spans_[j])) continue;
-    if (use(j) == GradientUse::kShared) *managed = ExportCopy(site_, gradient);
-    if (!*managed) return false;
-    if ((*site_->gradient_warned)[i] == 0) {
-      (*site_->gradient_warned)[i] = 1;
-      if (!WarnAlias(site_, "backward", inputs_[i].argument, (*site_->tensor_outputs)[j].position))
-        return false;
-    }
-    if (use(j) == GradientUse::kShared) return true;
+    if (!span.Overlaps(spans_[j])) continue;
+    *managed = ExportCopy(site_, gradient);
+    if (!*managed || (*site_->gradient_warned)[i]) return static_cast<bool>(*managed);
+    (*site_->gradient_warned)[i] = 1;
+    return WarnAlias(site_, "backward", inputs_[i].argument, (*site_->tensor_outputs)[j].position);
   }
   bool shared = HeldByContext(span);
   for (const Managed& earlier : *outputs_) {
@@ -305,26 +306,23 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
   return static_cast<bool>(*managed);
 }
 
-// Who gets a gradient may accumulate into it, which must not reach what forward saw or saved.
+// Who gets a gradient may accumulate into it, which must not reach what forward kept.
 bool BackwardCall::HeldByContext(const Span& span) {
   auto* context = reinterpret_cast<Context*>(context_.get());
   bool held = false;
-  auto visit = [&](size_t, const TensorMeta& meta) {
-    held |= span.Overlaps(meta.span);
+  context->inputs->ForEach([&](size_t, const TensorMeta& meta) {
+    held = span.Overlaps(meta.span);
     return !held;
-  };
-  context->inputs->ForEach(visit);
-  context->outputs->ForEach(visit);
+  });
   for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_GET_SIZE(context->to_save);
        ++i) {
-    PyObject* saved = PyTuple_GET_ITEM(context->to_save, i);
-    DLTensor view;
-    if (saved == Py_None) continue;
-    if (config.exchange->dltensor_from_py_object_no_sync(saved, &view) != 0) {
-      PyErr_Clear();
-      continue;
-    }
-    held = span.Overlaps(SpanOf(view));
+    held = Overlaps(span, PyTuple_GET_ITEM(context->to_save, i));
+  }
+  PyObject *name, *value;
+  Py_ssize_t cursor = 0;
+  while (!held && context->attributes != nullptr &&
+         PyDict_Next(context->attributes, &cursor, &name, &value)) {
+    held = Overlaps(span, value);
   }
   return held;
 }
@@ -333,20 +331,17 @@ bool BackwardCall::HeldByContext(const Span& span) {
 bool BackwardCall::Settle() {
   SmallArray<Ref, 8> watched(site_->returned);
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (!arrived(i) || use(i) != GradientUse::kShared) continue;
+    if (!arrived(i) || access(i) == Access::kCopied) continue;
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }
   context_.reset();
   result_.reset();
+  for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < site_->returned; ++i) {
-    tensors_[i].reset();
-    if (learned_[i] != GradientUse::kUnknown) use(i) = learned_[i];
-  }
-  for (size_t i = 0; i < site_->returned; ++i) {
-    if (!watched[i] || loans_[i]->holder_count() == 1 + exports_[i]) continue;
-    if (!Privatize(site_, loans_[i], 1 + exports_[i], watched[i].get())) return false;
-    if (exports_[i] == 0) use(i) = GradientUse::kCopied;
+    if (!watched[i]) continue;
+    if (!SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), &access(i))) return false;
+    if (written_[i]) access(i) = Access::kCopied;
   }
   return true;
 }

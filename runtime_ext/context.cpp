@@ -23,6 +23,12 @@ TensorMeta MetaList::Get(size_t index) const {
   return found;
 }
 
+void MetaList::ForgetSpan(size_t index) {
+  size_t word = 0;
+  for (size_t i = 0; i < index; ++i) word += kHeader + static_cast<size_t>(words_[word]);
+  words_[word + 3] = words_[word + 4] = 0;
+}
+
 namespace {
 
 Context* AsContext(PyObject* self) { return reinterpret_cast<Context*>(self); }
@@ -189,7 +195,8 @@ bool CheckVersions(Context* context) {
         PyExc_RuntimeError,
         "one of the variables needed for gradient computation has been modified by an inplace operation: [%U "
         "%S] is at version %ld; expected version %ld instead. Hint: enable anomaly detection to find the "
-        "operation that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True).",
+        "operation that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True, "
+        "check_nan=False).",
         kind.get(), sizes.get(), version, expected);
     return false;
   }

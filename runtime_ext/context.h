@@ -37,6 +37,8 @@ class MetaList {
     }
   }
   TensorMeta Get(size_t index) const;
+  // Empties the span of a tensor whose memory may serve others from now on.
+  void ForgetSpan(size_t index);
 
  private:
   static constexpr size_t kHeader = 5;  // rank, device type, device id, first byte, byte past the end

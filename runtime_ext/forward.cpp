@@ -16,6 +16,7 @@ class ForwardCall {
         outputs_(outputs),
         inputs_(*site->inputs),
         tensors_(inputs_.size()),
+        spans_(inputs_.size()),
         exports_(inputs_.size()),
         args_(static_cast<size_t>(PyTuple_GET_SIZE(site->arguments)) + 2) {}
 
@@ -44,6 +45,7 @@ class ForwardCall {
   std::vector<Managed>* outputs_;
   std::vector<InputSpec>& inputs_;
   SmallArray<Ref, 8> tensors_;      // as forward gets them
+  SmallArray<Span, 8> spans_;       // memory of the arguments that an output must not share
   SmallArray<int, 8> exports_;      // outputs that are declared to be an input's memory
   SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and the arguments; borrowed
   Ref context_;
@@ -79,12 +81,8 @@ bool ForwardCall::ReceiveInput(size_t i) {
                  site_->name, input.argument, DTypeName(input.dtype).c_str(), DTypeName(dtype).c_str());
     return false;
   }
-  tensors_[i] = Ref::Steal(ImportLoan(loans_[i]));
+  tensors_[i] = ReceiveTensor(site_, loans_[i], input.access, &spans_[i]);
   if (!tensors_[i]) return false;
-  if (input.copied) {
-    tensors_[i] = CopyTensor(site_, tensors_[i].get());
-    if (!tensors_[i]) return false;
-  }
   return !input.requires_grad ||
          PyObject_SetAttr(tensors_[i].get(), method_names.requires_grad, Py_True) == 0;
 }
@@ -202,7 +200,11 @@ bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
 bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
   OutputSpec& spec = (*site_->tensor_outputs)[index];
   Span span = SpanOf((*managed)->dl_tensor);
-  if (span.size() == 0) return true;
+  if (span.size() == 0) {
+    // Without elements it shares no byte, but it may hold an argument's storage.
+    *managed = ExportCopy(site_, value);
+    return static_cast<bool>(*managed);
+  }
   if (spec.mapped_input >= 0) {
     Loan* loan = loans_[static_cast<size_t>(spec.mapped_input)];
     if (SpanOf(loan->dl_tensor).begin != span.begin) {
@@ -219,7 +221,7 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
     return true;
   }
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].copied || !span.Overlaps(SpanOf(loans_[i]->dl_tensor))) continue;
+    if (!span.Overlaps(spans_[i])) continue;
     *managed = ExportCopy(site_, value);
     if (!*managed) return false;
     if (spec.warned || index >= site_->returned) return true;
@@ -274,20 +276,21 @@ bool ForwardCall::KeepOrDropContext() {
 bool ForwardCall::Settle() {
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].copied || inputs_[i].protected_) continue;
+    if (inputs_[i].protected_ || inputs_[i].access == Access::kCopied) continue;
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }
   // From here on only the Function and the run can hold the inputs.
+  auto* context = reinterpret_cast<Context*>(context_.get());
+  MetaList* metas = context->inputs;  // lives as long as the run's reference to the context
   context_.reset();
   argument_tuple_.reset();
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (!watched[i] || loans_[i]->holder_count() == 1 + exports_[i]) continue;
-    if (!Privatize(site_, loans_[i], 1 + exports_[i], watched[i].get())) return false;
-    // With its own copy from the start, the next call is spared the costly exchange.
-    inputs_[i].copied = !inputs_[i].mapped;
+    if (watched[i] && !SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), &inputs_[i].access))
+      return false;
+    if (metas != nullptr && loans_[i]->holder_count() == 1 + exports_[i]) metas->ForgetSpan(i);
   }
   return true;
 }

@@ -62,6 +62,25 @@ Ref WatchStorage(PyObject* tensor) {
   return storage ? Ref::Steal(PyWeakref_NewRef(storage.get(), nullptr)) : Ref();
 }
 
+Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span) {
+  Ref tensor = Ref::Steal(ImportLoan(loan));
+  if (!tensor) return {};
+  if (access == Access::kShared) {
+    *span = SpanOf(loan->dl_tensor);
+    return tensor;
+  }
+  Ref copy = CopyTensor(site, tensor.get());
+  DLTensor view;
+  if (!copy || access == Access::kCopied) return copy;
+  if (config.exchange->dltensor_from_py_object_no_sync(copy.get(), &view) != 0) return {};
+  *span = SpanOf(view);
+  return copy;
+}
+
+namespace {
+
+// Moves a storage that the Function still holds to memory of its own. Does not reach who took a bare address
+// out of it, such as a numpy array: that is why a site's first call works on copies.
 bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
   int64_t bytes = SpanOf(loan->dl_tensor).size();
   Ref storage = Dereference(watched);
@@ -78,6 +97,21 @@ bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
       "clone() of the tensor instead",
       site->name);
   return false;
+}
+
+}  // namespace
+
+bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access* access) {
+  if (*access == Access::kProbed) {
+    *access = Dereference(watched) ? Access::kCopied : Access::kShared;
+    return true;
+  }
+  int others = 1 + exports;
+  if (loan->holder_count() == others) return true;
+  if (!Privatize(site, loan, others, watched)) return false;
+  // With a copy from the start, the next calls are spared the costly exchange.
+  if (exports == 0) *access = Access::kCopied;
+  return true;
 }
 
 bool WarnAlias(Site* site, const char* kind, Py_ssize_t key, Py_ssize_t value) {

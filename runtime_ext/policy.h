@@ -64,9 +64,12 @@ long WritesTo(PyObject* tensor);
 
 // A weak handle on the storage behind a tensor: it outlives neither the storage nor keeps it alive.
 Ref WatchStorage(PyObject* tensor);
-// Gives a storage that the Function still holds a private copy of its memory, behind every view of it.
-// `others`: how many holders the loan has besides.
-bool Privatize(Site* site, Loan* loan, int others, PyObject* watched);
+// The loan's tensor as the Function gets it. `span`: its memory if that must not come back, else left empty.
+Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span);
+// After the policy has dropped the tensor: learns whether the Function keeps it, and gives what it keeps of
+// the runtime's memory a private copy, behind every view of it. `exports`: outputs that are the loan's
+// memory.
+bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access* access);
 
 // Says that the in-place map `kind`={key: value} would save the copy that was just made.
 bool WarnAlias(Site* site, const char* kind, Py_ssize_t key, Py_ssize_t value);

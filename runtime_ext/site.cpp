@@ -103,14 +103,16 @@ bool ParseInputFlags(Site* site, const Given& given) {
   for (Py_ssize_t argument : mutated) {
     int i = Lookup(*site->input_index, argument, "mutated must hold positions of tensor arguments");
     if (i < 0) return false;
-    InputSpec& input = (*site->inputs)[static_cast<size_t>(i)];
-    input.mutated = true;
-    input.copied = !input.mapped;
+    (*site->inputs)[static_cast<size_t>(i)].mutated = true;
   }
   for (Py_ssize_t argument : protected_inputs) {
     int i = Lookup(*site->input_index, argument, "protected_inputs must hold positions of tensor arguments");
     if (i < 0) return false;
     (*site->inputs)[static_cast<size_t>(i)].protected_ = true;
+  }
+  for (InputSpec& input : *site->inputs) {
+    bool shared = input.mapped || (input.protected_ && !input.mutated);
+    input.access = shared ? Access::kShared : input.mutated ? Access::kCopied : Access::kProbed;
   }
   return true;
 }
@@ -179,7 +181,7 @@ bool ParseMaps(Site* site, const Given& given) {
   }
   for (size_t o = 0; o < site->returned; ++o) {
     bool mapped = (*site->tensor_outputs)[o].gradient_mapped;
-    site->gradient_use->push_back(mapped ? GradientUse::kShared : GradientUse::kUnknown);
+    site->gradient_access->push_back(mapped ? Access::kShared : Access::kProbed);
   }
   return true;
 }
@@ -218,7 +220,7 @@ bool Fill(Site* site, const Given& given) {
   site->input_index = new std::vector<int>;
   site->gradient_mapped = new std::vector<int>;
   site->gradient_warned = new std::vector<char>;
-  site->gradient_use = new std::vector<GradientUse>;
+  site->gradient_access = new std::vector<Access>;
   if (!site->returns_tuple && PyTuple_GET_SIZE(given.outputs) != 1) {
     return Complain("outputs needs exactly one entry when returns_tuple is False");
   }
@@ -332,7 +334,7 @@ void SiteDealloc(PyObject* self) {
   delete site->input_index;
   delete site->gradient_mapped;
   delete site->gradient_warned;
-  delete site->gradient_use;
+  delete site->gradient_access;
   type->tp_free(self);
   Py_DECREF(type);
 }

@@ -9,11 +9,11 @@
 
 namespace torch2ort {
 
-// How backward gets the gradient of an output.
-enum class GradientUse : char {
-  kUnknown,  // first call: a copy, to see whether backward writes to it
-  kShared,   // the runtime's own memory
-  kCopied,   // a private copy, as backward was seen to write to it or to keep it
+// How a Function gets a tensor of the runtime's.
+enum class Access : char {
+  kProbed,  // first call: a copy, to see whether the Function keeps it or writes to it
+  kShared,  // the runtime's own memory
+  kCopied,  // a private copy, as the Function was seen to keep it or to write to it
 };
 
 // One tensor argument.
@@ -25,8 +25,8 @@ struct InputSpec {
   bool mutated;        // forward writes into it
   bool protected_;     // the graph promises not to write into this memory while the Function holds it
   bool mapped;         // some output is declared to be its memory
-  bool copied;         // forward gets a private copy; set as well once forward was seen to keep the argument
-  Ref torch_dtype;     // of its gradient
+  Access access;
+  Ref torch_dtype;  // of its gradient
 };
 
 // One tensor output. Those after Site::returned are mutated arguments that forward does not return.
@@ -63,8 +63,8 @@ struct Site {
   std::vector<int>* input_index;      // argument -> index in inputs, or -1
   std::vector<int>* gradient_mapped;  // tensor argument -> index of the tensor output whose gradient's memory
                                       // its gradient is declared to be, or -1
-  std::vector<char>* gradient_warned;      // one flag a tensor argument
-  std::vector<GradientUse>* gradient_use;  // one a tensor output that forward returns
+  std::vector<char>* gradient_warned;    // one flag a tensor argument
+  std::vector<Access>* gradient_access;  // one a tensor output that forward returns
 };
 
 extern PyTypeObject* site_type;

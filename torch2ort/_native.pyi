@@ -110,9 +110,10 @@ class Site:
         name: The Function's qualified name, for messages.
         key: Unique name of the site.
         calls: Forward calls so far.
-        copied_bytes: Bytes copied so far to keep memory apart: private copies of arguments that ``forward`` writes to
-            or keeps, copies of aliasing outputs and gradients, copies of memory that the Function kept. The first
-            backward also works on copies of its gradients, to see whether it writes to them.
+        copied_bytes: Bytes copied so far to keep memory apart: private copies of what a Function writes to or keeps,
+            and copies of outputs and gradients that would share memory. A site's first forward works on copies of
+            all arguments that are neither protected nor mapped, and its first backward on copies of all gradients,
+            to see what the Function keeps and writes to.
     """
 
     name: str
