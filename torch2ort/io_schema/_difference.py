@@ -31,23 +31,32 @@ def difference(expected: Sequence[Node], given: Sequence[Node], root: str) -> st
 
 
 def _compare(expected: Node, given: Node) -> str:
-    wanted, got = describe(expected), describe(given)
+    wanted, got = _described(expected), _described(given)
+    if expected.kind == given.kind == "tensor":
+        return f"expected {wanted}, got {_dtype_name(given)} of rank {given.detail[1]}"
     return f"expected {wanted}, got {'another one' if wanted == got else got}{_details(expected, given)}"
 
 
-def describe(node: Node) -> str:
+def _described(node: Node) -> str:
     """Return what `node` is, with an article: ``a float32 tensor of rank 3``."""
     if node.kind == "tensor":
-        dtype, rank = node.detail
-        return f"a {str(dtype).removeprefix('torch.')} tensor of rank {rank}"
+        return f"{_with_article(_dtype_name(node))} tensor of rank {node.detail[1]}"
     if node.kind == "constant":
         return (
             "None" if node.detail is None else f"the {type(node.detail).__name__} {_shown.repr(node.detail)}"
         )
     if node.kind in MAPPING_KINDS or node.kind == "dataclass":
         noun = "field" if node.kind == "dataclass" else "key"
-        return f"a {type_name(node.cls)} with {_plural(node.arity, noun)}"
-    return f"a {type_name(node.cls)} of {_plural(node.arity, 'item')}"
+        return f"{_with_article(type_name(node.cls))} with {_plural(node.arity, noun)}"
+    return f"{_with_article(type_name(node.cls))} of {_plural(node.arity, 'item')}"
+
+
+def _dtype_name(node: Node) -> str:
+    return str(node.detail[0]).removeprefix("torch.")
+
+
+def _with_article(noun: str) -> str:
+    return f"an {noun}" if noun[0].lower() in "aeio" else f"a {noun}"
 
 
 def _plural(count: int, noun: str) -> str:
@@ -56,7 +65,7 @@ def _plural(count: int, noun: str) -> str:
 
 def _details(expected: Node, given: Node) -> str:
     """Say in which way two containers of one class differ, if that can be said shortly."""
-    if expected.kind != given.kind or expected.cls is not given.cls:
+    if expected.is_leaf or expected.kind != given.kind or expected.cls is not given.cls:
         return ""
     parts = []
     if exact(expected.keys) != exact(given.keys):

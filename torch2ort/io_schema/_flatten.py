@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import optree
@@ -12,7 +13,7 @@ from torch2ort.io_schema._diagnosis import explain
 from torch2ort.io_schema._leaves import UnsupportedError, is_leaf
 from torch2ort.io_schema._paths import written
 from torch2ort.io_schema._schema import Schema
-from torch2ort.io_schema._structure import flatten_tree, leaf_node, nodes_of, paths_of
+from torch2ort.io_schema._structure import Node, flatten_tree, leaf_node, nodes_of, paths_of
 
 _REMEMBERED: Final = 8
 _recent: tuple[Schema, ...] = ()  # replaced as a whole, so that threads need no lock
@@ -53,16 +54,16 @@ def flatten(
         SchemaError: Something else is in `data`, or a container cannot be rebuilt, contains itself, or is
             nested too deep. The message gives the path.
     """
-    if constants_as_tensors:
-        leaves, spec = _leaves_of(data, root)
-        leaves = _tensors_for(leaves, spec, device, root)
-    else:
+    if not constants_as_tensors:
         for schema in _recent:
             tensors = schema.match(data)
             if tensors is not None:
                 return tensors, schema
-        leaves, spec = _leaves_of(data, root)
-    schema = Schema(nodes_of(spec, list(map(leaf_node, leaves))), spec)
+    leaves, nodes, spec = _describe(data, root)
+    if constants_as_tensors:
+        leaves = _tensors_for(leaves, nodes, device, root)
+        nodes = nodes_of(spec, list(map(leaf_node, leaves)))
+    schema = Schema(nodes, spec)
     _remember(schema)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], schema
 
@@ -73,8 +74,8 @@ def _remember(schema: Schema) -> None:
     _recent = (schema, *_recent[: _REMEMBERED - 1])
 
 
-def _leaves_of(data: Any, root: str) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Return the tensors and constants of `data`, and its structure.
+def _describe(data: Any, root: str) -> tuple[list[Any], tuple[Node, ...], optree.PyTreeSpec]:
+    """Return the tensors and constants of `data`, and its structure as nodes and in optree's terms.
 
     Raises:
         SchemaError: See :func:`flatten`.
@@ -83,14 +84,14 @@ def _leaves_of(data: Any, root: str) -> tuple[list[Any], optree.PyTreeSpec]:
     try:
         leaves, spec = flatten_tree(data)
         if all(map(is_leaf, leaves)):
-            return leaves, spec
+            return leaves, nodes_of(spec, list(map(leaf_node, leaves))), spec
     except (UnsupportedError, RecursionError) as error:
         cause = error
     raise explain(data, root, cause) from cause
 
 
 def _tensors_for(
-    leaves: list[Any], spec: optree.PyTreeSpec, device: torch.device | str | None, root: str
+    leaves: list[Any], nodes: Sequence[Node], device: torch.device | str | None, root: str
 ) -> list[Any]:
     """Return `leaves` with a tensor in place of each number.
 
@@ -104,8 +105,7 @@ def _tensors_for(
             continue
         try:
             made.append(torch.tensor(leaf, device=device))
-        except (OverflowError, RuntimeError) as error:
-            nodes = nodes_of(spec, list(map(leaf_node, leaves)))
+        except (OverflowError, RuntimeError, ValueError) as error:
             path = [path for node, path in zip(nodes, paths_of(nodes), strict=True) if node.is_leaf][index]
             raise SchemaError(
                 f"{written(path, root)}: torch.tensor({leaf!r}) failed: {error}. Pass a number that fits "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -105,7 +106,8 @@ def decode(text: str, classes: Iterable[Any]) -> tuple[tuple[Node, ...], optree.
         decoder = Decoder(classes)
         written_nodes = [_decode_node(form, decoder) for form in document["nodes"]]
         spec = spec_of(written_nodes)
-        nodes = nodes_of(spec, [node for node in written_nodes if node.is_leaf])
+        leaves = [node for node in written_nodes if node.is_leaf]
+        nodes = nodes_of(spec, leaves) if spec.num_leaves == len(leaves) else ()
         if [node.token for node in nodes] != [node.token for node in written_nodes]:
             raise ValueError(
                 "a class in it takes its instances apart in another way than when it was written"
@@ -140,11 +142,7 @@ def _decode_node(form: Any, decoder: Decoder) -> Node:
         return Node("constant", type(value), detail=value)
     kind = form["container"]
     cls = _BUILTIN.get(kind) or decoder.find_class(form["class"], *_CLASS_TESTS[kind])
-    if kind == "namedtuple" and list(optree.namedtuple_fields(cls)) != form["fields"]:
-        raise SchemaError(
-            f"the schema needs the namedtuple {form['class']} with fields {form['fields']}, but here it has "
-            f"{list(optree.namedtuple_fields(cls))}"
-        )
+    _check_fields(kind, cls, form)
     keys = tuple(decoder.decode_value(key) for key in form.get("keys", ()))
     arity = len(keys) if "keys" in form else _count(form["size"])
     detail = (
@@ -153,6 +151,21 @@ def _decode_node(form: Any, decoder: Decoder) -> Node:
         else decoder.decode_value(form.get("detail"))
     )
     return Node(kind, cls, arity, keys, detail)
+
+
+def _check_fields(kind: str, cls: Any, form: Any) -> None:
+    if kind == "namedtuple":
+        needed, present = form["fields"], list(optree.namedtuple_fields(cls))
+        fits = needed == present
+    elif kind == "dataclass":
+        needed, present = form["keys"], [field.name for field in dataclasses.fields(cls)]
+        fits = set(needed) <= set(present)
+    else:
+        return
+    if not fits:
+        raise SchemaError(
+            f"the schema needs the {kind} {form['class']} with fields {needed}, but here it has {present}"
+        )
 
 
 def _count(value: Any) -> int:
