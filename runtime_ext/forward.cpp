@@ -20,7 +20,11 @@ class ForwardCall {
         exports_(inputs_.size()),
         args_(static_cast<size_t>(PyTuple_GET_SIZE(site->arguments)) + 2) {}
 
-  bool Run() { return Receive() && Call() && CheckWrites() && Return() && KeepOrDropContext() && Settle(); }
+  bool Run() {
+    if (Receive() && Call() && CheckWrites() && Return() && KeepOrDropContext() && Settle()) return true;
+    Abandon();
+    return false;
+  }
 
  private:
   size_t argument_count() const { return args_.size() - 2; }
@@ -39,6 +43,7 @@ class ForwardCall {
   bool Disentangle(size_t index, PyObject* value, Managed* managed);
   bool KeepOrDropContext();
   bool Settle();
+  void Abandon();
 
   Site* site_;
   Loans& loans_;
@@ -293,6 +298,28 @@ bool ForwardCall::Settle() {
     if (metas != nullptr && loans_[i]->holder_count() == 1 + exports_[i]) metas->ForgetSpan(i);
   }
   return true;
+}
+
+// After a failure the exception's frames hold the inputs, and a debugger may look at them long after the
+// runtime took its memory back.
+void ForwardCall::Abandon() {
+  PyObject* error = TakeRaised();
+  SmallArray<Ref, 8> watched(inputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (tensors_[i] && inputs_[i].access == Access::kShared) watched[i] = WatchStorage(tensors_[i].get());
+  }
+  outputs_->clear();
+  context_.reset();
+  argument_tuple_.reset();
+  result_.reset();
+  for (Ref& tensor : tensors_) tensor.reset();
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (watched[i]) SettleTensor(site_, loans_[i], 0, watched[i].get(), &inputs_[i].access);
+  }
+  PyErr_Clear();  // the Function's own exception matters more than a tensor that could not be moved
+  if (error == nullptr) return;
+  PyErr_Restore(Ref::Share(reinterpret_cast<PyObject*>(Py_TYPE(error))).release(), error,
+                PyException_GetTraceback(error));
 }
 
 }  // namespace

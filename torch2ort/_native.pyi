@@ -9,6 +9,7 @@ Words: an *argument* is a position among all arguments of ``apply``; an *output*
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 from torch import Tensor
@@ -216,6 +217,35 @@ def training_runners() -> tuple[int, int]:
 
 def aten_executor() -> tuple[int, int]:
     """Addresses for ``register_aten_op_executor``: executes ``detach``, without a copy, and no other operator."""
+
+def configure_custom_op(
+    *,
+    resolve: Callable[[str, str, str], Site],
+    is_grad_enabled: Callable[[], bool],
+    set_grad_enabled: Callable[[bool], object],
+    stream: Callable[[int, int], AbstractContextManager[object]],
+) -> None:
+    """Hands the custom operator, which a stock onnxruntime loads from this module's file, what it needs of Python.
+
+    What an earlier call gave is replaced, for kernels made before too, and never freed.
+
+    Args:
+        resolve: Called as ``resolve(func_name, site_key, site)`` with a node's attributes, ``""`` for one that it has
+            not, when a session makes the node's kernel. What it raises makes the session fail.
+        is_grad_enabled: ``torch.is_grad_enabled``.
+        set_grad_enabled: ``torch.set_grad_enabled``.
+        stream: Called as ``stream(address, device)``; makes a CUDA stream torch's current one.
+
+    Raises:
+        TypeError: An argument is missing.
+    """
+
+def take_custom_op_error(number: int) -> BaseException | None:
+    """Takes the exception that a node with a ``site_key`` left, with its traceback; ``None`` if there is none.
+
+    Args:
+        number: What ``[torch2ort error N]`` at the end of onnxruntime's message says. The last 64 are kept.
+    """
 
 def call_forward(site: Site, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Runs a site's forward on torch tensors, as a runtime without callbacks of its own would.

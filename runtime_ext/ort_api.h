@@ -1,0 +1,163 @@
+// The part of ONNX Runtime's C interface that this module uses, declared here so that one binary serves every
+// release: https://onnxruntime.ai/docs/api/c/struct_ort_api.html
+//
+// The table of functions is append-only: a function keeps its slot for good. The slots below are those of ORT
+// 1.17 and later, but for the one that says otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace torch2ort {
+
+struct OrtStatus;
+struct OrtKernelInfo;
+struct OrtKernelContext;
+struct OrtSessionOptions;
+struct OrtCustomOpDomain;
+struct OrtValue;
+struct OrtMemoryInfo;
+struct OrtTypeInfo;
+struct OrtTensorTypeAndShapeInfo;
+struct OrtShapeInferContext;
+struct OrtOpAttr;
+
+enum OrtErrorCode : int32_t { kOrtFail = 1, kOrtInvalidArgument = 2, kOrtNotImplemented = 9 };
+enum OrtOpAttrType : int32_t { kOrtAttributeInts = 2 };
+enum OrtTypeKind : int32_t { kOrtTensor = 1 };
+enum OrtMemoryType : int32_t { kOrtMemoryDefault = 0 };
+enum OrtDeviceKind : int32_t { kOrtCpu = 0, kOrtGpu = 1 };
+enum OrtCharacteristic : int32_t { kOrtVariadic = 2 };
+
+// onnx.TensorProto.DataType.
+enum OrtElementType : int32_t {
+  kOrtUndefined = 0,
+  kOrtFloat = 1,
+  kOrtUint8 = 2,
+  kOrtInt8 = 3,
+  kOrtUint16 = 4,
+  kOrtInt16 = 5,
+  kOrtInt32 = 6,
+  kOrtInt64 = 7,
+  kOrtBool = 9,
+  kOrtFloat16 = 10,
+  kOrtDouble = 11,
+  kOrtUint32 = 12,
+  kOrtUint64 = 13,
+  kOrtComplex64 = 14,
+  kOrtComplex128 = 15,
+  kOrtBfloat16 = 16,
+  kOrtFloat8E4M3FN = 17,
+  kOrtFloat8E4M3FNUZ = 18,
+  kOrtFloat8E5M2 = 19,
+  kOrtFloat8E5M2FNUZ = 20,
+};
+
+// The oldest table that has every slot in use but the last, and an OrtCustomOp of the layout below.
+constexpr uint32_t kOrtApiVersion = 17;
+constexpr uint32_t kOrtApiVersionOfShapeReference = 24;
+
+struct OrtCustomOp;
+
+// clang-format off
+struct OrtApi {
+  OrtStatus* (*CreateStatus)(OrtErrorCode code, const char* message);  // slot 0
+  void* unused_1[25];
+  OrtStatus* (*CreateCustomOpDomain)(const char* domain, OrtCustomOpDomain** out);  // 26
+  OrtStatus* (*CustomOpDomain_Add)(OrtCustomOpDomain* domain, const OrtCustomOp* op);  // 27
+  OrtStatus* (*AddCustomOpDomain)(OrtSessionOptions* options, OrtCustomOpDomain* domain);  // 28
+  void* unused_29[22];
+  OrtStatus* (*GetTensorMutableData)(OrtValue* value, void** out);  // 51
+  void* unused_52[3];
+  OrtStatus* (*CastTypeInfoToTensorInfo)(const OrtTypeInfo* info, const OrtTensorTypeAndShapeInfo** out);  // 55
+  OrtStatus* (*GetOnnxTypeFromTypeInfo)(const OrtTypeInfo* info, OrtTypeKind* out);  // 56
+  OrtStatus* (*CreateTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo** out);  // 57
+  OrtStatus* (*SetTensorElementType)(OrtTensorTypeAndShapeInfo* info, OrtElementType type);  // 58
+  OrtStatus* (*SetDimensions)(OrtTensorTypeAndShapeInfo* info, const int64_t* sizes, size_t rank);  // 59
+  OrtStatus* (*GetTensorElementType)(const OrtTensorTypeAndShapeInfo* info, OrtElementType* out);  // 60
+  OrtStatus* (*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, size_t* out);  // 61
+  OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* sizes, size_t rank);  // 62
+  void* unused_63[2];
+  OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** out);  // 65
+  void* unused_66[6];
+  OrtStatus* (*MemoryInfoGetId)(const OrtMemoryInfo* info, int* out);  // 72
+  void* unused_73[14];
+  OrtStatus* (*KernelInfoGetAttribute_string)(const OrtKernelInfo* info, const char* name, char* out, size_t* size);  // 87
+  OrtStatus* (*KernelContext_GetInputCount)(const OrtKernelContext* context, size_t* out);  // 88
+  OrtStatus* (*KernelContext_GetOutputCount)(const OrtKernelContext* context, size_t* out);  // 89
+  OrtStatus* (*KernelContext_GetInput)(const OrtKernelContext* context, size_t index, const OrtValue** out);  // 90
+  OrtStatus* (*KernelContext_GetOutput)(OrtKernelContext* context, size_t index, const int64_t* sizes, size_t rank, OrtValue** out);  // 91
+  void* unused_92;
+  void (*ReleaseStatus)(OrtStatus* status);  // 93
+  void* unused_94[4];
+  void (*ReleaseTypeInfo)(OrtTypeInfo* info);  // 98
+  void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);  // 99
+  void* unused_100[30];
+  OrtStatus* (*AddSessionConfigEntry)(OrtSessionOptions* options, const char* key, const char* value);  // 130
+  void* unused_131[62];
+  OrtStatus* (*KernelContext_GetGPUComputeStream)(const OrtKernelContext* context, void** out);  // 193
+  OrtStatus* (*GetTensorMemoryInfo)(const OrtValue* value, const OrtMemoryInfo** out);  // 194
+  void* unused_195[30];
+  void (*MemoryInfoGetDeviceType)(const OrtMemoryInfo* info, OrtDeviceKind* out);  // 225
+  void* unused_226[4];
+  OrtStatus* (*KernelInfo_GetInputCount)(const OrtKernelInfo* info, size_t* out);  // 230
+  OrtStatus* (*KernelInfo_GetOutputCount)(const OrtKernelInfo* info, size_t* out);  // 231
+  void* unused_232;
+  OrtStatus* (*KernelInfo_GetOutputName)(const OrtKernelInfo* info, size_t index, char* out, size_t* size);  // 233
+  OrtStatus* (*KernelInfo_GetInputTypeInfo)(const OrtKernelInfo* info, size_t index, OrtTypeInfo** out);  // 234
+  OrtStatus* (*KernelInfo_GetOutputTypeInfo)(const OrtKernelInfo* info, size_t index, OrtTypeInfo** out);  // 235
+  void* unused_236;
+  OrtStatus* (*HasSessionConfigEntry)(const OrtSessionOptions* options, const char* key, int* out);  // 237
+  void* unused_238[6];
+  OrtStatus* (*KernelInfo_GetNodeName)(const OrtKernelInfo* info, char* out, size_t* size);  // 244
+  void* unused_245[24];
+  OrtStatus* (*ShapeInferContext_GetAttribute)(const OrtShapeInferContext* context, const char* name, const OrtOpAttr** out);  // 269
+  OrtStatus* (*ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext* context, size_t index, const OrtTensorTypeAndShapeInfo* info);  // 270
+  OrtStatus* (*SetSymbolicDimensions)(OrtTensorTypeAndShapeInfo* info, const char** names, size_t rank);  // 271
+  OrtStatus* (*ReadOpAttr)(const OrtOpAttr* attribute, OrtOpAttrType type, void* out, size_t size, size_t* needed);  // 272
+  void* unused_273[141];
+  // From kOrtApiVersionOfShapeReference on; the sizes live as long as the value.
+  OrtStatus* (*GetTensorElementTypeAndShapeDataReference)(const OrtValue* value, OrtElementType* type, const int64_t** sizes, size_t* rank);  // 414
+};
+// clang-format on
+static_assert(offsetof(OrtApi, KernelContext_GetOutput) == 91 * sizeof(void*));
+static_assert(offsetof(OrtApi, KernelContext_GetGPUComputeStream) == 193 * sizeof(void*));
+static_assert(offsetof(OrtApi, ReadOpAttr) == 272 * sizeof(void*));
+static_assert(offsetof(OrtApi, GetTensorElementTypeAndShapeDataReference) == 414 * sizeof(void*));
+
+struct OrtApiBase {
+  const OrtApi* (*GetApi)(uint32_t version);  // null if the runtime is older
+  const char* (*GetVersionString)();
+};
+
+struct OrtCustomOp {
+  uint32_t version;
+  void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
+  const char* (*GetName)(const OrtCustomOp*);
+  const char* (*GetExecutionProviderType)(const OrtCustomOp*);
+  OrtElementType (*GetInputType)(const OrtCustomOp*, size_t index);
+  size_t (*GetInputTypeCount)(const OrtCustomOp*);
+  OrtElementType (*GetOutputType)(const OrtCustomOp*, size_t index);
+  size_t (*GetOutputTypeCount)(const OrtCustomOp*);
+  void (*KernelCompute)(void* kernel, OrtKernelContext*);
+  void (*KernelDestroy)(void* kernel);
+  OrtCharacteristic (*GetInputCharacteristic)(const OrtCustomOp*, size_t index);
+  OrtCharacteristic (*GetOutputCharacteristic)(const OrtCustomOp*, size_t index);
+  OrtMemoryType (*GetInputMemoryType)(const OrtCustomOp*, size_t index);
+  int (*GetVariadicInputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicInputHomogeneity)(const OrtCustomOp*);
+  int (*GetVariadicOutputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicOutputHomogeneity)(const OrtCustomOp*);
+  OrtStatus* (*CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*, void** kernel);
+  OrtStatus* (*KernelComputeV2)(void* kernel, OrtKernelContext*);
+  OrtStatus* (*InferOutputShapeFn)(const OrtCustomOp*, OrtShapeInferContext*);
+  int (*GetStartVersion)(const OrtCustomOp*);
+  int (*GetEndVersion)(const OrtCustomOp*);
+  // Read from version 18 on.
+  size_t (*GetMayInplace)(int** inputs, int** outputs);
+  void (*ReleaseMayInplace)(int* inputs, int* outputs);
+  size_t (*GetAliasMap)(int** inputs, int** outputs);
+  void (*ReleaseAliasMap)(int* inputs, int* outputs);
+};
+
+}  // namespace torch2ort

@@ -1,0 +1,172 @@
+#include "ort_custom_op.h"
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace torch2ort {
+
+CustomOpConfiguration custom_op_config;
+const OrtApi* ort_api = nullptr;
+bool has_shape_reference = false;
+
+namespace {
+
+constexpr const char* kName = "PythonOp";
+// In files, Functions of the user and operators that torch2ort itself gave to PyTorch's kernels.
+constexpr const char* kDomain = "com.microsoft";
+constexpr const char* kAtenDomain = "org.pytorch.aten";
+constexpr const char* kAtenName = "ATen";
+// Marks options that have the operators already: ONNX Runtime refuses to take them twice.
+constexpr const char* kRegisteredEntry = "torch2ort.custom_ops";
+constexpr size_t kMaxKeptErrors = 64;
+
+// ---- exceptions that wait for the session's caller ----
+
+// Guarded by the GIL; never destroyed, as the interpreter is gone when statics are.
+auto& kept_errors = *new std::map<long long, PyObject*>;
+long long error_count = 0;
+
+long long KeepException(PyObject* exception) {
+  if (kept_errors.size() == kMaxKeptErrors) {
+    Ref oldest = Ref::Steal(kept_errors.begin()->second);
+    kept_errors.erase(kept_errors.begin());
+  }
+  kept_errors[++error_count] = Ref::Share(exception).release();
+  return error_count;
+}
+
+PyObject* TakeCustomOpError(PyObject*, PyObject* number) {
+  long long key = PyLong_AsLongLong(number);
+  if (key == -1 && PyErr_Occurred()) return nullptr;
+  auto found = kept_errors.find(key);
+  if (found == kept_errors.end()) Py_RETURN_NONE;
+  PyObject* exception = found->second;
+  kept_errors.erase(found);
+  return exception;
+}
+
+std::string TextOf(PyObject* exception) {
+  std::string text = Py_TYPE(exception)->tp_name;
+  Ref message = Ref::Steal(PyObject_Str(exception));
+  const char* utf8 = message ? PyUnicode_AsUTF8(message.get()) : nullptr;
+  if (utf8 == nullptr) PyErr_Clear();
+  return utf8 == nullptr || *utf8 == '\0' ? text : text + ": " + utf8;
+}
+
+// ---- the operator ----
+
+const char* PythonOpName(const OrtCustomOp*) { return kName; }
+const char* AtenOpName(const OrtCustomOp*) { return kAtenName; }
+
+OrtCustomOp MakeOp(const char* (*name)(const OrtCustomOp*), const char* (*provider)(const OrtCustomOp*)) {
+  OrtCustomOp op{};
+  op.version = kOrtApiVersion;
+  op.GetName = name;
+  op.GetExecutionProviderType = provider;
+  // One variadic parameter of tensors of any types each way.
+  op.GetInputType = op.GetOutputType = [](const OrtCustomOp*, size_t) { return kOrtUndefined; };
+  op.GetInputTypeCount = op.GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
+  op.GetInputCharacteristic =
+      op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kOrtVariadic; };
+  op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return kOrtMemoryDefault; };
+  op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+  op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  op.CreateKernelV2 = CreateKernel;
+  op.KernelComputeV2 = ComputeKernel;
+  op.KernelDestroy = DestroyKernel;
+  op.InferOutputShapeFn = InferOutputs;
+  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  op.GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
+  return op;
+}
+
+const char* Cpu(const OrtCustomOp*) { return "CPUExecutionProvider"; }
+const char* Cuda(const OrtCustomOp*) { return "CUDAExecutionProvider"; }
+
+// Both domains with one operator a provider; made once, as sessions hold pointers into them.
+OrtStatus* MakeDomains(std::vector<OrtCustomOpDomain*>* domains) {
+  static const OrtCustomOp ops[2][2] = {{MakeOp(PythonOpName, Cpu), MakeOp(PythonOpName, Cuda)},
+                                        {MakeOp(AtenOpName, Cpu), MakeOp(AtenOpName, Cuda)}};
+  const char* names[] = {kDomain, kAtenDomain};
+  for (int i = 0; i < 2; ++i) {
+    OrtCustomOpDomain* domain = nullptr;
+    T2O_RETURN_IF_ERROR(ort_api->CreateCustomOpDomain(names[i], &domain));
+    for (const OrtCustomOp& op : ops[i]) T2O_RETURN_IF_ERROR(ort_api->CustomOpDomain_Add(domain, &op));
+    domains->push_back(domain);
+  }
+  return nullptr;
+}
+
+OrtStatus* Register(OrtSessionOptions* options) {
+  static std::mutex mutex;
+  static auto& domains = *new std::vector<OrtCustomOpDomain*>;
+  std::lock_guard<std::mutex> lock(mutex);
+  int registered = 0;
+  T2O_RETURN_IF_ERROR(ort_api->HasSessionConfigEntry(options, kRegisteredEntry, &registered));
+  if (registered != 0) return nullptr;
+  if (domains.empty()) T2O_RETURN_IF_ERROR(MakeDomains(&domains));
+  for (OrtCustomOpDomain* domain : domains) T2O_RETURN_IF_ERROR(ort_api->AddCustomOpDomain(options, domain));
+  return ort_api->AddSessionConfigEntry(options, kRegisteredEntry, "1");
+}
+
+PyObject* ConfigureCustomOp(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"resolve", "is_grad_enabled", "set_grad_enabled", "stream", nullptr};
+  CustomOpConfiguration given;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOO:configure_custom_op", const_cast<char**>(names),
+                                   &given.resolve, &given.is_grad_enabled, &given.set_grad_enabled,
+                                   &given.stream)) {
+    return nullptr;
+  }
+  for (PyObject* object : {given.resolve, given.is_grad_enabled, given.set_grad_enabled, given.stream}) {
+    Py_INCREF(object);  // for good, with those of an earlier call: a kernel may be using them
+  }
+  custom_op_config = given;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {
+    {"configure_custom_op", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ConfigureCustomOp)),
+     METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"take_custom_op_error", TakeCustomOpError, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+bool InitCustomOp(PyObject* module) { return PyModule_AddFunctions(module, methods) == 0; }
+
+bool PythonRuns() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() && !Py_IsFinalizing();
+#else
+  return Py_IsInitialized() && !_Py_IsFinalizing();
+#endif
+}
+
+OrtStatus* StatusOfException(const OrtApi* api, const std::string& where, bool keep) {
+  Ref exception = Ref::Steal(TakeRaised());
+  std::string message =
+      where + ": " + (exception ? TextOf(exception.get()) : "an error without an exception");
+  if (exception && keep)
+    message += " [torch2ort error " + std::to_string(KeepException(exception.get())) + "]";
+  return api->CreateStatus(kOrtFail, message.c_str());
+}
+
+}  // namespace torch2ort
+
+// What SessionOptions.register_custom_ops_library looks for in a library.
+extern "C" __attribute__((visibility("default"))) torch2ort::OrtStatus* RegisterCustomOps(
+    torch2ort::OrtSessionOptions* options, const torch2ort::OrtApiBase* base) {
+  using namespace torch2ort;
+  const OrtApi* api = base->GetApi(kOrtApiVersion);
+  if (api != nullptr) {
+    ort_api = api;
+    has_shape_reference = base->GetApi(kOrtApiVersionOfShapeReference) != nullptr;
+    return Register(options);
+  }
+  std::string message =
+      std::string("torch2ort needs onnxruntime 1.20 or later, and this is ") + base->GetVersionString();
+  api = base->GetApi(1);
+  return api == nullptr ? nullptr : api->CreateStatus(kOrtFail, message.c_str());
+}

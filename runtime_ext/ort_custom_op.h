@@ -1,0 +1,73 @@
+// com.microsoft::PythonOp for a stock ONNX Runtime: an operator that runs Functions through the call policy.
+#pragma once
+
+#include <string>
+
+#include "ort_api.h"
+#include "python.h"
+#include "site.h"
+
+namespace torch2ort {
+
+// Adds configure_custom_op and take_custom_op_error to the module.
+bool InitCustomOp(PyObject* module);
+
+// One node of a session.
+struct Kernel {
+  const OrtApi* api;
+  bool has_shape_reference;
+  bool keeps_errors;  // the session's caller asks for them
+  bool on_cuda;
+  std::string where;     // Function and node, for messages
+  Site* site = nullptr;  // owned
+};
+
+// What configure_custom_op() was given. All of it lives as long as the process.
+struct CustomOpConfiguration {
+  PyObject* resolve = nullptr;
+  PyObject* is_grad_enabled = nullptr;
+  PyObject* set_grad_enabled = nullptr;
+  PyObject* stream = nullptr;
+};
+extern CustomOpConfiguration custom_op_config;
+
+// The table of the runtime that loaded this library, and whether it has the newest of the slots in use.
+extern const OrtApi* ort_api;
+extern bool has_shape_reference;
+
+// Whether Python code can run: false outside of a Python process and while the interpreter goes away.
+bool PythonRuns();
+
+// The lock around every use of Python. Make one only if PythonRuns().
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  ~Gil() { PyGILState_Release(state_); }
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// A status from the pending exception, which it takes. `keep`: the exception waits for
+// take_custom_op_error(), which finds it by the number in the message.
+OrtStatus* StatusOfException(const OrtApi* api, const std::string& where, bool keep);
+
+// DLPack's name for an element type; false for one without.
+bool ToDLDataType(OrtElementType type, DLDataType* dtype);
+
+// ---- the callbacks of the operator ----
+
+OrtStatus* InferOutputs(const OrtCustomOp* op, OrtShapeInferContext* context);
+OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel);
+OrtStatus* ComputeKernel(void* kernel, OrtKernelContext* context);
+void DestroyKernel(void* kernel);
+
+// Hands an early return to the caller.
+#define T2O_RETURN_IF_ERROR(expression)                    \
+  do {                                                     \
+    if (OrtStatus* status_ = (expression)) return status_; \
+  } while (false)
+
+}  // namespace torch2ort

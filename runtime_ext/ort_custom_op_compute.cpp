@@ -1,0 +1,216 @@
+// Runs one node: tensors in, the call policy, tensors out.
+#include <cstring>
+#include <exception>
+#include <vector>
+
+#include "ort_custom_op.h"
+#include "policy.h"
+
+namespace torch2ort {
+
+namespace {
+
+// Outputs from here on are copied while other threads run Python.
+constexpr int64_t kLongCopyBytes = 1 << 18;
+constexpr int32_t kDLCUDA = 2;
+
+// Turns gradient recording off, as eager does around a Function's forward, and back on at the end.
+class NoGrad {
+ public:
+  NoGrad() {
+    Ref enabled = Ref::Steal(PyObject_CallNoArgs(custom_op_config.is_grad_enabled));
+    failed_ = !enabled;
+    if (enabled.get() == Py_True && Set(Py_False)) was_enabled_ = true;
+  }
+  ~NoGrad() {
+    if (was_enabled_ && !Set(Py_True)) PyErr_Clear();
+  }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+  bool failed() const { return failed_; }
+
+ private:
+  bool Set(PyObject* value) {
+    failed_ |= !Ref::Steal(PyObject_CallOneArg(custom_op_config.set_grad_enabled, value));
+    return !failed_;
+  }
+
+  bool was_enabled_ = false;
+  bool failed_ = false;
+};
+
+// On CUDA, makes ONNX Runtime's stream torch's current one: both queue their work in it, and nobody waits.
+class OnStream {
+ public:
+  bool Enter(void* stream, int device) {
+    stream_ = Ref::Steal(PyObject_CallFunction(custom_op_config.stream, "Ki",
+                                               reinterpret_cast<unsigned long long>(stream), device));
+    if (!stream_ || !Ref::Steal(PyObject_CallMethod(stream_.get(), "__enter__", nullptr))) {
+      stream_.reset();
+      return false;
+    }
+    return true;
+  }
+  ~OnStream() {
+    if (!stream_) return;
+    if (!Ref::Steal(PyObject_CallMethod(stream_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None)))
+      PyErr_Clear();
+  }
+
+ private:
+  Ref stream_;
+};
+
+class Computation {
+ public:
+  Computation(const Kernel& kernel, OrtKernelContext* context)
+      : kernel_(kernel), api_(kernel.api), context_(context), loans_(kernel.site->inputs->size()) {}
+
+  OrtStatus* Run();
+
+ private:
+  OrtStatus* Lend(size_t index);
+  OrtStatus* Sizes(const OrtValue* value, const int64_t** sizes, size_t* rank);
+  OrtStatus* EnterStream(OnStream* stream);
+  OrtStatus* Write(size_t index, const DLTensor& tensor);
+  OrtStatus* WriteContext();
+  OrtStatus* CopyOnDevice(const DLTensor& from, const DLTensor& to);
+  OrtStatus* PythonError() { return StatusOfException(api_, kernel_.where, kernel_.keeps_errors); }
+
+  const Kernel& kernel_;
+  const OrtApi* api_;
+  OrtKernelContext* context_;
+  DLDevice device_{kDLCPU, 0};
+  std::vector<std::unique_ptr<int64_t[]>> sizes_;  // where the runtime does not lend its own
+  Loans loans_;
+};
+
+OrtStatus* Computation::Sizes(const OrtValue* value, const int64_t** sizes, size_t* rank) {
+  if (kernel_.has_shape_reference) {
+    OrtElementType type;
+    return api_->GetTensorElementTypeAndShapeDataReference(value, &type, sizes, rank);
+  }
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  T2O_RETURN_IF_ERROR(api_->GetTensorTypeAndShape(value, &info));
+  OrtStatus* status = api_->GetDimensionsCount(info, rank);
+  if (status == nullptr) {
+    sizes_.push_back(std::make_unique<int64_t[]>(*rank));
+    *sizes = sizes_.back().get();
+    status = api_->GetDimensions(info, sizes_.back().get(), *rank);
+  }
+  api_->ReleaseTensorTypeAndShapeInfo(info);
+  return status;
+}
+
+OrtStatus* Computation::Lend(size_t index) {
+  const OrtValue* value = nullptr;
+  T2O_RETURN_IF_ERROR(api_->KernelContext_GetInput(context_, index, &value));
+  if (value == nullptr) {
+    return api_->CreateStatus(kOrtFail,
+                              (kernel_.where + ": input " + std::to_string(index) + " is missing").c_str());
+  }
+  const int64_t* sizes = nullptr;
+  size_t rank = 0;
+  void* data = nullptr;
+  T2O_RETURN_IF_ERROR(Sizes(value, &sizes, &rank));
+  T2O_RETURN_IF_ERROR(api_->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  if (kernel_.on_cuda) {
+    const OrtMemoryInfo* memory = nullptr;
+    T2O_RETURN_IF_ERROR(api_->GetTensorMemoryInfo(value, &memory));
+    T2O_RETURN_IF_ERROR(api_->MemoryInfoGetId(memory, &device_.device_id));
+    device_.device_type = kDLCUDA;
+  }
+  DLDataType dtype = (*kernel_.site->inputs)[index].dtype;
+  DLTensor tensor{data, device_, static_cast<int32_t>(rank), dtype, const_cast<int64_t*>(sizes), nullptr, 0};
+  loans_[index] = torch2ort::Lend(tensor, nullptr, nullptr);
+  return nullptr;
+}
+
+OrtStatus* Computation::EnterStream(OnStream* stream) {
+  if (!kernel_.on_cuda) return nullptr;
+  void* pointer = nullptr;
+  T2O_RETURN_IF_ERROR(api_->KernelContext_GetGPUComputeStream(context_, &pointer));
+  return stream->Enter(pointer, device_.device_id) ? nullptr : PythonError();
+}
+
+OrtStatus* Computation::CopyOnDevice(const DLTensor& from, const DLTensor& to) {
+  // Both are borrowed for a call that only queues the copy: the stream keeps the order with all that comes
+  // later.
+  Loan* loans[] = {torch2ort::Lend(from, nullptr, nullptr), torch2ort::Lend(to, nullptr, nullptr)};
+  Ref source = Ref::Steal(ImportLoan(loans[0]));
+  Ref target = source ? Ref::Steal(ImportLoan(loans[1])) : Ref();
+  bool good = target && Ref::Steal(PyObject_CallMethod(target.get(), "copy_", "OO", source.get(), Py_True));
+  for (Loan* loan : loans) loan->Drop();
+  return good ? nullptr : PythonError();
+}
+
+OrtStatus* Computation::Write(size_t index, const DLTensor& tensor) {
+  OrtValue* value = nullptr;
+  void* target = nullptr;
+  T2O_RETURN_IF_ERROR(
+      api_->KernelContext_GetOutput(context_, index, tensor.shape, static_cast<size_t>(tensor.ndim), &value));
+  if (value == nullptr) return nullptr;  // nobody reads this output
+  T2O_RETURN_IF_ERROR(api_->GetTensorMutableData(value, &target));
+  Span span = SpanOf(tensor);
+  if (span.size() == 0) return nullptr;
+  if (tensor.device.device_type != device_.device_type || tensor.device.device_id != device_.device_id) {
+    return api_->CreateStatus(kOrtFail,
+                              (kernel_.where + ": output " + std::to_string(index - 1) +
+                               " of forward is on another device than its inputs; return it on theirs")
+                                  .c_str());
+  }
+  if (kernel_.on_cuda) {
+    DLTensor copy = tensor;
+    copy.data = target;
+    copy.byte_offset = 0;
+    copy.strides = nullptr;
+    return CopyOnDevice(tensor, copy);
+  }
+  auto bytes = static_cast<size_t>(span.size());
+  if (span.size() < kLongCopyBytes) {
+    std::memcpy(target, reinterpret_cast<void*>(span.begin), bytes);
+    return nullptr;
+  }
+  Py_BEGIN_ALLOW_THREADS;
+  std::memcpy(target, reinterpret_cast<void*>(span.begin), bytes);
+  Py_END_ALLOW_THREADS;
+  return nullptr;
+}
+
+// The first output stands for the context, which inference needs not; its memory must still hold something.
+OrtStatus* Computation::WriteContext() {
+  int64_t zero = 0, one = 1;
+  DLTensor tensor{&zero, device_, 1, {kDLInt, 64, 1}, &one, nullptr, 0};
+  if (!kernel_.on_cuda) return Write(0, tensor);
+  OrtValue* value = nullptr;
+  return api_->KernelContext_GetOutput(context_, 0, &one, 1, &value);
+}
+
+OrtStatus* Computation::Run() {
+  for (size_t i = 0; i < loans_.size(); ++i) T2O_RETURN_IF_ERROR(Lend(i));
+  OnStream stream;
+  T2O_RETURN_IF_ERROR(EnterStream(&stream));
+  NoGrad no_grad;
+  std::vector<Managed> outputs;
+  if (no_grad.failed() || !RunForward(kernel_.site, loans_, &outputs)) return PythonError();
+  T2O_RETURN_IF_ERROR(WriteContext());
+  for (size_t i = 0; i < outputs.size(); ++i) T2O_RETURN_IF_ERROR(Write(i + 1, outputs[i]->dl_tensor));
+  return nullptr;
+}
+
+}  // namespace
+
+OrtStatus* ComputeKernel(void* object, OrtKernelContext* context) {
+  const Kernel& kernel = *static_cast<Kernel*>(object);
+  if (!PythonRuns()) {
+    return kernel.api->CreateStatus(kOrtFail, (kernel.where + ": the Python interpreter has ended").c_str());
+  }
+  Gil gil;
+  try {
+    return Computation(kernel, context).Run();
+  } catch (const std::exception& error) {
+    return kernel.api->CreateStatus(kOrtFail, (kernel.where + ": " + error.what()).c_str());
+  }
+}
+
+}  // namespace torch2ort

@@ -1,0 +1,148 @@
+// Makes a kernel for one node when a session is made: finds its site, and compares the two.
+#include <cstring>
+#include <vector>
+
+#include "ort_custom_op.h"
+
+namespace torch2ort {
+
+namespace {
+
+OrtStatus* Fail(const OrtApi* api, const std::string& message) {
+  return api->CreateStatus(kOrtFail, message.c_str());
+}
+
+// A string that ONNX Runtime gives in two steps; empty when it has none.
+template <typename Get>
+std::string ReadString(const OrtApi* api, Get get) {
+  size_t size = 0;
+  OrtStatus* status = get(nullptr, &size);
+  std::string text(size, '\0');
+  if (status == nullptr && size > 0) status = get(text.data(), &size);
+  if (status != nullptr) {
+    api->ReleaseStatus(status);
+    return {};
+  }
+  text.resize(size > 0 ? size - 1 : 0);  // it ends in a NUL
+  return text;
+}
+
+std::string ReadAttribute(const OrtApi* api, const OrtKernelInfo* info, const char* name) {
+  return ReadString(api, [&](char* out, size_t* size) {
+    return api->KernelInfoGetAttribute_string(info, name, out, size);
+  });
+}
+
+// Calls the resolver that torch2ort set: it alone decides what a name in a file may stand for.
+PyObject* ResolveSite(const std::string& name, const std::string& key, const std::string& description) {
+  if (custom_op_config.resolve == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "torch2ort is not imported; import torch2ort before the session is made");
+    return nullptr;
+  }
+  Ref site = Ref::Steal(PyObject_CallFunction(
+      custom_op_config.resolve, "s#s#s#", name.data(), static_cast<Py_ssize_t>(name.size()), key.data(),
+      static_cast<Py_ssize_t>(key.size()), description.data(), static_cast<Py_ssize_t>(description.size())));
+  if (site && !PyObject_TypeCheck(site.get(), site_type)) {
+    PyErr_Format(PyExc_TypeError, "the resolver returned %.200s, not a Site", Py_TYPE(site.get())->tp_name);
+    return nullptr;
+  }
+  return site.release();
+}
+
+// The element type of one of the node's tensors, as a status if it is another than the site's.
+OrtStatus* CheckType(const Kernel& kernel, OrtTypeInfo* info, const char* what, size_t index,
+                     DLDataType expected) {
+  const OrtApi* api = kernel.api;
+  OrtTypeKind kind{};
+  const OrtTensorTypeAndShapeInfo* tensor = nullptr;
+  OrtElementType type = kOrtUndefined;
+  OrtStatus* status = api->GetOnnxTypeFromTypeInfo(info, &kind);
+  if (status == nullptr && kind == kOrtTensor) status = api->CastTypeInfoToTensorInfo(info, &tensor);
+  if (status == nullptr && tensor != nullptr) status = api->GetTensorElementType(tensor, &type);
+  api->ReleaseTypeInfo(info);
+  if (status != nullptr) return status;
+  DLDataType given{};
+  if (ToDLDataType(type, &given) && given == expected) return nullptr;
+  return Fail(api, kernel.where + ": " + what + " " + std::to_string(index) + " is " +
+                       (given.bits == 0 ? "no numeric tensor" : "a tensor of " + DTypeName(given)) +
+                       " in the graph, but its site was exported with " + DTypeName(expected) +
+                       "; export the model again");
+}
+
+OrtStatus* CheckCount(const Kernel& kernel, const char* what, size_t given, size_t expected) {
+  if (given == expected) return nullptr;
+  return Fail(kernel.api, kernel.where + ": the node has " + std::to_string(given) + " " + what +
+                              ", but its site was exported with " + std::to_string(expected) +
+                              "; export the model again");
+}
+
+// Node and site agree in every type, so that no call has to look at types again.
+OrtStatus* CheckNode(const Kernel& kernel, const OrtKernelInfo* info) {
+  const OrtApi* api = kernel.api;
+  const auto& inputs = *kernel.site->inputs;
+  const auto& outputs = *kernel.site->tensor_outputs;
+  size_t input_count = 0, output_count = 0;
+  T2O_RETURN_IF_ERROR(api->KernelInfo_GetInputCount(info, &input_count));
+  T2O_RETURN_IF_ERROR(api->KernelInfo_GetOutputCount(info, &output_count));
+  T2O_RETURN_IF_ERROR(CheckCount(kernel, "inputs", input_count, inputs.size()));
+  T2O_RETURN_IF_ERROR(CheckCount(kernel, "outputs", output_count, outputs.size() + 1));
+  OrtTypeInfo* type = nullptr;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    T2O_RETURN_IF_ERROR(api->KernelInfo_GetInputTypeInfo(info, i, &type));
+    T2O_RETURN_IF_ERROR(CheckType(kernel, type, "input", i, inputs[i].dtype));
+  }
+  for (size_t i = 0; i < output_count; ++i) {
+    std::string name = ReadString(
+        api, [&](char* out, size_t* size) { return api->KernelInfo_GetOutputName(info, i, out, size); });
+    if (name.empty()) continue;
+    T2O_RETURN_IF_ERROR(api->KernelInfo_GetOutputTypeInfo(info, i, &type));
+    DLDataType expected = i == 0 ? DLDataType{kDLInt, 64, 1} : outputs[i - 1].dtype;
+    T2O_RETURN_IF_ERROR(CheckType(kernel, type, "output", i, expected));
+  }
+  return nullptr;
+}
+
+OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
+  const OrtApi* api = kernel->api;
+  std::string name = ReadAttribute(api, info, "func_name");
+  std::string node =
+      ReadString(api, [&](char* out, size_t* size) { return api->KernelInfo_GetNodeName(info, out, size); });
+  kernel->where = "PythonOp " + name + " (node '" + node + "')";
+  if (!PythonRuns()) return Fail(api, kernel->where + ": its Function needs a running Python interpreter");
+  std::string key = ReadAttribute(api, info, "site_key");
+  kernel->keeps_errors = !key.empty();
+  Gil gil;
+  PyObject* site = ResolveSite(name, key, ReadAttribute(api, info, "site"));
+  if (site == nullptr) return StatusOfException(api, kernel->where, kernel->keeps_errors);
+  kernel->site = AsSite(site);
+  return CheckNode(*kernel, info);
+}
+
+}  // namespace
+
+OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** out) {
+  auto* kernel = new Kernel;
+  kernel->api = api;
+  kernel->has_shape_reference = has_shape_reference;
+  kernel->on_cuda = std::strcmp(op->GetExecutionProviderType(op), "CUDAExecutionProvider") == 0;
+  OrtStatus* status = Bind(kernel, info);
+  if (status != nullptr) {
+    DestroyKernel(kernel);
+    return status;
+  }
+  *out = kernel;
+  return nullptr;
+}
+
+void DestroyKernel(void* object) {
+  auto* kernel = static_cast<Kernel*>(object);
+  // A session that outlives the interpreter leaves its sites to the end of the process.
+  if (kernel->site != nullptr && PythonRuns()) {
+    Gil gil;
+    Py_DECREF(kernel->site);
+  }
+  delete kernel;
+}
+
+}  // namespace torch2ort

@@ -1,0 +1,119 @@
+// Types and ranks of a node's outputs, for ONNX Runtime's own shape inference.
+#include <vector>
+
+#include "ort_custom_op.h"
+
+namespace torch2ort {
+
+bool ToDLDataType(OrtElementType type, DLDataType* dtype) {
+  auto give = [&](uint8_t code, uint8_t bits) {
+    *dtype = {code, bits, 1};
+    return true;
+  };
+  switch (type) {
+    case kOrtFloat:
+      return give(kDLFloat, 32);
+    case kOrtUint8:
+      return give(kDLUInt, 8);
+    case kOrtInt8:
+      return give(kDLInt, 8);
+    case kOrtUint16:
+      return give(kDLUInt, 16);
+    case kOrtInt16:
+      return give(kDLInt, 16);
+    case kOrtInt32:
+      return give(kDLInt, 32);
+    case kOrtInt64:
+      return give(kDLInt, 64);
+    case kOrtBool:
+      return give(kDLBool, 8);
+    case kOrtFloat16:
+      return give(kDLFloat, 16);
+    case kOrtDouble:
+      return give(kDLFloat, 64);
+    case kOrtUint32:
+      return give(kDLUInt, 32);
+    case kOrtUint64:
+      return give(kDLUInt, 64);
+    case kOrtComplex64:
+      return give(kDLComplex, 64);
+    case kOrtComplex128:
+      return give(kDLComplex, 128);
+    case kOrtBfloat16:
+      return give(kDLBfloat, 16);
+    case kOrtFloat8E4M3FN:
+      return give(kDLFloat8_e4m3fn, 8);
+    case kOrtFloat8E4M3FNUZ:
+      return give(kDLFloat8_e4m3fnuz, 8);
+    case kOrtFloat8E5M2:
+      return give(kDLFloat8_e5m2, 8);
+    case kOrtFloat8E5M2FNUZ:
+      return give(kDLFloat8_e5m2fnuz, 8);
+    default:
+      return false;
+  }
+}
+
+namespace {
+
+constexpr int64_t kMaxRank = 64;
+
+OrtStatus* ReadInts(const OrtShapeInferContext* context, const char* name, std::vector<int64_t>* values) {
+  const OrtOpAttr* attribute = nullptr;
+  T2O_RETURN_IF_ERROR(ort_api->ShapeInferContext_GetAttribute(context, name, &attribute));
+  size_t bytes = 0;
+  // Without room it says how much is needed, and fails if that is not nothing.
+  OrtStatus* status = ort_api->ReadOpAttr(attribute, kOrtAttributeInts, nullptr, 0, &bytes);
+  if (status == nullptr) return nullptr;
+  if (bytes == 0) return status;
+  ort_api->ReleaseStatus(status);
+  values->resize(bytes / sizeof(int64_t));
+  return ort_api->ReadOpAttr(attribute, kOrtAttributeInts, values->data(), bytes, &bytes);
+}
+
+OrtStatus* SetOutput(OrtShapeInferContext* context, size_t index, OrtElementType type,
+                     std::vector<int64_t> sizes) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  T2O_RETURN_IF_ERROR(ort_api->CreateTensorTypeAndShapeInfo(&info));
+  // Nameless sizes are unknown ones. A name would claim that all sizes of that name are equal.
+  std::vector<const char*> names(sizes.size(), "");
+  OrtStatus* status = ort_api->SetTensorElementType(info, type);
+  if (status == nullptr) status = ort_api->SetDimensions(info, sizes.data(), sizes.size());
+  if (status == nullptr) status = ort_api->SetSymbolicDimensions(info, names.data(), names.size());
+  if (status == nullptr) status = ort_api->ShapeInferContext_SetOutputTypeShape(context, index, info);
+  ort_api->ReleaseTensorTypeAndShapeInfo(info);
+  return status;
+}
+
+}  // namespace
+
+OrtStatus* InferOutputs(const OrtCustomOp*, OrtShapeInferContext* context) {
+  std::vector<int64_t> types, ranks;
+  T2O_RETURN_IF_ERROR(ReadInts(context, "output_tensor_types", &types));
+  T2O_RETURN_IF_ERROR(ReadInts(context, "output_tensor_ranks", &ranks));
+  if (types.size() != ranks.size()) {
+    std::string message = "torch2ort: a PythonOp node has " + std::to_string(types.size()) +
+                          " output_tensor_types but " + std::to_string(ranks.size()) +
+                          " output_tensor_ranks; export the model again";
+    return ort_api->CreateStatus(kOrtInvalidArgument, message.c_str());
+  }
+  // What ONNX Runtime's own schema calls the context.
+  T2O_RETURN_IF_ERROR(SetOutput(context, 0, kOrtInt64, {1}));
+  for (size_t i = 0; i < types.size(); ++i) {
+    auto type = static_cast<OrtElementType>(types[i]);
+    DLDataType dtype;
+    if (types[i] != static_cast<int64_t>(type) || !ToDLDataType(type, &dtype) || ranks[i] < 0 ||
+        ranks[i] > kMaxRank) {
+      std::string message = "torch2ort: output " + std::to_string(i) +
+                            " of a PythonOp node has element type " + std::to_string(types[i]) +
+                            " and rank " + std::to_string(ranks[i]) +
+                            ", which no tensor has; export the model again";
+      return ort_api->CreateStatus(kOrtInvalidArgument, message.c_str());
+    }
+    T2O_RETURN_IF_ERROR(
+        SetOutput(context, i + 1, type, std::vector<int64_t>(static_cast<size_t>(ranks[i]), -1)));
+  }
+  return nullptr;
+}
+
+}  // namespace torch2ort
