@@ -16,7 +16,7 @@ from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
 
 FOLDER = "the path of a folder as str or os.PathLike, or None"
-OPSET = "an integer from 17 to 21, or None for 18"
+OPSET = "an integer from 18 to 21, or None for 18"
 THREADS = "an integer of at least 1, or None for PyTorch's number of threads"
 LEVEL = "one of debug, info, warning, error, critical, or None"
 SWITCH = "True or False (in the environment 1/true/yes/on or 0/false/no/off)"
@@ -122,7 +122,7 @@ def test_the_environment_has_the_last_word(
     monkeypatch: pytest.MonkeyPatch, variable: str, text: str, field: str, value: object
 ) -> None:
     monkeypatch.setenv(variable, text)
-    given = {"cache_dir": "here", "opset": 17, "verify": True}.get(field, getattr(Options, field))
+    given = {"cache_dir": "here", "opset": 19, "verify": True}.get(field, getattr(Options, field))
     assert getattr(Options(**{field: given}), field) == value
 
 
@@ -163,7 +163,7 @@ def test_the_variable_of_the_test_suite_is_no_option(monkeypatch: pytest.MonkeyP
 
 
 def test_arguments_of_a_call_replace_fields() -> None:
-    options = with_arguments(Options(opset=17, verify=True), opset=20, cache_dir=None)
+    options = with_arguments(Options(opset=19, verify=True), opset=20, cache_dir=None)
     assert options == Options(opset=20, verify=True)
 
 

@@ -89,7 +89,7 @@ def export(
         kwargs: keyword arguments beside a tuple ``sample``.
         dynamic_shapes: as for ``torch.export.export``; ``None`` takes every size from the sample.
         training: export that mode; ``None`` takes ``model.training``.
-        opset: ONNX opset, 17 to 21; 18 by default.
+        opset: ONNX opset, 18 to 21; 18 by default.
         cache_dir: folder of the export cache.
         options: further settings.
 

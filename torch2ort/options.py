@@ -13,7 +13,7 @@ from typing_extensions import Self
 from torch2ort.errors import OptionError
 
 DEFAULT_OPSET = 18
-MIN_OPSET = 17
+MIN_OPSET = 18
 MAX_OPSET = 21
 
 _ENV_PREFIX = "TORCH2ORT_"
@@ -38,14 +38,14 @@ class Options:
     >>> Options(opset=9)
     Traceback (most recent call last):
     ...
-    torch2ort.errors.OptionError: Option 'opset' is 9; allowed is an integer from 17 to 21, or None for 18.
+    torch2ort.errors.OptionError: Option 'opset' is 9; allowed is an integer from 18 to 21, or None for 18.
 
     Attributes:
         cache_dir: Folder of the export cache; ``None`` keeps no cache. Stored as a
             :class:`pathlib.Path` with ``~`` expanded.
         log_level: Level of the logger ``torch2ort``: ``"debug"``, ``"info"``, ``"warning"``,
             ``"error"`` or ``"critical"``, in any case. ``None`` leaves the logger as it is.
-        opset: ONNX opset of the graph, 17 to 21; ``None`` means 18.
+        opset: ONNX opset of the graph, 18 to 21; ``None`` means 18.
         intra_op_threads: Threads that ONNX Runtime uses inside one operator, at least 1. ``None``
             means as many as PyTorch uses.
         save_onnx_dir: Folder into which every graph is written at every stage, for debugging.
