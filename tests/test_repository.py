@@ -153,7 +153,7 @@ def test_the_changelog_says_why_each_dependency_came_in() -> None:
 
 def test_the_readme_names_every_runtime_extra() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [n for n in ("training", "training-gpu", "cpu", "gpu") if f"torch2ort[{n}]" not in readme] == []
+    assert [n for n in ("training", "training-gpu", "cpu", "gpu") if f".[{n}]" not in readme] == []
 
 
 def test_the_versions_that_make_installs_are_new_enough() -> None:
