@@ -8,7 +8,7 @@ JSON and is the one that is read back.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def node_attributes(site: Site) -> dict[str, Any]:
     result = site.known_result
     attributes: dict[str, Any] = {
         "func_name": site.func_name,
-        "input_convention": "".join("d" if a is TENSOR else "c" for a in site.arguments),
+        **call_attributes(site.constants, len(site.arguments)),
         "input_requires_grads": [int(n) for n in site.needs_input_grad],
         "input_tensor_types": [onnx_type(t.dtype, site) for t in result.inputs],
         "input_tensor_ranks": [t.rank for t in result.inputs],
@@ -67,7 +67,20 @@ def node_attributes(site: Site) -> dict[str, Any]:
         "comment": site.func_name,
         SITE_ATTRIBUTE: dump_site(site),
     }
-    for position, value in site.constants.items():
+    return attributes
+
+
+def call_attributes(constants: Mapping[int, Any], count: int) -> dict[str, Any]:
+    """Attributes that say what a call's arguments are.
+
+    Args:
+        constants: argument position -> value of those that are no tensors.
+        count: number of arguments.
+    """
+    attributes: dict[str, Any] = {
+        "input_convention": "".join("c" if i in constants else "d" for i in range(count))
+    }
+    for position, value in constants.items():
         _add_constant(attributes, position, value)
     return attributes
 

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar, overload
 
 import torch
 
 from torch2ort.errors import FunctionNotFoundError, RegistryError
+from torch2ort.pythonop.registry._table import FunctionClass, Table
 from torch2ort.pythonop.site import qualified_name
 
-FunctionType = TypeVar("FunctionType", bound=type[torch.autograd.Function])
+FunctionType = TypeVar("FunctionType", bound=FunctionClass)
 
-
-class FunctionRegistry:
-    """Thread-safe map from qualified names to Function classes."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._classes: dict[str, type[torch.autograd.Function]] = {}
-
-    def add(self, function: type[torch.autograd.Function], name: str, *, override: bool) -> None:
-        """Register ``function`` under ``name``; see :func:`register_function`."""
-        with self._lock:
-            known = self._classes.get(name)
-            if known is not None and known is not function and not override:
-                raise RegistryError(
-                    f"register_function: the name '{name}' already stands for {known!r}, given was "
-                    f"{function!r}; "
-                    f"choose another name, or pass override=True"
-                )
-            self._classes[name] = function
-
-    def remove(self, name: str) -> bool:
-        """Forget ``name``; returns whether it was known."""
-        with self._lock:
-            return self._classes.pop(name, None) is not None
-
-    def get(self, name: str) -> type[torch.autograd.Function] | None:
-        """The class of that name, or ``None``."""
-        with self._lock:
-            return self._classes.get(name)
-
-
-functions = FunctionRegistry()
+functions: Table[FunctionClass] = Table("register_function", "a class")
 
 
 @overload
@@ -69,7 +38,7 @@ def register_function(
         ``cls`` itself, so that it serves as a decorator.
 
     Raises:
-        RegistryError: ``cls`` is no Function, or the name already stands for another class.
+        RegistryError: ``cls`` is no Function, or the name already stands for a class.
     """
     if cls is None:
         return lambda function: register_function(function, name, override=override)
@@ -78,13 +47,13 @@ def register_function(
             f"register_function: expected a subclass of torch.autograd.Function, got {cls!r}; pass the "
             f"class itself, not its apply"
         )
-    functions.add(cls, name or qualified_name(cls), override=override)
+    functions.add(name or qualified_name(cls), cls, cls, override=override)
     return cls
 
 
 def resolve(
-    names: Iterable[str], given: Iterable[type[torch.autograd.Function]]
-) -> dict[str, type[torch.autograd.Function]]:
+    names: Iterable[str], given: Iterable[FunctionClass]
+) -> dict[str, FunctionClass]:
     """Classes for the names of a file.
 
     Only ``given`` classes and registered ones count: nothing is imported.
@@ -96,20 +65,22 @@ def resolve(
     Raises:
         FunctionNotFoundError: some names are in neither; lists all of them.
     """
-    supplied: dict[str, type[torch.autograd.Function]] = {}
+    supplied: dict[str, FunctionClass] = {}
     for function in given:
         name, number = qualified_name(function), 1
         while (key := name if number == 1 else f"{name}#{number}") in supplied:
             number += 1
         supplied[key] = function
-    found: dict[str, type[torch.autograd.Function]] = {}
+    found: dict[str, FunctionClass] = {}
     missing: list[str] = []
     for name in dict.fromkeys(names):
-        function = supplied.get(name) or functions.get(name)
-        if function is None:
-            missing.append(name)
+        entry = functions.find(name)
+        if name in supplied:
+            found[name] = supplied[name]
+        elif entry is not None:
+            found[name] = entry.value
         else:
-            found[name] = function
+            missing.append(name)
     if missing:
         raise FunctionNotFoundError(
             f"the model calls {len(missing)} Function(s) that were not supplied: {', '.join(missing)}. "

@@ -1,0 +1,128 @@
+"""Names that were registered and never matched: a typo is the commonest fault with a registry.
+
+A process may export several models, so that a name is not suspect because one of them lacks it. It is
+if no such Function can exist (its module is there and holds no class of that name), or if the export
+met a Function of much the same name that has no entry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from torch2ort.errors import Torch2OrtWarning
+from torch2ort.pythonop.registry._table import Entry, Table, did_you_mean, nearest
+from torch2ort.pythonop.registry.exporters import exporters
+from torch2ort.pythonop.registry.inferers import inferers
+from torch2ort.pythonop.registry.inplace import inplace_maps
+from torch2ort.pythonop.registry.operators import overloads, symbolics
+from torch2ort.pythonop.site import qualified_name
+
+_TABLES: tuple[Table[Any], ...] = (exporters, inferers, inplace_maps)
+_ALIKE = 0.9
+
+
+def report_unmatched(functions: Iterable[type[torch.autograd.Function]]) -> None:
+    """Warn once of each name that was registered by mistake, as far as an export shows it.
+
+    Args:
+        functions: the classes of the calls that the export met.
+    """
+    met = {qualified_name(function): function for function in functions}
+    for operator in _missing_operators():
+        warnings.warn(operator, Torch2OrtWarning, stacklevel=2)
+    for table in _TABLES:
+        suspects = table.take_unmatched()
+        known: dict[str, type] = dict(_all_functions()) if suspects else {}
+        for entry in suspects:
+            sentence = _fault(entry, table, met, known)
+            if sentence is not None and not table.reported(entry.name):
+                warnings.warn(f"{table.verb}: {sentence}", Torch2OrtWarning, stacklevel=2)
+
+
+def _fault(
+    entry: Entry[Any], table: Table[Any], met: dict[str, Any], known: dict[str, type]
+) -> str | None:
+    name = entry.name
+    if entry.function is not None:
+        if name not in met or met[name] is entry.function:
+            return None
+        return (
+            f"'{name}' was registered for another class of that name than the one in the exported model (a class "
+            f"that was defined again?); register the new class with override=True"
+        )
+    if name in known:
+        return None
+    without_entry = [other for other in met if not table.has(other)]
+    if not _cannot_exist(name) and not any(_alike(name, other) for other in without_entry):
+        return None
+    offers = nearest(name, without_entry) or nearest(name, known)
+    hint = f"the nearest names that exist are {', '.join(map(repr, offers))}" if offers else (
+        "no Function has a similar name"
+    )  # fmt: skip
+    return f"'{name}' matches no Function of the exported model, and none of that name is defined; {hint}"
+
+
+def _missing_operators() -> list[str]:
+    """One sentence for each translation of an operator that its library does not define."""
+    sentences = []
+    for entry in symbolics.take_unmatched():
+        namespace = entry.name.partition("::")[0]
+        names = [f"{namespace}::{name}" for name in dir(getattr(torch.ops, namespace))]
+        if names and not overloads(entry.name) and not symbolics.reported(entry.name):
+            sentences.append(
+                f"register_symbolic: the library '{namespace}' has no operator '{entry.name}'"
+                f"{did_you_mean(nearest(entry.name, names))}"
+            )
+    return sentences
+
+
+def _alike(name: str, other: str) -> bool:
+    same = name.rpartition(".")[2].lower() == other.rpartition(".")[2].lower()
+    return same or difflib.SequenceMatcher(None, name, other).ratio() >= _ALIKE
+
+
+def _cannot_exist(name: str) -> bool:
+    """Whether the module of ``name`` is imported and holds no class of that qualified name."""
+    if "<locals>" in name:
+        return False
+    parts = name.split(".")
+    imported = [n for n in range(1, len(parts)) if ".".join(parts[:n]) in sys.modules]
+    if not imported:
+        return False
+    count = imported[-1]
+    module = ".".join(parts[:count])
+    held: Any = sys.modules[module]
+    for part in parts[count:]:
+        # A module may find names only when they are asked for, which is not ours to set off.
+        if "__getattr__" in vars(held):
+            return False
+        if part not in vars(held):
+            is_module = held is sys.modules[module] and importlib.util.find_spec(f"{module}.{part}") is not None
+            return not (is_module and count + 1 < len(parts))
+        held = vars(held)[part]
+        if not isinstance(held, (type, types.ModuleType)):
+            return True
+    return True
+
+
+def _all_functions() -> Iterator[tuple[str, type]]:
+    """Every Function class that is alive, by name, less those of torch's own."""
+    stack: list[type] = [torch.autograd.Function]
+    seen: set[type] = set()
+    while stack:
+        for function in type.__subclasses__(stack.pop()):
+            if function in seen:
+                continue
+            seen.add(function)
+            stack.append(function)
+            name = qualified_name(function)
+            if not name.startswith(("torch.", "torch2ort.")):
+                yield name, function
