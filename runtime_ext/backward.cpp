@@ -36,6 +36,9 @@ class BackwardCall {
 
  private:
   Access& access(size_t i) { return (*site_->gradient_access)[i]; }
+  Context* context() { return reinterpret_cast<Context*>(context_.get()); }
+  TensorMeta InputMeta(size_t i) { return context()->tensors.Get(i); }
+  TensorMeta OutputMeta(size_t i) { return context()->tensors.Get(inputs_.size() + i); }
   bool arrived(size_t i) { return loans_[i] != nullptr && (*site_->tensor_outputs)[i].differentiable; }
 
   bool Receive();
@@ -89,13 +92,13 @@ bool BackwardCall::Receive() {
 
 bool BackwardCall::ReceiveGradient(size_t i) {
   const OutputSpec& output = (*site_->tensor_outputs)[i];
-  auto* context = reinterpret_cast<Context*>(context_.get());
+  Context* context = this->context();
   // What flows into an output that cannot be differentiated is no gradient to eager either.
   if (arrived(i)) return ReceiveLoan(i);
   if (!context->materialize_grads) {
     tensors_[i] = Ref::Share(Py_None);
   } else {
-    TensorMeta meta = context->outputs->Get(i);
+    TensorMeta meta = OutputMeta(i);
     tensors_[i] = Zeros(meta.shape, meta.rank, output.dtype, meta.device);
   }
   return static_cast<bool>(tensors_[i]);
@@ -109,7 +112,7 @@ bool BackwardCall::ReceiveLoan(size_t i) {
 
 bool BackwardCall::CheckShape(size_t i) {
   const DLTensor& gradient = loans_[i]->dl_tensor;
-  TensorMeta output = reinterpret_cast<Context*>(context_.get())->outputs->Get(i);
+  TensorMeta output = OutputMeta(i);
   bool same =
       gradient.ndim == output.rank && std::equal(output.shape, output.shape + output.rank, gradient.shape);
   if (!same) {
@@ -198,7 +201,7 @@ bool BackwardCall::Return() {
 }
 
 bool BackwardCall::ReturnZeros(size_t i) {
-  TensorMeta meta = reinterpret_cast<Context*>(context_.get())->inputs->Get(i);
+  TensorMeta meta = InputMeta(i);
   Ref zeros = Zeros(meta.shape, meta.rank, inputs_[i].dtype, meta.device);
   if (!zeros || !NoteUndefined(site_, static_cast<size_t>(inputs_[i].argument))) return false;
   outputs_->push_back(ExportTensor(zeros.get()));
@@ -224,7 +227,7 @@ bool BackwardCall::Conform(size_t i, Ref* gradient) {
     if (!*gradient || config.exchange->dltensor_from_py_object_no_sync(gradient->get(), &view) != 0)
       return false;
   }
-  TensorMeta expected = reinterpret_cast<Context*>(context_.get())->inputs->Get(i);
+  TensorMeta expected = InputMeta(i);
   if (!Reduce(i, expected, gradient, &view)) return false;
   DLDataType dtype = inputs_[i].dtype;
   if (view.dtype == dtype) return true;
@@ -308,12 +311,8 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
 
 // Who gets a gradient may accumulate into it, which must not reach what forward kept.
 bool BackwardCall::HeldByContext(const Span& span) {
-  auto* context = reinterpret_cast<Context*>(context_.get());
-  bool held = false;
-  context->inputs->ForEach([&](size_t, const TensorMeta& meta) {
-    held = span.Overlaps(meta.span);
-    return !held;
-  });
+  Context* context = this->context();
+  bool held = context->tensors.Overlaps(span, inputs_.size());
   for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_GET_SIZE(context->to_save);
        ++i) {
     held = Overlaps(span, PyTuple_GET_ITEM(context->to_save, i));

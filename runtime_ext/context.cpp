@@ -1,5 +1,7 @@
 #include "context.h"
 
+#include <new>
+
 #include "policy.h"
 
 namespace torch2ort {
@@ -11,21 +13,32 @@ void MetaList::Append(const DLTensor& tensor) {
   words_.insert(words_.end(), {tensor.ndim, tensor.device.device_type, tensor.device.device_id,
                                static_cast<int64_t>(span.begin), static_cast<int64_t>(span.end)});
   words_.insert(words_.end(), tensor.shape, tensor.shape + tensor.ndim);
-  ++count_;
+}
+
+size_t MetaList::WordOf(size_t index) const {
+  size_t word = 0;
+  for (size_t i = 0; i < index; ++i) word += kHeader + static_cast<size_t>(words_[word]);
+  return word;
 }
 
 TensorMeta MetaList::Get(size_t index) const {
-  TensorMeta found{};
-  ForEach([&](size_t i, const TensorMeta& meta) {
-    found = meta;
-    return i != index;
-  });
-  return found;
+  const int64_t* word = words_.data() + WordOf(index);
+  return {word + kHeader,
+          static_cast<int32_t>(word[0]),
+          {static_cast<int32_t>(word[1]), static_cast<int32_t>(word[2])}};
+}
+
+bool MetaList::Overlaps(const Span& span, size_t count) const {
+  const int64_t* word = words_.data();
+  for (size_t i = 0; i < count; ++i) {
+    if (span.Overlaps({static_cast<uintptr_t>(word[3]), static_cast<uintptr_t>(word[4])})) return true;
+    word += kHeader + static_cast<size_t>(word[0]);
+  }
+  return false;
 }
 
 void MetaList::ForgetSpan(size_t index) {
-  size_t word = 0;
-  for (size_t i = 0; i < index; ++i) word += kHeader + static_cast<size_t>(words_[word]);
+  size_t word = WordOf(index);
   words_[word + 3] = words_[word + 4] = 0;
 }
 
@@ -42,6 +55,8 @@ Ref Allocate(PyTypeObject* type, PyObject* needs_input_grad) {
   Ref self = Ref::Steal(type->tp_alloc(type, 0));
   if (!self) return {};
   Context* context = AsContext(self.get());
+  new (&context->saved_versions) std::vector<long>;
+  new (&context->tensors) MetaList;
   context->materialize_grads = true;
   Py_INCREF(needs_input_grad);
   context->needs_input_grad = needs_input_grad;
@@ -87,9 +102,8 @@ void ContextDealloc(PyObject* self) {
   Context* context = AsContext(self);
   if (context->weak_references != nullptr) PyObject_ClearWeakRefs(self);
   ContextClear(self);
-  delete context->saved_versions;
-  delete context->inputs;
-  delete context->outputs;
+  context->saved_versions.~vector();
+  context->tensors.~MetaList();
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -183,9 +197,9 @@ bool CheckVersions(Context* context) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(context->to_save); ++i) {
     PyObject* tensor = PyTuple_GET_ITEM(context->to_save, i);
     if (tensor == Py_None) continue;
-    long expected = static_cast<long>((*context->saved_versions)[static_cast<size_t>(i)]);
+    long expected = context->saved_versions[static_cast<size_t>(i)];
     long version = WritesTo(tensor);
-    if (version == -1 && PyErr_Occurred()) return false;
+    if (version < 0) return false;
     if (version == expected) continue;
     Ref kind = Ref::Steal(PyObject_CallMethod(tensor, "type", nullptr));
     Ref shape = kind ? Ref::Steal(PyObject_GetAttrString(tensor, "shape")) : Ref();
@@ -219,7 +233,7 @@ PyObject* GetSavedTensors(PyObject* self, void*) {
   if (context->saved_for_forward != nullptr) return Ref::Share(context->saved_for_forward).release();
   // Inside forward torch has not taken over yet what save_for_backward was given.
   if (context->in_forward || context->to_save == nullptr) return PyTuple_New(0);
-  if (context->saved_versions != nullptr && !CheckVersions(context)) return nullptr;
+  if (!context->saved_versions.empty() && !CheckVersions(context)) return nullptr;
   return Ref::Share(context->to_save).release();
 }
 
@@ -290,13 +304,12 @@ bool FinishForward(Context* context, bool executable) {
   } else if (context->to_save != nullptr) {
     if (!CheckSaved(context->to_save)) return false;
     Py_ssize_t count = PyTuple_GET_SIZE(context->to_save);
-    context->saved_versions = new std::vector<int64_t>(static_cast<size_t>(count));
+    context->saved_versions.reserve(static_cast<size_t>(count));
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyObject* tensor = PyTuple_GET_ITEM(context->to_save, i);
-      if (tensor == Py_None) continue;
-      long version = WritesTo(tensor);
-      if (version == -1 && PyErr_Occurred()) return false;
-      (*context->saved_versions)[static_cast<size_t>(i)] = version;
+      long version = tensor == Py_None ? 0 : WritesTo(tensor);
+      if (version < 0) return false;
+      context->saved_versions.push_back(version);
     }
   }
   return true;

@@ -8,12 +8,11 @@
 
 namespace torch2ort {
 
-// What one tensor of a run looked like: shape for gradients, memory for aliasing checks.
+// What one tensor of a run looked like.
 struct TensorMeta {
   const int64_t* shape;
   int32_t rank;
   DLDevice device;
-  Span span;
 };
 
 // Metadata of all tensors of one forward, in one allocation.
@@ -21,29 +20,18 @@ class MetaList {
  public:
   void Reserve(size_t tensors) { words_.reserve(tensors * 8); }
   void Append(const DLTensor& tensor);
-  size_t size() const { return count_; }
-  // Visits every tensor in order of Append: visit(index, meta) returns false to stop.
-  template <typename Visit>
-  void ForEach(Visit visit) const {
-    const int64_t* word = words_.data();
-    for (size_t i = 0; i < count_; ++i) {
-      auto rank = static_cast<int32_t>(word[0]);
-      TensorMeta meta{word + kHeader,
-                      rank,
-                      {static_cast<int32_t>(word[1]), static_cast<int32_t>(word[2])},
-                      {static_cast<uintptr_t>(word[3]), static_cast<uintptr_t>(word[4])}};
-      if (!visit(i, meta)) return;
-      word += kHeader + rank;
-    }
-  }
   TensorMeta Get(size_t index) const;
+  // Whether any of the first `count` tensors shares a byte with `span`.
+  bool Overlaps(const Span& span, size_t count) const;
   // Empties the span of a tensor whose memory may serve others from now on.
   void ForgetSpan(size_t index);
 
  private:
-  static constexpr size_t kHeader = 5;  // rank, device type, device id, first byte, byte past the end
+  // A tensor's words: rank, device type, device id, first byte, byte past the end, and the shape.
+  static constexpr size_t kHeader = 5;
+  size_t WordOf(size_t index) const;
+
   std::vector<int64_t> words_;
-  size_t count_ = 0;
 };
 
 struct Context {
@@ -57,10 +45,9 @@ struct Context {
   bool materialize_grads;
   bool in_forward;  // the call policy runs forward: what it saves is looked at when it has returned
   bool released;
-  // Constructed in place: a Python object's memory comes zeroed from CPython, not from new.
-  std::vector<int64_t>* saved_versions;
-  MetaList* inputs;   // one entry a tensor argument
-  MetaList* outputs;  // one entry a tensor output
+  // Constructed and destroyed by hand: CPython's allocator gives zeroed memory, not objects.
+  std::vector<long> saved_versions;  // one a saved tensor; none in a context that no site filled
+  MetaList tensors;                  // the site's tensor arguments, then its tensor outputs
 };
 
 extern PyTypeObject* context_type;

@@ -28,6 +28,7 @@ class ForwardCall {
 
  private:
   size_t argument_count() const { return args_.size() - 2; }
+  Context* context() { return reinterpret_cast<Context*>(context_.get()); }
   PyObject** arguments() { return args_.data() + 2; }
 
   bool Receive();
@@ -54,6 +55,7 @@ class ForwardCall {
   SmallArray<int, 8> exports_;      // outputs that are declared to be an input's memory
   SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and the arguments; borrowed
   Ref context_;
+  bool in_run_ = false;  // the run holds the context
   Ref argument_tuple_;
   Ref result_;
 };
@@ -264,16 +266,14 @@ bool ForwardCall::ReturnMutated(PyObject** items, Py_ssize_t count) {
 }
 
 bool ForwardCall::KeepOrDropContext() {
-  auto* context = reinterpret_cast<Context*>(context_.get());
+  Context* context = this->context();
   if (!FinishForward(context, site_->executable)) return false;
   PyObject* run = CurrentRun();
   if (!site_->training || run == nullptr) return true;
-  context->inputs = new MetaList;
-  context->inputs->Reserve(inputs_.size());
-  for (size_t i = 0; i < inputs_.size(); ++i) context->inputs->Append(loans_[i]->dl_tensor);
-  context->outputs = new MetaList;
-  context->outputs->Reserve(outputs_->size());
-  for (const Managed& output : *outputs_) context->outputs->Append(output->dl_tensor);
+  context->tensors.Reserve(inputs_.size() + outputs_->size());
+  for (size_t i = 0; i < inputs_.size(); ++i) context->tensors.Append(loans_[i]->dl_tensor);
+  for (const Managed& output : *outputs_) context->tensors.Append(output->dl_tensor);
+  in_run_ = true;
   return KeepContext(run, site_, context_.get());
 }
 
@@ -286,16 +286,14 @@ bool ForwardCall::Settle() {
     if (!watched[i]) return false;
   }
   // From here on only the Function and the run can hold the inputs.
-  auto* context = reinterpret_cast<Context*>(context_.get());
-  MetaList* metas = context->inputs;  // lives as long as the run's reference to the context
-  context_.reset();
+  if (!in_run_) context_.reset();
   argument_tuple_.reset();
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (watched[i] && !SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), &inputs_[i].access))
       return false;
-    if (metas != nullptr && loans_[i]->holder_count() == 1 + exports_[i]) metas->ForgetSpan(i);
+    if (in_run_ && loans_[i]->holder_count() == 1 + exports_[i]) context()->tensors.ForgetSpan(i);
   }
   return true;
 }
