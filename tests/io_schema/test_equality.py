@@ -189,8 +189,21 @@ def test_a_structure_nested_nearly_too_deep_still_matches() -> None:
     assert matched[0] is tensor
 
 
-def test_a_structure_nested_nearly_too_deep_is_still_told_from_another() -> None:
-    data, other = torch.ones(2), torch.ones(2)
-    for _ in range(900):
-        data, other = [data], [other]
-    assert schema_of(data).match((other,)) is None
+def nest(data: Any, levels: int) -> Any:
+    for _ in range(levels):
+        data = {"k": [data]}
+    return data
+
+
+@pytest.mark.parametrize("levels", [20, 49, 50, 51, 150, 450])
+@pytest.mark.parametrize("other", [[torch.ones(1), 1], (torch.ones(1), 2), {"a": torch.ones(1), 1: 1}])
+def test_a_difference_far_down_is_seen(levels: int, other: Any) -> None:
+    _, schema = io_schema.flatten(nest((torch.ones(1), 1), levels))
+    assert schema.match(nest(other, levels)) is None
+
+
+@pytest.mark.parametrize("levels", [20, 49, 50, 51, 150, 450])
+def test_a_difference_of_keys_far_down_is_seen(levels: int) -> None:
+    _, schema = io_schema.flatten(nest({"a": torch.ones(1), "b": 1}, levels))
+    assert schema.match(nest({"a": torch.ones(1), "b": 1}, levels)) is not None
+    assert schema.match(nest({"a": torch.ones(1), "c": 1}, levels)) is None
