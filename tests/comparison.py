@@ -21,7 +21,11 @@ def loss_of(output: Any) -> torch.Tensor:
     if loss is not None:
         return loss
     values = output.values() if isinstance(output, dict) else output
-    return sum(loss_of(v) for v in values if v is not None and (not isinstance(v, torch.Tensor) or v.is_floating_point()))
+    return sum(
+        loss_of(v)
+        for v in values
+        if v is not None and (not isinstance(v, torch.Tensor) or v.is_floating_point())
+    )
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
@@ -46,7 +50,7 @@ def assert_trains_like_eager(
     steps: int = 20,
     loss: Callable[[Any], torch.Tensor] = loss_of,
 ) -> torch2ort.ORTModule:
-    """Train ``model`` eager and on ONNX Runtime and compare outputs, gradients, buffers and weights at each step."""
+    """Train ``model`` eager and on ONNX Runtime; compare outputs, gradients and buffers at each step."""
     eager, wrapped = model, torch2ort.ORTModule(copy.deepcopy(model))
     optimizers = [optimizer(m.parameters(), lr=lr) for m in (eager, wrapped)]
     for step in range(steps):

@@ -36,7 +36,19 @@ class Affine(torch.autograd.Function):
 class Constants(torch.autograd.Function):
     """One constant of each kind; their types and values are checked in every run."""
 
-    EXPECTED = (True, 3, 0.1, (1, 2), (0.1, 0.2), (True, False), "mode", None, [1, "a"], {"k": 1.5}, torch.float32)
+    EXPECTED = (
+        True,
+        3,
+        0.1,
+        (1, 2),
+        (0.1, 0.2),
+        (True, False),
+        "mode",
+        None,
+        [1, "a"],
+        {"k": 1.5},
+        torch.float32,
+    )
 
     @staticmethod
     def forward(ctx, x, *constants):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Affine, Constants, Derived, Numpy, Square, TwoOutputs, scaled
+from tests.functions import Affine, Constants, Derived, Numpy, Square, scaled
 
 bound_apply = Square.apply
 
@@ -162,7 +162,8 @@ def test_tensors_inside_a_list_argument_are_refused():
         torch2ort.export(Calls(lambda x: Listed.apply(x, [x])), torch.randn(2, 4))
     name = f"{Listed.__module__}.{Listed.__qualname__}"
     assert str(caught.value) == (
-        f"{name}: argument 1 is a list with tensors in it; autograd does not see those, and neither can a graph. "
+        f"{name}: argument 1 is a list with tensors in it; autograd does not see those, and neither can a "
+        f"graph. "
         f"Pass the tensors as arguments of their own"
     )
 

@@ -18,6 +18,7 @@ import torch
 
 from torch2ort import _torch_private as private
 from torch2ort import io_schema
+from torch2ort._traceable import traceable_modules
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Capture, Site
 
@@ -89,7 +90,11 @@ def trace(
             code arrives as it is.
     """
     dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
-    with _in_mode(model, training), _same_rng(), Capture(training=model.training) as capture:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_in_mode(model, training))
+        stack.enter_context(_same_rng())
+        stack.enter_context(traceable_modules(model))
+        capture = stack.enter_context(Capture(training=model.training))
         call = FlatCall(model, signature, schema, with_hooks=with_hooks)
         try:
             with warnings.catch_warnings():

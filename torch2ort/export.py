@@ -7,29 +7,20 @@ model + sample ─ io_schema ─► tensors ─ trace ─► ExportedProgram + s
 from __future__ import annotations
 
 import os
-import warnings
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
-import onnx_ir as ir
 import torch
 
-from torch2ort import io_schema, shape_infer, symbolics
-from torch2ort._naming import name_interface, separate_outputs
-from torch2ort._sizes import Sizes
-from torch2ort._trace import PREFIX, DimSpec, Trace, flat_dim_specs, trace
+from torch2ort import io_schema
+from torch2ort._lowering import lower, sizes_of
+from torch2ort._trace import DimSpec, flat_dim_specs, trace
 from torch2ort.exported_model import CacheReport, ExportedModel, Interface, frozen
 from torch2ort.log import apply_level, logger
 from torch2ort.options import DEFAULT_OPSET, Options, with_arguments
-from torch2ort.pythonop import ONNX_TYPES, SITE_ATTRIBUTE, Site, node_attributes, site_by_key
 from torch2ort.runtime import Graph
-from torch2ort.symbolics import Mutation
-from torch2ort.symbolics.graph_builder import ops
-
-# Where a node remembers its site between translation and the end of the export.
-_SITE_KEY = "torch2ort.site"
 
 
 @dataclass(frozen=True)
@@ -143,79 +134,27 @@ def build(
     Raises:
         ExportError: see :func:`export`.
     """
-    mode = model.training if training is None else training
-    traced = trace(
-        model,
-        call.signature,
-        call.tensors,
-        call.schema,
-        call.dim_specs,
-        training=training,
-        with_hooks=with_hooks,
-    )
-    with warnings.catch_warnings():
-        # torch 2.13 copies its own deprecated tree specs.
-        warnings.simplefilter("ignore", FutureWarning)
-        program = symbolics.prepare(traced.program, training=differentiate)
-        translated = symbolics.translate(
-            program, training=differentiate, opset=options.opset or DEFAULT_OPSET, python_op=_translate_python_op
+    with _one_export:
+        traced = trace(
+            model,
+            call.signature,
+            call.tensors,
+            call.schema,
+            call.dim_specs,
+            training=training,
+            with_hooks=with_hooks,
         )
-    sites = _name_sites(translated.model.graph)
-    weights = _lift_weights(translated.model, model, traced.program)
-    names = [leaf.name or "input" for leaf in call.schema.leaves]
-    separate_outputs(translated.model.graph)
-    name_interface(
-        translated.model.graph, names, [leaf.name or "output" for leaf in traced.output_schema.leaves], PREFIX
-    )
-    shape_infer.infer(translated.model)
-    proto = ir.to_proto(translated.model)
-    onnx.checker.check_model(proto)
-    count = len(traced.output_schema.leaves)
-    placeholders = list(traced.program.graph_signature.user_inputs)
-    outputs = tuple(value.name for value in proto.graph.output)
-    graph = Graph(
-        proto=proto,
-        inputs=tuple(names),
-        weights={value.name or "": origin for value, origin, _ in weights},
-        outputs=outputs[:count],
-        mutations=tuple(
-            Mutation(
-                o,
-                m.kind,
-                m.target.removeprefix(PREFIX) if m.kind == "buffer" else names[placeholders.index(m.target)],
-            )
-            for o, m in zip(outputs[count:], translated.mutations, strict=True)
-        ),
-        sites=sites,
-    )
-    logger.info(
-        "exported %s: %d nodes, %d PythonOps", type(model).__name__, len(proto.graph.node), len(graph.sites)
-    )
-    interface = Interface(call.signature, call.schema, traced.output_schema, _sizes(traced, names))
-    return Built(graph, {value.name or "": tensor for value, _, tensor in weights}, interface, mode)
+        opset = options.opset or DEFAULT_OPSET
+        graph, weights = lower(model, traced, call.schema, differentiate=differentiate, opset=opset)
+    nodes = len(graph.proto.graph.node)
+    logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, nodes, len(graph.sites))
+    interface = Interface(call.signature, call.schema, traced.output_schema, sizes_of(traced, graph.inputs))
+    mode = model.training if training is None else training
+    return Built(graph, weights, interface, mode)
 
 
-def _translate_python_op(inputs: Sequence[ir.Value], key: str) -> Sequence[ir.Value]:
-    """The opaque operator as a node that carries its site."""
-    site = site_by_key(key)
-    types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[t.dtype]) for t in site.known_result.tensors)]
-    operator = "org.pytorch.aten::ATen" if site.internal else "com.microsoft::PythonOp"
-    outputs = ops(operator, *inputs, dtypes=types, **node_attributes(site))
-    node = outputs[0].producer()
-    assert node is not None
-    node.metadata_props[_SITE_KEY] = key
-    return outputs[1:]
-
-
-def _name_sites(graph: ir.Graph) -> dict[str, Site]:
-    """Name the graph's PythonOp nodes by their order, which is the same in every process."""
-    sites: dict[str, Site] = {}
-    for node in graph:
-        if SITE_ATTRIBUTE in node.attributes:
-            node.name = f"PythonOp_{len(sites)}"
-            site = site_by_key(node.metadata_props.pop(_SITE_KEY))
-            sites[node.name] = site
-    return sites
+# torch.export and torch.onnx keep state in the process while they work: one export at a time.
+_one_export = threading.RLock()
 
 
 def _arguments(sample: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -224,48 +163,3 @@ def _arguments(sample: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any
     if type(sample) is dict:
         return (), {**sample, **(kwargs or {})}
     return (sample,), dict(kwargs or {})
-
-
-def _lift_weights(
-    model: ir.Model, module: torch.nn.Module, program: torch.export.ExportedProgram
-) -> list[tuple[ir.Value, str, torch.Tensor]]:
-    """Turn parameters, buffers and tensor attributes from initializers into graph inputs.
-
-    Returns:
-        The graph input, its name in the model, and the model's tensor.
-    """
-    live: dict[str, torch.Tensor] = {
-        **dict(module.named_buffers(remove_duplicate=False)),
-        **dict(module.named_parameters(remove_duplicate=False)),
-    }
-    constants = {
-        name.removeprefix(PREFIX): value
-        for name, value in program.constants.items()
-        if name.startswith(PREFIX) and isinstance(value, torch.Tensor)
-    }
-    lifted: list[tuple[ir.Value, str, torch.Tensor]] = []
-    for name, value in list(model.graph.initializers.items()):
-        origin = name.removeprefix(PREFIX)
-        tensor = live.get(origin, constants.get(origin))
-        if tensor is None:
-            continue
-        del model.graph.initializers[name]
-        value.const_value = None
-        model.graph.inputs.append(value)
-        lifted.append((value, origin, tensor))
-    return lifted
-
-
-def _sizes(traced: Trace, names: Sequence[str]) -> Sizes:
-    program = traced.program
-    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
-    dims = [
-        [d if isinstance(d, int) else str(d.node.expr) for d in values[name].shape]
-        for name in program.graph_signature.user_inputs
-        if isinstance(name, str)
-    ]
-    ranges: dict[str, tuple[int, int | None]] = {}
-    for symbol, bounds in program.range_constraints.items():
-        upper = bounds.upper
-        ranges[str(symbol)] = (int(bounds.lower), int(upper) if upper.is_Integer else None)
-    return Sizes(names, dims, ranges, traced.guards)

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
+from torch2ort._boundary import Boundary
 from torch2ort._trace import DimSpec
 from torch2ort._watch import Watch
-from torch2ort.errors import EngineError, ExportError
+from torch2ort.errors import ExportError
 from torch2ort.export import Built, Call, build
 from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
-from torch2ort.runtime import ForwardState, InferenceEngine, TrainingEngine
+from torch2ort.runtime import InferenceEngine, TrainingEngine
 
 Shapes = tuple[torch.Size, ...]
 
@@ -182,7 +183,7 @@ class _Runner:
         built = variant.built
         feeds = [*tensors, *variant.pick(self._watch.names, weights)]
         if variant.requires_grad and torch.is_grad_enabled() and variant.training_engine().differentiable:
-            fetched = _Boundary.apply(variant.training_engine(), *feeds)
+            fetched = Boundary.apply(variant.training_engine(), *feeds)
         else:
             fetched = variant.inference_engine().run(feeds)
         count = len(built.graph.outputs)
@@ -261,43 +262,3 @@ class _Runner:
             for mutation, value in zip(built.graph.mutations, values, strict=True):
                 target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
                 target.copy_(value)
-
-
-class _Boundary(torch.autograd.Function):
-    """One step of autograd that stands for the whole model."""
-
-    @staticmethod
-    def forward(ctx: Any, engine: TrainingEngine, *feeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, state = engine.forward(feeds)
-        ctx.engine, ctx.state, ctx.feeds = engine, state, feeds
-        ctx.versions = [feeds[i]._version for i in engine.needed]
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in engine.differentiable))
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise EngineError(
-                "ORTModule: a backward with create_graph=True (double backward) was asked for; ONNX "
-                "Runtime computes first "
-                "derivatives only. Run this model in eager PyTorch for higher derivatives"
-            )
-        state: ForwardState | None = ctx.state
-        if state is None:
-            raise RuntimeError(
-                "Trying to backward through the graph a second time. ONNX Runtime's state is freed by the "
-                "first backward, also with "
-                "retain_graph=True; run the forward again, or add the losses and call backward once"
-            )
-        for i, version in zip(ctx.engine.needed, ctx.versions, strict=True):
-            if ctx.feeds[i]._version != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace "
-                    "operation: "
-                    f"a tensor of shape {list(ctx.feeds[i].shape)} is at version {ctx.feeds[i]._version}; "
-                    f"expected version {version} instead. "
-                    "Clone it before the model's forward, or change it after backward"
-                )
-        ctx.state = None
-        return (None, *ctx.engine.backward(state, gradients))

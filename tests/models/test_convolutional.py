@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.comparison import assert_trains_like_eager
 
 

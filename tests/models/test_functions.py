@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.comparison import assert_trains_like_eager
 from tests.functions import Affine, Constants, Derived, Numpy, Square, TwoOutputs, scaled
 
@@ -63,7 +64,10 @@ def test_a_function_between_layers(call, optimizer):
 def test_two_functions_of_one_qualified_name_stay_two(optimizer):
     twice, thrice = scaled(2.0), scaled(3.0)
     module = assert_trains_like_eager(
-        Around(lambda h: thrice.apply(torch.tanh(twice.apply(h)))), [(torch.randn(5, 4),)], optimizer, lr=0.001
+        Around(lambda h: thrice.apply(torch.tanh(twice.apply(h)))),
+        [(torch.randn(5, 4),)],
+        optimizer,
+        lr=0.001,
     )
     name = f"{twice.__module__}.{twice.__qualname__}"
     assert [site.func_name for site in module.exported.python_ops] == [name, f"{name}#2"]

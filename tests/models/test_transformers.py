@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+
 from tests.comparison import assert_trains_like_eager
 
-OPTIMIZERS = pytest.mark.parametrize(("optimizer", "lr"), [(torch.optim.SGD, 0.05), (torch.optim.AdamW, 1e-3)])
+OPTIMIZERS = pytest.mark.parametrize(
+    ("optimizer", "lr"), [(torch.optim.SGD, 0.05), (torch.optim.AdamW, 1e-3)]
+)
 TINY = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
 
 

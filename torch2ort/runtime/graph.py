@@ -42,3 +42,8 @@ class Graph:
     def fetches(self) -> tuple[str, ...]:
         """Every graph output, in order."""
         return (*self.outputs, *(m.output for m in self.mutations))
+
+    @property
+    def uses_rng(self) -> bool:
+        """Whether a run draws from PyTorch's random generator."""
+        return any(site.known_result.uses_rng for site in self.sites.values())

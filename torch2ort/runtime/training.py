@@ -55,6 +55,8 @@ class TrainingEngine:
         differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
         needed: positions of the feeds that the backward half reads, so that they must not change
             between forward and backward.
+        read: positions of the feeds that the graph does not itself write to.
+        uses_rng: whether a run draws from PyTorch's random generator.
 
     Raises:
         RuntimeNotFoundError: no training build of onnxruntime is installed.
@@ -71,6 +73,10 @@ class TrainingEngine:
             for i, name in enumerate(graph.fetches)
             if i < len(graph.outputs) and self._reach.inputs([name]) & requires_grad
         )
+        written = {m.target for m in graph.mutations}
+        origins = [*graph.inputs, *graph.weights.values()]
+        self.read = tuple(i for i, origin in enumerate(origins) if origin not in written)
+        self.uses_rng = graph.uses_rng
         session_graph = self._session_graph()
         sites = bind_nodes(session_graph.graph, graph.sites, training=True)
         self._site_nodes = {bound.key: name for name, bound in sites.items()}

@@ -1,0 +1,84 @@
+"""The step of autograd that stands for a whole model on ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch2ort import _torch_private as private
+from torch2ort.errors import EngineError
+from torch2ort.runtime import ForwardState, TrainingEngine
+
+
+class Boundary(torch.autograd.Function):
+    """Runs a training engine: its forward half here, its backward half when autograd asks."""
+
+    @staticmethod
+    def forward(ctx: Any, engine: TrainingEngine, *feeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One tensor per entry of the graph's fetches."""
+        ctx.random_state = torch.get_rng_state() if engine.uses_rng else None
+        outputs, state = engine.forward(feeds)
+        ctx.engine, ctx.state, ctx.feeds, ctx.retained = engine, state, feeds, False
+        ctx.versions = [private.version_of(feed) for feed in feeds]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in engine.differentiable))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """One gradient per feed.
+
+        Raises:
+            EngineError: a double backward was asked for.
+            RuntimeError: a second backward without ``retain_graph``, or a tensor was written to since.
+        """
+        if torch.is_grad_enabled():
+            raise EngineError(
+                "ORTModule: a backward with create_graph=True (double backward) was asked for; ONNX Runtime "
+                "computes first derivatives only. Run this model in eager PyTorch for higher derivatives"
+            )
+        state: ForwardState | None = ctx.state
+        if state is None:
+            state = _state_again(ctx)
+        else:
+            _check_versions(ctx, ctx.engine.needed)
+        ctx.state, ctx.retained = None, private.backward_keeps_graph()
+        result = ctx.engine.backward(state, gradients)
+        if not ctx.retained:
+            ctx.feeds = None
+        return (None, *result)
+
+
+def _state_again(ctx: Any) -> ForwardState:
+    """The state of a forward whose backward has already run.
+
+    ONNX Runtime's backward consumes the state, so that a retained graph is one that can be run again,
+    with the same random numbers.
+    """
+    if not ctx.retained:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors after they "
+            "have already been freed). Specify retain_graph=True if you need to backward through the graph a "
+            "second time"
+        )
+    _check_versions(ctx, ctx.engine.read)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        if ctx.random_state is not None:
+            torch.set_rng_state(ctx.random_state)
+        _, state = ctx.engine.forward(ctx.feeds)
+    return state
+
+
+def _check_versions(ctx: Any, positions: tuple[int, ...]) -> None:
+    """Refuse what eager PyTorch refuses: a tensor that backward needs was written to since the forward."""
+    for position in positions:
+        feed, expected = ctx.feeds[position], ctx.versions[position]
+        version = private.version_of(feed)
+        if version != expected:
+            kind = f"{str(feed.dtype).removeprefix('torch.')} tensor of shape {list(feed.shape)}"
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: a {kind} is at version {version}; expected version {expected} instead. Clone it "
+                f"before the model's forward, or change it after backward"
+            )
