@@ -25,6 +25,7 @@ class BackwardCall {
         outputs_(outputs),
         inputs_(*site->inputs),
         tensors_(site->returned),
+        access_(site->returned),
         spans_(site->returned),
         written_(site->returned),
         exports_(site->returned),
@@ -35,7 +36,6 @@ class BackwardCall {
   }
 
  private:
-  Access& access(size_t i) { return (*site_->gradient_access)[i]; }
   Context* context() { return reinterpret_cast<Context*>(context_.get()); }
   TensorMeta InputMeta(size_t i) { return context()->tensors.Get(i); }
   TensorMeta OutputMeta(size_t i) { return context()->tensors.Get(inputs_.size() + i); }
@@ -64,6 +64,7 @@ class BackwardCall {
   std::vector<Managed>* outputs_;
   std::vector<InputSpec>& inputs_;
   SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
+  SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
   SmallArray<Span, 8> spans_;       // memory of the tensors_
   SmallArray<bool, 8> written_;     // backward wrote to the copy that it was probed with
   SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
@@ -106,7 +107,8 @@ bool BackwardCall::ReceiveGradient(size_t i) {
 
 bool BackwardCall::ReceiveLoan(size_t i) {
   if (!CheckShape(i)) return false;
-  tensors_[i] = ReceiveTensor(site_, loans_[i], access(i), &spans_[i]);
+  access_[i] = (*site_->gradient_access)[i];
+  tensors_[i] = ReceiveTensor(site_, loans_[i], access_[i], &spans_[i]);
   return static_cast<bool>(tensors_[i]);
 }
 
@@ -134,10 +136,10 @@ bool BackwardCall::Call() {
 // Backward may write to the gradients it is given, as eager lets it; others may read the runtime's.
 bool BackwardCall::LearnWrites() {
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (!arrived(i) || access(i) == Access::kCopied || (*site_->tensor_outputs)[i].gradient_mapped) continue;
+    if (!arrived(i) || access_[i] == Access::kCopied || (*site_->tensor_outputs)[i].gradient_mapped) continue;
     long writes = WritesTo(tensors_[i].get());
     if (writes < 0) return false;
-    if (access(i) == Access::kShared && writes > 0) {
+    if (access_[i] == Access::kShared && writes > 0) {
       PyErr_Format(config.error_type,
                    "%U: backward wrote to the gradient of output %zd, but did not in its first call: write "
                    "to a clone()",
@@ -330,7 +332,7 @@ bool BackwardCall::HeldByContext(const Span& span) {
 bool BackwardCall::Settle() {
   SmallArray<Ref, 8> watched(site_->returned);
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (!arrived(i) || access(i) == Access::kCopied) continue;
+    if (!arrived(i) || access_[i] == Access::kCopied) continue;
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }
@@ -339,8 +341,9 @@ bool BackwardCall::Settle() {
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < site_->returned; ++i) {
     if (!watched[i]) continue;
-    if (!SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), &access(i))) return false;
-    if (written_[i]) access(i) = Access::kCopied;
+    Access& next = (*site_->gradient_access)[i];
+    if (!SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &next)) return false;
+    if (written_[i]) next = Access::kCopied;
   }
   return true;
 }

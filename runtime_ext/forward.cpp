@@ -16,6 +16,7 @@ class ForwardCall {
         outputs_(outputs),
         inputs_(*site->inputs),
         tensors_(inputs_.size()),
+        access_(inputs_.size()),
         spans_(inputs_.size()),
         exports_(inputs_.size()),
         args_(static_cast<size_t>(PyTuple_GET_SIZE(site->arguments)) + 2) {}
@@ -51,6 +52,7 @@ class ForwardCall {
   std::vector<Managed>* outputs_;
   std::vector<InputSpec>& inputs_;
   SmallArray<Ref, 8> tensors_;      // as forward gets them
+  SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
   SmallArray<Span, 8> spans_;       // memory of the arguments that an output must not share
   SmallArray<int, 8> exports_;      // outputs that are declared to be an input's memory
   SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and the arguments; borrowed
@@ -88,7 +90,8 @@ bool ForwardCall::ReceiveInput(size_t i) {
                  site_->name, input.argument, DTypeName(input.dtype).c_str(), DTypeName(dtype).c_str());
     return false;
   }
-  tensors_[i] = ReceiveTensor(site_, loans_[i], input.access, &spans_[i]);
+  access_[i] = input.access;
+  tensors_[i] = ReceiveTensor(site_, loans_[i], access_[i], &spans_[i]);
   if (!tensors_[i]) return false;
   return !input.requires_grad ||
          PyObject_SetAttr(tensors_[i].get(), method_names.requires_grad, Py_True) == 0;
@@ -281,7 +284,7 @@ bool ForwardCall::KeepOrDropContext() {
 bool ForwardCall::Settle() {
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].protected_ || inputs_[i].access == Access::kCopied) continue;
+    if (inputs_[i].protected_ || access_[i] == Access::kCopied) continue;
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }
@@ -291,7 +294,8 @@ bool ForwardCall::Settle() {
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (watched[i] && !SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), &inputs_[i].access))
+    if (watched[i] &&
+        !SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &inputs_[i].access))
       return false;
     if (in_run_ && loans_[i]->holder_count() == 1 + exports_[i]) context()->tensors.ForgetSpan(i);
   }
@@ -304,7 +308,7 @@ void ForwardCall::Abandon() {
   PyObject* error = TakeRaised();
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (tensors_[i] && inputs_[i].access == Access::kShared) watched[i] = WatchStorage(tensors_[i].get());
+    if (tensors_[i] && access_[i] == Access::kShared) watched[i] = WatchStorage(tensors_[i].get());
   }
   outputs_->clear();
   context_.reset();
@@ -312,7 +316,7 @@ void ForwardCall::Abandon() {
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (watched[i]) SettleTensor(site_, loans_[i], 0, watched[i].get(), &inputs_[i].access);
+    if (watched[i]) SettleTensor(site_, loans_[i], 0, watched[i].get(), access_[i], &inputs_[i].access);
   }
   PyErr_Clear();  // the Function's own exception matters more than a tensor that could not be moved
   if (error == nullptr) return;

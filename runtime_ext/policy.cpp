@@ -101,16 +101,16 @@ bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
 
 }  // namespace
 
-bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access* access) {
-  if (*access == Access::kProbed) {
-    *access = Dereference(watched) ? Access::kCopied : Access::kShared;
+bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access access, Access* next) {
+  if (access == Access::kProbed) {
+    *next = Dereference(watched) ? Access::kCopied : Access::kShared;
     return true;
   }
   int others = 1 + exports;
   if (loan->holder_count() == others) return true;
   if (!Privatize(site, loan, others, watched)) return false;
   // With a copy from the start, the next calls are spared the costly exchange.
-  if (exports == 0) *access = Access::kCopied;
+  if (exports == 0) *next = Access::kCopied;
   return true;
 }
 

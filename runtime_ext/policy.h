@@ -67,9 +67,9 @@ Ref WatchStorage(PyObject* tensor);
 // The loan's tensor as the Function gets it. `span`: its memory if that must not come back, else left empty.
 Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span);
 // After the policy has dropped the tensor: learns whether the Function keeps it, and gives what it keeps of
-// the runtime's memory a private copy, behind every view of it. `exports`: outputs that are the loan's
-// memory.
-bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access* access);
+// the runtime's memory a private copy, behind every view of it. `access`: how the Function got it; `next`:
+// how it will. `exports`: outputs that are the loan's memory.
+bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access access, Access* next);
 
 // Says that the in-place map `kind`={key: value} would save the copy that was just made.
 bool WarnAlias(Site* site, const char* kind, Py_ssize_t key, Py_ssize_t value);

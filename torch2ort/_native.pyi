@@ -1,11 +1,12 @@
 """The native extension: runs a Function's ``forward`` and ``backward`` for a runtime, as eager PyTorch would.
 
-Built from ``runtime_ext/``. Tensors cross by DLPack without a copy; nothing here knows torch's or ONNX Runtime's
-headers. Every function needs the GIL. One :class:`Site` stands for one call of a Function in an exported model and
-holds all that is decided once; a :class:`Run` holds the contexts of one forward run for its backward.
+Built from ``runtime_ext/``. Tensors cross by DLPack without a copy; nothing here knows torch's or ONNX
+Runtime's headers. Every function needs the GIL. One :class:`Site` stands for one call of a Function in an
+exported model and holds all that is decided once; a :class:`Run` holds the contexts of one forward run for
+its backward.
 
-Words: an *argument* is a position among all arguments of ``apply``; an *output* is a position among all values that
-``forward`` returns; dtypes are torch's names without ``torch.``, such as ``"float32"``.
+Words: an *argument* is a position among all arguments of ``apply``; an *output* is a position among all
+values that ``forward`` returns; dtypes are torch's names without ``torch.``, such as ``"float32"``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +29,16 @@ def configure(
     Args:
         exchange_api: The capsule ``torch.Tensor.__dlpack_c_exchange_api__``.
         tensor_type: ``torch.Tensor``.
-        privatize: Called with a tensor over a storage that a Function keeps although the runtime may write into its
-            memory; must move the storage, behind every view of it, to memory of its own, for example by
-            ``tensor.untyped_storage().share_memory_()``. The rare path: a site's next calls get a copy instead.
-        warn_alias: Called as ``warn_alias(site, kind, key, value)`` when undeclared aliasing was made correct by a
-            copy that the in-place map ``kind={key: value}`` would save, once per site, kind and key. ``kind`` is
-            ``"forward"`` (key an output, value an argument) or ``"backward"`` (key an argument, value an output).
-            What it raises, the call raises.
-        error_type: Raised when a Function does other than what was exported, and when the module is used wrongly.
+        privatize: Called with a tensor over a storage that a Function keeps although the runtime may write
+            into its memory; must move the storage, behind every view of it, to memory of its own, for example
+            by ``tensor.untyped_storage().share_memory_()``. The rare path: a site's next calls get a copy
+            instead.
+        warn_alias: Called as ``warn_alias(site, kind, key, value)`` when undeclared aliasing was made correct
+            by a copy that the in-place map ``kind={key: value}`` would save, once per site, kind and key.
+            ``kind`` is ``"forward"`` (key an output, value an argument) or ``"backward"`` (key an argument,
+            value an output). What it raises, the call raises.
+        error_type: Raised when a Function does other than what was exported, and when the module is used
+            wrongly.
         inplace_error_type: Raised when a declared in-place map contradicts what a Function does.
 
     Raises:
@@ -46,8 +49,8 @@ def configure(
 class Context:
     """The object that ``forward`` and ``backward`` get as ``ctx``: the surface of torch's ``FunctionCtx``.
 
-    Takes attributes of any name, weak references, and subclasses. What ``save_for_backward``, ``mark_dirty`` and the
-    others were given reads back under torch's names, ``None`` where they were not called.
+    Takes attributes of any name, weak references, and subclasses. What ``save_for_backward``, ``mark_dirty``
+    and the others were given reads back under torch's names, ``None`` where they were not called.
     """
 
     needs_input_grad: tuple[bool, ...]
@@ -63,15 +66,17 @@ class Context:
         """What ``save_for_backward`` was given; ``()`` while a site runs ``forward``, as in torch.
 
         Raises:
-            RuntimeError: The context was released, or a saved tensor was written to since; with torch's wording.
+            RuntimeError: The context was released, or a saved tensor was written to since; with torch's
+                wording.
         """
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Saves tensors for ``backward``.
 
         Raises:
-            TypeError: An argument is neither a tensor nor ``None``. Inside a site's call it is raised when ``forward``
-                has returned, as torch does, and only when the call would be recorded for backward.
+            TypeError: An argument is neither a tensor nor ``None``. Inside a site's call it is raised when
+                ``forward`` has returned, as torch does, and only when the call would be recorded for
+                backward.
         """
 
     def save_for_forward(self, *tensors: Tensor | None) -> None:
@@ -111,10 +116,10 @@ class Site:
         name: The Function's qualified name, for messages.
         key: Unique name of the site.
         calls: Forward calls so far.
-        copied_bytes: Bytes copied so far to keep memory apart: private copies of what a Function writes to or keeps,
-            and copies of outputs and gradients that would share memory. A site's first forward works on copies of
-            all arguments that are neither protected nor mapped, and its first backward on copies of all gradients,
-            to see what the Function keeps and writes to.
+        copied_bytes: Bytes copied so far to keep memory apart: private copies of what a Function writes to or
+            keeps, and copies of outputs and gradients that would share memory. A site's first forward works
+            on copies of all arguments that are neither protected nor mapped, and its first backward on copies
+            of all gradients, to see what the Function keeps and writes to.
     """
 
     name: str
@@ -151,25 +156,29 @@ class Site:
         Args:
             name: The Function's qualified name. Torch's own messages name the last part of it.
             key: Unique name of the site, found in :attr:`Run.undefined`.
-            forward: Called as ``forward(ctx, *arguments)``, or ``forward(*arguments)`` with a ``setup_context``.
+            forward: Called as ``forward(ctx, *arguments)``, or ``forward(*arguments)`` with a
+                ``setup_context``.
             setup_context: Called as ``setup_context(ctx, arguments, output)``; ``None`` in the style without.
             backward: Called as ``backward(ctx, *gradients)``, one gradient a value that ``forward`` returns.
-            arguments: One entry an argument: the very object that ``forward`` gets; ignored at tensor positions.
+            arguments: One entry an argument: the very object that ``forward`` gets; ignored at tensor
+                positions.
             tensor_positions: Arguments that are tensors, increasing.
             needs_input_grad: One entry an argument.
             input_dtypes: One entry a tensor argument. A ``"bool"`` one may arrive as ``uint8``.
-            outputs: One entry an output: the constant that ``forward`` returned at export; ignored at tensor outputs.
+            outputs: One entry an output: the constant that ``forward`` returned at export; ignored at tensor
+                outputs.
             tensor_outputs: Outputs that are tensors, increasing.
-            output_dtypes: One entry a tensor output, then one for each mutated argument that ``forward`` does not
-                return itself, in order of position. These follow the other outputs.
+            output_dtypes: One entry a tensor output, then one for each mutated argument that ``forward`` does
+                not return itself, in order of position. These follow the other outputs.
             output_ranks: The same, number of dimensions.
             returns_tuple: ``forward`` returns a tuple, not a single value.
             training: Contexts go into the current run for backward.
-            non_differentiable: Tensor outputs that have no gradient: marked so, or of a dtype without gradients.
+            non_differentiable: Tensor outputs that have no gradient: marked so, or of a dtype without
+                gradients.
             mutated: Tensor arguments that ``forward`` writes to. It gets private copies of them, unless a
                 ``forward_map`` says that an output takes over the argument's memory.
-            protected_inputs: Tensor arguments whose memory nobody writes to while a Function keeps it. The others are
-                given memory of their own when a Function keeps them.
+            protected_inputs: Tensor arguments whose memory nobody writes to while a Function keeps it. The
+                others are given memory of their own when a Function keeps them.
             forward_map: Output to the argument whose memory it is.
             backward_map: Argument to the output the memory of whose gradient the argument's gradient is.
 
@@ -183,7 +192,8 @@ class Run:
     """The contexts of one forward run, one a site. ``len()`` counts them; an empty run is false.
 
     Attributes:
-        undefined: ``(site key, argument)`` for each needed gradient that ``backward`` left out and that is zeros now.
+        undefined: ``(site key, argument)`` for each needed gradient that ``backward`` left out and that is
+            zeros now.
     """
 
     undefined: set[tuple[str, int]]
@@ -206,17 +216,18 @@ def begin(run: Run | None) -> Run | None:
     """
 
 def take_error() -> BaseException | None:
-    """Takes the exception of this thread's last runner call that failed, with its traceback, and forgets it."""
+    """Takes the exception, with its traceback, of this thread's last runner call that failed."""
 
 def training_runners() -> tuple[int, int]:
     """Addresses of the forward and the backward runner of onnxruntime-training 1.19.
 
-    The callback of a registered name (the class attributes ``apply`` and ``backward``) must be the :class:`Site`
-    itself. A runner that fails keeps the exception for :func:`take_error` and makes ONNX Runtime's run fail.
+    The callback of a registered name (the class attributes ``apply`` and ``backward``) must be the
+    :class:`Site` itself. A runner that fails keeps the exception for :func:`take_error` and makes ONNX
+    Runtime's run fail.
     """
 
 def aten_executor() -> tuple[int, int]:
-    """Addresses for ``register_aten_op_executor``: executes ``detach``, without a copy, and no other operator."""
+    """Addresses for ``register_aten_op_executor``: executes ``detach`` without a copy, and nothing else."""
 
 def configure_custom_op(
     *,
@@ -225,13 +236,14 @@ def configure_custom_op(
     set_grad_enabled: Callable[[bool], object],
     stream: Callable[[int, int], AbstractContextManager[object]],
 ) -> None:
-    """Hands the custom operator, which a stock onnxruntime loads from this module's file, what it needs of Python.
+    """Hands the custom operator what it needs of Python.
 
-    What an earlier call gave is replaced, for kernels made before too, and never freed.
+    A stock onnxruntime loads the operator from this module's file. What an earlier call gave is replaced, for
+    kernels made before too, and never freed.
 
     Args:
-        resolve: Called as ``resolve(func_name, site_key, site)`` with a node's attributes, ``""`` for one that it has
-            not, when a session makes the node's kernel. What it raises makes the session fail.
+        resolve: Called as ``resolve(func_name, site_key, site)`` with a node's attributes, ``""`` for one
+            that it has not, when a session makes the node's kernel. What it raises makes the session fail.
         is_grad_enabled: ``torch.is_grad_enabled``.
         set_grad_enabled: ``torch.set_grad_enabled``.
         stream: Called as ``stream(address, device)``; makes a CUDA stream torch's current one.
@@ -241,7 +253,7 @@ def configure_custom_op(
     """
 
 def take_custom_op_error(number: int) -> BaseException | None:
-    """Takes the exception that a node with a ``site_key`` left, with its traceback; ``None`` if there is none.
+    """Takes the exception, with its traceback, that a node with a ``site_key`` left, if there is one.
 
     Args:
         number: What ``[torch2ort error N]`` at the end of onnxruntime's message says. The last 64 are kept.
@@ -252,7 +264,8 @@ def call_forward(site: Site, tensors: Sequence[Tensor]) -> list[Tensor]:
 
     Args:
         site: The call.
-        tensors: One a tensor argument. Its memory counts as the runtime's: it may be overwritten after the call.
+        tensors: One a tensor argument. Its memory counts as the runtime's: it may be overwritten after the
+            call.
 
     Returns:
         One tensor a tensor output, contiguous, mutated arguments that forward does not return last.

@@ -1,7 +1,7 @@
 """One call of a Function through the native policy, next to the same call in eager PyTorch.
 
-The memory of the tensors that a call is given counts as the runtime's: these helpers overwrite it as soon as the call
-has returned, unless the site says that the argument is protected. What a Function keeps must survive that.
+The memory of the tensors that a call is given counts as the runtime's: these helpers overwrite it as soon
+as the call has returned. What a Function keeps must survive that.
 """
 
 from __future__ import annotations
@@ -104,10 +104,15 @@ class InRun:
 
 
 def run_eager(
-    function: type[torch.autograd.Function], arguments: Sequence[Any], gradients: Sequence[torch.Tensor | None]
+    function: type[torch.autograd.Function],
+    arguments: Sequence[Any],
+    gradients: Sequence[torch.Tensor | None],
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
     """Tensor outputs of ``apply``, and the gradients of its tensor arguments."""
-    leaves = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in arguments]
+    leaves = [
+        a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a
+        for a in arguments
+    ]
     result = function.apply(*leaves)
     values = [v for v in (result if isinstance(result, tuple) else (result,)) if isinstance(v, torch.Tensor)]
     pairs = [(v, g) for v, g in zip(values, gradients, strict=True) if g is not None]

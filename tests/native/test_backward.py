@@ -231,8 +231,8 @@ def test_backward_of_a_cleared_run_is_refused() -> None:
         error = error_of(run_backward, site, torch.ones(3))
     assert isinstance(error, EngineError)
     assert str(error) == (
-        f"{__name__}.Unneeded: backward was called, but the current run holds no context of its forward: forward did not "
-        "run in it, or the run was cleared by an earlier backward"
+        f"{__name__}.Unneeded: backward was called, but the current run holds no context of its forward: "
+        "forward did not run in it, or the run was cleared by an earlier backward"
     )
 
 
@@ -251,8 +251,8 @@ def test_a_second_forward_in_one_run_is_refused() -> None:
         error = error_of(run_forward, site, torch.ones(3), torch.ones(3))
     assert isinstance(error, EngineError)
     assert str(error) == (
-        f"{__name__}.Unneeded: forward ran twice in one run, but a run holds one context a site: use a new Run for each "
-        "forward"
+        f"{__name__}.Unneeded: forward ran twice in one run, but a run holds one context a site: use a new "
+        "Run for each forward"
     )
 
 
@@ -266,7 +266,9 @@ def test_a_second_forward_in_one_run_is_refused() -> None:
         ),
     ],
 )
-def test_gradients_that_do_not_fit_the_outputs_are_refused(gradients: list[torch.Tensor], message: str) -> None:
+def test_gradients_that_do_not_fit_the_outputs_are_refused(
+    gradients: list[torch.Tensor], message: str
+) -> None:
     site = make_site(Unneeded, data(3), torch.ones(3))
     with InRun():
         run_forward(site, torch.ones(3), torch.ones(3))

@@ -114,7 +114,9 @@ def test_a_call_that_is_not_recorded_saves_nothing_and_checks_nothing() -> None:
 
 
 def test_a_context_of_its_own_checks_at_once() -> None:
-    with pytest.raises(TypeError, match="^save_for_backward can only save variables, but argument 1 is of type int$"):
+    with pytest.raises(
+        TypeError, match=r"^save_for_backward can only save variables, but argument 1 is of type int$"
+    ):
         context().save_for_backward(torch.ones(1), 3)  # type: ignore[arg-type]
 
 

@@ -35,7 +35,20 @@ class Record(Function):
 
 @pytest.mark.parametrize(
     "constant",
-    [0.1, 1e-320, float("inf"), True, 2**70, "text", None, (1, (2.5, False)), [1], {"a": 1}, object(), torch.float16],
+    [
+        0.1,
+        1e-320,
+        float("inf"),
+        True,
+        2**70,
+        "text",
+        None,
+        (1, (2.5, False)),
+        [1],
+        {"a": 1},
+        object(),
+        torch.float16,
+    ],
     ids=repr,
 )
 def test_constants_are_the_very_objects(constant: object) -> None:
@@ -68,7 +81,9 @@ def test_floating_dtypes_pass(dtype: torch.dtype) -> None:
     check_against_eager(Record, x, gradients=[torch.ones(3, dtype=dtype)])
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool], ids=str
+)
 def test_other_dtypes_pass(dtype: torch.dtype) -> None:
     x = torch.tensor([0, 1, 1]).to(dtype)
     site = make_site(Record, x)
@@ -169,8 +184,8 @@ def test_a_write_that_export_did_not_see_is_refused(monkeypatch: pytest.MonkeyPa
     error = error_of(run_forward, site, torch.ones(3))
     assert isinstance(error, EngineError)
     assert str(error) == (
-        f"{__name__}.WriteSometimes: forward wrote to argument 0, but did not when it was exported: write to a clone(), "
-        "or mark the argument with ctx.mark_dirty() whenever forward may write to it"
+        f"{__name__}.WriteSometimes: forward wrote to argument 0, but did not when it was exported: write to "
+        "a clone(), or mark the argument with ctx.mark_dirty() whenever forward may write to it"
     )
 
 
@@ -191,26 +206,27 @@ class Return(Function):
         (
             (torch.ones(2), 3),
             (torch.ones(2), 4),
-            "output 1 of forward was exported as the constant 3, but forward returned 4: return what varies as a tensor",
+            "output 1 of forward was exported as the constant 3, but forward returned 4: return what varies "
+            "as a tensor",
         ),
         (
             (torch.ones(2), 1),
             (torch.ones(2), True),
-            "output 1 of forward was exported as the constant 1, but forward returned True: return what varies as a "
-            "tensor",
+            "output 1 of forward was exported as the constant 1, but forward returned True: return what "
+            "varies as a tensor",
         ),
         (torch.ones(2), None, "output 0 of forward was exported as a tensor, but forward returned NoneType"),
         (
             torch.ones(2),
             torch.ones(2, dtype=torch.float64),
-            "output 0 of forward was exported as a tensor of float32 with 1 dimensions, but forward returned one of "
-            "float64 with 1 dimensions",
+            "output 0 of forward was exported as a tensor of float32 with 1 dimensions, but forward returned "
+            "one of float64 with 1 dimensions",
         ),
         (
             (0, torch.ones(2)),
             (0, torch.ones(2, 1)),
-            "output 1 of forward was exported as a tensor of float32 with 1 dimensions, but forward returned one of "
-            "float32 with 2 dimensions",
+            "output 1 of forward was exported as a tensor of float32 with 1 dimensions, but forward returned "
+            "one of float32 with 2 dimensions",
         ),
     ],
 )
@@ -268,7 +284,9 @@ def test_lazily_negated_tensors_arrive_negated(shape: tuple[int, ...]) -> None:
 def test_a_wrong_number_of_tensors_is_refused() -> None:
     site = make_site(Record, data(2))
     error = error_of(run_forward, site, torch.ones(2), torch.ones(2))
-    assert str(error) == f"{__name__}.Record: forward was given 2 tensors, but its site has 1 tensor arguments"
+    assert (
+        str(error) == f"{__name__}.Record: forward was given 2 tensors, but its site has 1 tensor arguments"
+    )
 
 
 def test_calls_are_counted() -> None:
