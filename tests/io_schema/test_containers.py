@@ -117,6 +117,31 @@ def test_an_attribute_that_a_dataclass_would_lose_is_named() -> None:
     assert refusal([data]) == not_rebuilt("data[0]", "nested.Batch", "its attribute 'scale' would be lost")
 
 
+def test_an_attribute_that_the_constructor_would_change_is_named() -> None:
+    data = Derived(T)
+    data.note = "changed"
+    assert refusal(data) == not_rebuilt("data", "nested.Derived", "its attribute 'note' would change")
+
+
+def test_a_tensor_that_post_init_derives_is_derived_again() -> None:
+    @dataclasses.dataclass
+    class Masked:
+        x: Any
+
+        def __post_init__(self) -> None:
+            self.mask = self.x > 0
+
+    assert torch.equal(rebuilt(Masked(T)).mask, T > 0)
+
+
+def test_a_dataclass_that_is_also_a_list_is_not_reduced_to_its_fields() -> None:
+    @dataclasses.dataclass
+    class Both(list):
+        x: Any = None
+
+    assert "its attribute 'x' would change. " in refusal(Both(T))
+
+
 # --- Hugging Face
 
 
@@ -141,6 +166,14 @@ def test_a_model_output_keeps_additional_items() -> None:
 def test_a_model_output_with_an_attribute_apart_from_its_item_is_refused() -> None:
     data = Output(logits=T, hidden=U)
     data.hidden = None  # leaves the item as it is
+    assert refusal(data) == not_rebuilt(
+        "data", "nested.Output", "its attribute 'hidden' is not its item 'hidden'"
+    )
+
+
+def test_a_model_output_with_a_field_that_is_no_item_is_refused() -> None:
+    data = Output(logits=T)
+    object.__setattr__(data, "hidden", U)
     assert refusal(data) == not_rebuilt(
         "data", "nested.Output", "its attribute 'hidden' is not its item 'hidden'"
     )
@@ -188,6 +221,56 @@ def test_an_attribute_that_a_mapping_would_lose_is_named() -> None:
     assert refusal(data) == not_rebuilt("data", "nested.Attributes", "its attribute 'scale' would be lost")
 
 
+class Slotted(list):
+    __slots__ = ("scale",)
+
+
+def test_an_attribute_in_a_slot_is_not_lost_unseen() -> None:
+    data = Slotted([T])
+    data.scale = 2
+    assert refusal(data) == not_rebuilt(
+        "data", "test_containers.Slotted", "its attribute 'scale' would be lost"
+    )
+
+
+class Scaled(list):
+    def __init__(self, items: Any = (), scale: float = 1.0) -> None:
+        super().__init__(items)
+        self.scale = scale
+
+
+def test_an_attribute_is_not_reset_to_its_default_unseen() -> None:
+    assert rebuilt(Scaled([T])).scale == 1.0
+    assert refusal(Scaled([T], 2.0)) == (
+        not_rebuilt("data", "test_containers.Scaled", "its attribute 'scale' would change")
+    )
+
+
+def test_match_refuses_what_flatten_refuses() -> None:
+    _, schema = io_schema.flatten(Scaled([T]))
+    assert schema.match(Scaled([T])) is not None
+    assert schema.match(Scaled([T], 2.0)) is None
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self) -> int:
+        return 1
+
+
+def test_a_factory_that_cannot_be_compared_is_refused() -> None:
+    assert refusal(defaultdict(Unhashable())) == (
+        "data: its factory or metadata is of type tests.io_schema.test_containers.Unhashable, which is not "
+        "hashable and so cannot be compared. Use something hashable."
+    )
+
+
+def test_match_refuses_a_factory_that_cannot_be_compared() -> None:
+    _, schema = io_schema.flatten(defaultdict(list))
+    assert schema.match(defaultdict(Unhashable())) is None
+
+
 @pytest.mark.parametrize("data", [b"ab", bytearray(b"ab")])
 def test_bytes_are_no_sequence_of_numbers(data: Any) -> None:
     assert refusal(data) == (
@@ -232,8 +315,8 @@ def test_a_registered_class_may_hold_containers_that_optree_does_not_know() -> N
 @pytest.mark.usefixtures("_registered")
 def test_metadata_that_cannot_be_compared_is_refused() -> None:
     assert refusal([Wrapper(T, label={1, 2})]) == (
-        "data[0]: its class is registered with metadata of type set, which is not hashable and so cannot be "
-        "compared. Return hashable metadata from the flatten function."
+        "data[0]: its factory or metadata is of type set, which is not hashable and so cannot be compared. Use "
+        "something hashable."
     )
 
 

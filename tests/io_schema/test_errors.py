@@ -136,6 +136,15 @@ def test_unflatten_refuses_a_wrong_number_of_tensors(count: int) -> None:
     )
 
 
+def test_unflatten_refuses_tensors_for_a_schema_without_any() -> None:
+    _, schema = io_schema.flatten([1])
+    with pytest.raises(SchemaError) as caught:
+        io_schema.unflatten([T], schema)
+    assert str(caught.value) == (
+        "unflatten: expected 0 tensors (the schema has none), got 1. Pass one for each of schema.leaves."
+    )
+
+
 def test_unflatten_names_only_the_first_of_many_tensors() -> None:
     _, schema = io_schema.flatten([T] * 10)
     with pytest.raises(

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import optree
 
-from torch2ort.io_schema._leaves import UnsupportedError, exact, type_name
+from torch2ort.io_schema._leaves import CONSTANT_TYPES, UnsupportedError, exact, type_name
 
 NAMESPACE: Final = "torch2ort"
 """The optree namespace in which a class can be registered for torch2ort alone."""
@@ -81,7 +81,7 @@ def adapt(value: Any) -> Adapted | None:
         return None
     children, keys, detail = adapter.split(value)
     # A dataclass that is nothing but its fields needs no trial, which would run its __post_init__ again.
-    if adapter.kind != "dataclass" or getattr(value, "__dict__", {}).keys() - set(keys):
+    if adapter.kind != "dataclass" or _attributes(value).keys() - set(keys):
         _check_rebuilt(value, adapter, children, keys, detail)
     return Adapted(adapter.kind, cls, keys, detail, tuple(children))
 
@@ -99,13 +99,34 @@ def _check_rebuilt(
     same_items = len(new_children) == len(children) and all(map(_is, new_children, children))
     if not same_items or exact((type(rebuilt), new_keys, new_detail)) != exact((cls, keys, detail)):
         raise _not_rebuilt(cls, "it has other items then")
-    lost = [name for name in getattr(value, "__dict__", ()) if not hasattr(rebuilt, name)]
-    if lost:
-        raise _not_rebuilt(cls, f"its attribute {lost[0]!r} would be lost")
+    attributes = _attributes(rebuilt)
+    for name, attribute in _attributes(value).items():
+        is_cached = isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
+        if name not in attributes and not is_cached:
+            raise _not_rebuilt(cls, f"its attribute {name!r} would be lost")
+        if not _may_stand_for(attributes.get(name, attribute), attribute):
+            raise _not_rebuilt(cls, f"its attribute {name!r} would change")
 
 
 def _not_rebuilt(cls: type, reason: str) -> UnsupportedError:
     return UnsupportedError(f"a {type_name(cls)} cannot be rebuilt from its items: {reason}. {ADVICE}")
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return what an instance holds in its ``__dict__`` and its slots."""
+    slots = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
+    names = [name for found in slots for name in ((found,) if isinstance(found, str) else found)]
+    held = {name: getattr(value, name, _MISSING) for name in names if name not in ("__dict__", "__weakref__")}
+    return {name: item for name, item in held.items() if item is not _MISSING} | getattr(
+        value, "__dict__", {}
+    )
+
+
+def _may_stand_for(rebuilt: Any, attribute: Any) -> bool:
+    """Tell constants apart; anything else of the same type may have been made again, as by __post_init__."""
+    if type(rebuilt) is not type(attribute):
+        return False
+    return type(attribute) not in CONSTANT_TYPES or exact(rebuilt) == exact(attribute)
 
 
 def _is(a: object, b: object) -> bool:
@@ -140,7 +161,10 @@ def _join_dataclass(cls: Any, keys: tuple[Any, ...], detail: Any, children: Sequ
 def _constructor_arguments(cls: type) -> frozenset[str] | None:
     """Return the fields that ``cls(**fields)`` takes, or None if the constructor needs anything else."""
     names = frozenset(field.name for field in dataclasses.fields(cls) if field.init)
-    parameters = inspect.signature(cls).parameters
+    try:
+        parameters = inspect.signature(cls).parameters
+    except ValueError:  # it is written in C
+        return None
     needed = {
         name
         for name, parameter in parameters.items()
@@ -150,24 +174,25 @@ def _constructor_arguments(cls: type) -> frozenset[str] | None:
     return names if needed <= names <= parameters.keys() else None
 
 
-# --- mappings that are dataclasses, such as Hugging Face's ModelOutput
+# --- dicts that are dataclasses, such as Hugging Face's ModelOutput
 
 
 def _split_model_output(value: Any) -> tuple[list[Any], tuple[Any, ...], Any]:
     keys = tuple(value.keys())
-    for key in keys:
-        if getattr(value, key, _MISSING) is not value[key]:
-            raise _not_rebuilt(type(value), f"its attribute {key!r} is not its item {key!r}")
-    return [value[key] for key in keys], keys, None
+    for name in (*keys, *(field.name for field in dataclasses.fields(value))):
+        if getattr(value, name, None) is not dict.get(value, name):
+            raise _not_rebuilt(type(value), f"its attribute {name!r} is not its item {name!r}")
+    return [dict.get(value, key) for key in keys], keys, None
 
 
 def _join_model_output(cls: Any, keys: tuple[Any, ...], detail: Any, children: Sequence[Any]) -> Any:
     # Its constructor guesses the items when there is one field only, and refuses additional keys.
     rebuilt = cls.__new__(cls)
+    base = OrderedDict if issubclass(cls, OrderedDict) else dict
     for field in dataclasses.fields(cls):
         object.__setattr__(rebuilt, field.name, None)
     for key, item in zip(keys, children, strict=True):
-        OrderedDict.__setitem__(rebuilt, key, item)
+        base.__setitem__(rebuilt, key, item)
         object.__setattr__(rebuilt, key, item)
     return rebuilt
 
@@ -200,13 +225,17 @@ ADAPTERS: Final[dict[str, Adapter]] = {
     for adapter in (
         Adapter(
             "model_output",
-            lambda cls: issubclass(cls, OrderedDict) and dataclasses.is_dataclass(cls),
+            lambda cls: issubclass(cls, dict) and dataclasses.is_dataclass(cls),
             _split_model_output,
             _join_model_output,
             optree.MappingEntry,
         ),
         Adapter(
-            "dataclass", dataclasses.is_dataclass, _split_dataclass, _join_dataclass, optree.DataclassEntry
+            "dataclass",
+            lambda cls: dataclasses.is_dataclass(cls) and not issubclass(cls, (list, tuple, deque)),
+            _split_dataclass,
+            _join_dataclass,
+            optree.DataclassEntry,
         ),
         Adapter(
             "mapping",

@@ -42,7 +42,10 @@ def matcher_of(nodes: Sequence[Node]) -> Matcher:
     def match(data: Any) -> list[torch.Tensor] | None:
         leaves: list[Any] = []
         keys: list[Any] = []
-        return select(leaves) if guard(data, leaves, keys) and same_keys(keys) else None
+        try:
+            return select(leaves) if guard(data, leaves, keys) and same_keys(keys) else None
+        except UnsupportedError:
+            return None
 
     return match
 
@@ -139,10 +142,7 @@ def _general_guard(node: Node, children: list[_Guard | None]) -> _Guard:
     def guard(value: Any, leaves: list[Any], keys: list[Any]) -> bool:
         if type(value) is not cls:
             return False
-        try:
-            opened = open_one(value)
-        except UnsupportedError:
-            return False
+        opened = open_one(value)
         return (
             opened is not None
             and opened[0].token == token
@@ -160,12 +160,12 @@ def _description_guard(nodes: Sequence[Node]) -> _Guard:
     def guard(value: Any, leaves: list[Any], keys: list[Any]) -> bool:
         try:
             found, spec = flatten_tree(value)
-            leaves += found
-            if len(found) != len(leaf_nodes):
-                return False
-            return [node.token for node in nodes_of(spec, leaf_nodes) if not node.is_leaf] == tokens
-        except (UnsupportedError, RecursionError):
+        except RecursionError:
             return False
+        leaves += found
+        if len(found) != len(leaf_nodes):
+            return False
+        return [node.token for node in nodes_of(spec, leaf_nodes) if not node.is_leaf] == tokens
 
     return guard
 

@@ -51,7 +51,7 @@ def exact(value: Any) -> Hashable:
     cls = type(value)
     if cls is float:
         return cls, value.hex()
-    if cls is tuple or cls is list:
+    if isinstance(value, (tuple, list)):
         return cls, tuple(map(exact, value))
     if cls is dict:
         return cls, tuple((exact(key), exact(item)) for key, item in value.items())
@@ -63,8 +63,8 @@ def exact(value: Any) -> Hashable:
         hash(value)
     except TypeError:
         raise UnsupportedError(
-            f"its class is registered with metadata of type {type_name(cls)}, which is not hashable and so "
-            "cannot be compared. Return hashable metadata from the flatten function."
+            f"its factory or metadata is of type {type_name(cls)}, which is not hashable and so cannot be "
+            "compared. Use something hashable."
         ) from None
     return cls, value
 

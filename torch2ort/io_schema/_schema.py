@@ -192,7 +192,8 @@ def unflatten(tensors: Iterable[Any], schema: Schema) -> Any:
 def _wrong_count(given: Sequence[Any], schema: Schema) -> str:
     names = [repr(leaf.name) for leaf in schema.leaves[:_SHOWN_TENSORS]]
     listed = ", ".join(names) + (", ..." if len(schema.leaves) > _SHOWN_TENSORS else "")
+    expected = "1 tensor" if len(names) == 1 else f"{len(schema.leaves)} tensors"
     return (
-        f"unflatten: expected {len(schema.leaves)} tensors ({listed or 'none'}), got {len(given)}. "
-        "Pass one for each of schema.leaves."
+        f"unflatten: expected {expected} ({listed or 'the schema has none'}), got {len(given)}. Pass one for "
+        "each of schema.leaves."
     )
