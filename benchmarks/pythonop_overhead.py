@@ -64,7 +64,7 @@ def main() -> None:
     }
     torch.testing.assert_close(step(modules["ort"], x), step(chain, x))
     ways = {name: lambda module=module: step(module, x) for name, module in modules.items()}
-    seconds = interleaved_medians(ways, rounds=50, calls=20)
+    seconds = interleaved_medians(ways, rounds=300, calls=3)
     per_function = (seconds["ort"] - seconds["ort_empty"]) / (seconds["eager"] - seconds["eager_empty"])
     print(
         f"{FUNCTIONS} Functions, forward + backward, 1 thread, ratio to eager: "

@@ -60,7 +60,7 @@ def main() -> None:
         losses = {name: way() for name, way in ways.items()}
         for name in ("ort", "compile"):
             torch.testing.assert_close(losses[name], losses["eager"], rtol=1e-4, atol=1e-5)
-    seconds = interleaved_medians(ways, rounds=20, warm_up=0)
+    seconds = interleaved_medians(ways, rounds=25, warm_up=0)
     print(
         f"BERT {BATCH}x{LENGTH}, hidden {HIDDEN}, {LAYERS} layers, AdamW step, 1 thread: "
         f"ORTModule {seconds['ort'] / seconds['eager']:.2f} of eager, "
