@@ -315,8 +315,8 @@ def test_a_registered_class_may_hold_containers_that_optree_does_not_know() -> N
 @pytest.mark.usefixtures("_registered")
 def test_metadata_that_cannot_be_compared_is_refused() -> None:
     assert refusal([Wrapper(T, label={1, 2})]) == (
-        "data[0]: its factory or metadata is of type set, which is not hashable and so cannot be compared. Use "
-        "something hashable."
+        "data[0]: its factory or metadata is of type set, which is not hashable and so cannot be compared. "
+        "Use something hashable."
     )
 
 
