@@ -55,7 +55,7 @@ enum OrtElementType : int32_t {
 
 // The oldest table that has every slot in use but the last, and an OrtCustomOp of the layout below.
 constexpr uint32_t kOrtApiVersion = 17;
-constexpr uint32_t kOrtApiVersionOfShapeReference = 24;
+constexpr int kOrtMinorOfShapeReference = 24;  // of ORT 1.x
 
 struct OrtCustomOp;
 
@@ -116,7 +116,7 @@ struct OrtApi {
   OrtStatus* (*SetSymbolicDimensions)(OrtTensorTypeAndShapeInfo* info, const char** names, size_t rank);  // 271
   OrtStatus* (*ReadOpAttr)(const OrtOpAttr* attribute, OrtOpAttrType type, void* out, size_t size, size_t* needed);  // 272
   void* unused_273[141];
-  // From kOrtApiVersionOfShapeReference on; the sizes live as long as the value.
+  // From 1.24 on; the sizes live as long as the value.
   OrtStatus* (*GetTensorElementTypeAndShapeDataReference)(const OrtValue* value, OrtElementType* type, const int64_t** sizes, size_t* rank);  // 414
 };
 // clang-format on

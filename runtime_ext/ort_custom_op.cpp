@@ -1,5 +1,6 @@
 #include "ort_custom_op.h"
 
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -162,7 +163,10 @@ extern "C" __attribute__((visibility("default"))) torch2ort::OrtStatus* Register
   const OrtApi* api = base->GetApi(kOrtApiVersion);
   if (api != nullptr) {
     ort_api = api;
-    has_shape_reference = base->GetApi(kOrtApiVersionOfShapeReference) != nullptr;
+    // Not by asking for that table: an older runtime would complain about it on stderr.
+    int major = 0, minor = 0;
+    std::sscanf(base->GetVersionString(), "%d.%d", &major, &minor);
+    has_shape_reference = major > 1 || minor >= kOrtMinorOfShapeReference;
     return Register(options);
   }
   std::string message =

@@ -1,4 +1,5 @@
 // Types and ranks of a node's outputs, for ONNX Runtime's own shape inference.
+#include <atomic>
 #include <vector>
 
 #include "ort_custom_op.h"
@@ -75,8 +76,15 @@ OrtStatus* SetOutput(OrtShapeInferContext* context, size_t index, OrtElementType
                      std::vector<int64_t> sizes) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   T2O_RETURN_IF_ERROR(ort_api->CreateTensorTypeAndShapeInfo(&info));
-  // Nameless sizes are unknown ones. A name would claim that all sizes of that name are equal.
-  std::vector<const char*> names(sizes.size(), "");
+  // A size without a name counts as the number -1. The names are new ones each time, as sizes of one name are
+  // taken to be equal, and memory is reused on that ground.
+  static std::atomic<uint64_t> serial{0};
+  std::vector<std::string> unknown(sizes.size());
+  std::vector<const char*> names;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] < 0) unknown[i] = "torch2ort_size_" + std::to_string(serial++);
+    names.push_back(unknown[i].c_str());
+  }
   OrtStatus* status = ort_api->SetTensorElementType(info, type);
   if (status == nullptr) status = ort_api->SetDimensions(info, sizes.data(), sizes.size());
   if (status == nullptr) status = ort_api->SetSymbolicDimensions(info, names.data(), names.size());

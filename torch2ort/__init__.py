@@ -27,20 +27,37 @@ from torch2ort.export import export
 from torch2ort.exported_model import CacheReport, ExportedModel, load
 from torch2ort.module import ORTModule
 from torch2ort.options import Options
-from torch2ort.pythonop import PythonOpSite, register_function
+from torch2ort.pythonop import (
+    Exporter,
+    InplaceMap,
+    PythonOpSite,
+    Registration,
+    register_exporter,
+    register_function,
+    register_gradient,
+    register_inplace_map,
+    register_shape_inferer,
+    register_symbolic,
+    registered,
+    unregister,
+)
+from torch2ort.runtime import custom_ops_library_path
 
 __all__ = [
     "CacheReport",
     "EngineError",
     "ExportError",
     "ExportedModel",
+    "Exporter",
     "FunctionNotFoundError",
+    "InplaceMap",
     "InplaceMapError",
     "ModelLoadError",
     "ORTModule",
     "OptionError",
     "Options",
     "PythonOpSite",
+    "Registration",
     "RegistryError",
     "RuntimeNotFoundError",
     "SchemaError",
@@ -49,8 +66,16 @@ __all__ = [
     "Torch2OrtError",
     "Torch2OrtWarning",
     "UnsupportedOperatorError",
+    "custom_ops_library_path",
     "export",
     "io_schema",
     "load",
+    "register_exporter",
     "register_function",
+    "register_gradient",
+    "register_inplace_map",
+    "register_shape_inferer",
+    "register_symbolic",
+    "registered",
+    "unregister",
 ]

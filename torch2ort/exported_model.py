@@ -19,8 +19,8 @@ from torch2ort import io_schema
 from torch2ort._sizes import Sizes
 from torch2ort.errors import ExportError, ModelLoadError, SchemaError, SchemaMismatchError
 from torch2ort.options import Options
-from torch2ort.pythonop import ONNX_TYPES, SITE_ATTRIBUTE, PythonOpSite, Site, load_site, resolve, unstorable
-from torch2ort.runtime import Graph, InferenceEngine, Mutation, inference_session
+from torch2ort.pythonop import ONNX_TYPES, PythonOpSite, unstorable
+from torch2ort.runtime import Graph, InferenceEngine, Mutation, bind_classes, inference_session, load_sites
 
 METADATA_KEY = "torch2ort"
 FORMAT_VERSION = 1
@@ -241,7 +241,8 @@ def load(
         functions: the classes that the model's PythonOp nodes call.
 
     Raises:
-        ModelLoadError: the file is damaged, or was not written by torch2ort.
+        ModelLoadError: the file is damaged, was not written by torch2ort, or calls a class with other
+            arguments than it takes.
         FunctionNotFoundError: a name is not resolved; lists all of them.
     """
     file = Path(path)
@@ -264,10 +265,10 @@ def load(
         data = json.loads(texts[METADATA_KEY])
         if data["version"] != FORMAT_VERSION:
             raise ModelLoadError(
-                f"{file}: written in format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}"
+                f"written in format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}"
             )
         interface = _load_interface(data)
-        sites = _load_sites(model.graph)
+        sites = load_sites(model.graph)
         graph = Graph(
             proto=model,
             inputs=tuple(data["graph_inputs"]),
@@ -277,13 +278,14 @@ def load(
             sites=sites,
         )
         training = bool(data["training"])
-    except ModelLoadError:
-        raise
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
     except (KeyError, TypeError, ValueError, SchemaError) as error:
         raise ModelLoadError(f"{file}: its torch2ort metadata is damaged ({error})") from error
-    classes = resolve([s.func_name for s in sites.values()], functions)
-    for site in sites.values():
-        site.function = classes[site.func_name]
+    try:
+        bind_classes(sites.values(), functions)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
     return ExportedModel(graph, {}, interface, training=training, options=Options())
 
 
@@ -296,17 +298,6 @@ def _load_interface(data: Mapping[str, Any]) -> Interface:
         outputs=io_schema.Schema.from_json(data["outputs"]),
         sizes=Sizes(data["graph_inputs"], data["dims"], ranges, data["guards"]),
     )
-
-
-def _load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
-    sites: dict[str, Site] = {}
-    for node in graph.node:
-        attributes = {a.name: a for a in node.attribute}
-        if SITE_ATTRIBUTE not in attributes or "func_name" not in attributes:
-            continue
-        name = attributes["func_name"].s.decode()
-        sites[node.name] = load_site(name, attributes[SITE_ATTRIBUTE].s.decode())
-    return sites
 
 
 def _with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.ModelProto:

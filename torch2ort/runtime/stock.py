@@ -1,0 +1,124 @@
+"""PythonOp nodes on a stock onnxruntime: the custom-op library, and what a node may call.
+
+The extension module itself is the library. When a session makes the kernel of a node, the library asks
+:func:`resolve` here for the node's site; names in the node are all that it has to say.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import secrets
+import weakref
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.errors import EngineError
+from torch2ort.pythonop import Site, load_site
+from torch2ort.pythonop.native import native
+from torch2ort.runtime.binding import native_site
+from torch2ort.runtime.classes import bind_classes
+from torch2ort.runtime.nodes import python_op_nodes
+
+KEY_ATTRIBUTE = "site_key"
+_READ_ATTRIBUTES = frozenset({"func_name", "output_tensor_types", "output_tensor_ranks"})
+_KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
+
+# Sites of this process's own sessions by a random key, which no file can know.
+_bound: weakref.WeakValueDictionary[str, native.Site] = weakref.WeakValueDictionary()
+
+
+def custom_ops_library_path() -> str:
+    """Path of the library that lets a stock onnxruntime run exported files.
+
+    Make it known to the options of each session whose model holds PythonOp nodes, and supply the classes
+    that they call with :func:`torch2ort.register_function`::
+
+        options = onnxruntime.SessionOptions()
+        options.register_custom_ops_library(torch2ort.custom_ops_library_path())
+        session = onnxruntime.InferenceSession("model.onnx", options)
+
+    The library works in this process only, as it calls Python.
+    """
+    return native.__file__
+
+
+def resolve(func_name: str, key: str, text: str) -> native.Site:
+    """The native site of a node, when a session makes the node's kernel.
+
+    Args:
+        func_name: the node's attribute of that name.
+        key: of a node that :func:`bind_nodes` prepared, else ``""``.
+        text: the node's site as a file holds it, else ``""``.
+
+    Raises:
+        FunctionNotFoundError: no class was registered under the name.
+        ModelLoadError: the node's site is damaged, or does not fit the class.
+        EngineError: the key is of no session of this process.
+    """
+    if key:
+        site = _bound.get(key)
+        if site is None:
+            raise EngineError(
+                f"the {KEY_ATTRIBUTE} {key!r} is not of this process; load the saved model again"
+            )
+        return site
+    described = load_site(func_name, text)
+    bind_classes([described])
+    return native_site(described, func_name, training=False, protected=())
+
+
+def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site]) -> list[native.Site]:
+    """Turn the graph's PythonOp nodes into what the custom operator takes, in place.
+
+    Args:
+        graph: a session's copy of an exported graph.
+        sites: the site of each PythonOp node, by node name.
+
+    Returns:
+        The native sites. The nodes find them as long as this list lives.
+    """
+    bound = []
+    for node in python_op_nodes(graph):
+        site = sites[node.name]
+        key = secrets.token_hex(16)
+        own = native_site(site, f"{site.key}/{key}", training=False, protected=())
+        _bound[key] = own
+        bound.append(own)
+        kept = [a for a in node.attribute if a.name in _READ_ATTRIBUTES]
+        del node.attribute[:]
+        node.attribute.extend([*kept, onnx.helper.make_attribute(KEY_ATTRIBUTE, key)])
+        node.domain, node.op_type = "com.microsoft", "PythonOp"
+        # Inference has no context, so that nothing needs to be written.
+        node.output[0] = ""
+    return bound
+
+
+def register_library(session_options: Any) -> None:
+    """Let sessions of these options run PythonOp nodes; a second time does nothing."""
+    session_options.register_custom_ops_library(custom_ops_library_path())
+
+
+def take_error(error: Exception) -> BaseException | None:
+    """The exception of a Function behind onnxruntime's ``error``, if that was the cause."""
+    numbers = _KEPT_ERROR.findall(str(error))
+    return native.take_custom_op_error(int(numbers[-1])) if numbers else None
+
+
+@functools.cache
+def _external_stream(address: int, device: int) -> torch.cuda.ExternalStream:
+    return torch.cuda.ExternalStream(address, device=torch.device("cuda", device))
+
+
+def _on_stream(address: int, device: int) -> Any:
+    return torch.cuda.stream(_external_stream(address, device))
+
+
+native.configure_custom_op(
+    resolve=resolve,
+    is_grad_enabled=torch.is_grad_enabled,
+    set_grad_enabled=torch.set_grad_enabled,
+    stream=_on_stream,
+)
