@@ -68,7 +68,10 @@ def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, .
         output_dtypes=tuple(_name(t.dtype) for t in result.tensors),
         output_ranks=tuple(t.rank for t in result.tensors),
         returns_tuple=result.returns_tuple,
-        non_differentiable=result.non_differentiable,
+        # A site counts its tensor outputs, the native side everything that forward returns.
+        non_differentiable=tuple(
+            tensor_outputs[i] for i in result.non_differentiable if i < len(tensor_outputs)
+        ),
         mutated=result.mutated,
         protected_inputs=protected,
         training=training,

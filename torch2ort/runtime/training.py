@@ -105,7 +105,8 @@ class TrainingEngine:
         gradient = onnx.load_from_string(builder.get_gradient_model())
         self._fetched_gradients = [output.name for output in gradient.graph.output]
         _restore_output_types(gradient.graph, proto.graph)
-        _protect_kept_inputs(gradient.graph, self._graph)
+        _protect_memory(gradient.graph, self._graph)
+        _allow_empty_tensors(gradient.graph, proto.graph)
         self.needed = _read_in_backward(gradient.graph, self._graph.feeds)
         session = self._session(gradient, options)
         device = ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
@@ -252,12 +253,12 @@ def _restore_output_types(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> 
     gradient.value_info.extend(output for output in graph.output if output.name not in known)
 
 
-def _protect_kept_inputs(gradient: onnx.GraphProto, graph: Graph) -> None:
-    """Keep ONNX Runtime from writing over what a Function keeps of its inputs.
+def _protect_memory(gradient: onnx.GraphProto, graph: Graph) -> None:
+    """Keep ONNX Runtime from writing over what a Function may still hold.
 
     Its memory planner lets an operator write its result over an input that nothing reads afterwards,
-    and cannot know that a Function still does. A graph output is never written over, so the inputs
-    that sites keep become outputs, which nobody fetches: no byte is copied.
+    and cannot know that a Function still does. A graph output is never written over. So the inputs that
+    sites keep, and their outputs, become graph outputs, which nobody fetches: no byte is copied.
     """
     taken = {value.name for value in (*gradient.input, *gradient.output)}
     types = {value.name: value for value in gradient.value_info}
@@ -265,12 +266,21 @@ def _protect_kept_inputs(gradient: onnx.GraphProto, graph: Graph) -> None:
         site = graph.sites.get(node.name)
         if site is None or node.op_type != "PythonOp":
             continue
-        names = dict(zip(site.tensor_positions, node.input, strict=True))
-        for position in site.known_result.kept:
-            name = names[position]
-            if name not in taken:
+        arguments = dict(zip(site.tensor_positions, node.input, strict=True))
+        for name in (*(arguments[position] for position in site.known_result.kept), *node.output[1:]):
+            if name and name not in taken:
                 taken.add(name)
                 gradient.output.append(types.get(name) or onnx.helper.make_empty_tensor_value_info(name))
+
+
+def _allow_empty_tensors(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> None:
+    """Let a size of 0 mean 0 in the shapes that the gradient builder computes, not "as before"."""
+    own = {node.name for node in graph.node}
+    for node in gradient.node:
+        if node.op_type == "Reshape" and node.name not in own:
+            kept = [a for a in node.attribute if a.name != "allowzero"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, onnx.helper.make_attribute("allowzero", 1)])
 
 
 def _read_in_backward(gradient: onnx.GraphProto, feeds: Sequence[str]) -> tuple[int, ...]:
