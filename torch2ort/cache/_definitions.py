@@ -1,0 +1,320 @@
+"""Functions and classes, as components: what they are made of and what they use."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from torch2ort.cache._atoms import atom, words
+from torch2ort.cache._code import code_bytes, uses_of
+from torch2ort.cache._globals import (
+    MISSING,
+    absolute_name,
+    check_standard,
+    is_installed_import,
+    is_operator_namespace,
+    public_items,
+    resolve,
+)
+from torch2ort.cache._packages import Package, package_of_class, package_of_function, package_of_module
+from torch2ort.cache._walk import Unkeyable, Walk
+
+_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__"})
+_NEVER_CALLED = frozenset(
+    {"__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__"}
+)
+# Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
+_SKIPPED = words(
+    """__dict__ __weakref__ __doc__ __annotations__ __annotate__ __annotate_func__ __annotations_cache__
+    __abstractmethods__ __dataclass_fields__ __dataclass_params__ __firstlineno__ __static_attributes__
+    __module__ __parameters__ __orig_bases__ __slots__ _abc_impl _backward_cls"""
+)
+# Packages of which a version stands for everything, also for what their code uses in turn.
+_OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
+
+
+class Definitions:
+    """Writes functions, classes and modules.
+
+    Args:
+        walk: where to.
+        write_value: writes any other value.
+    """
+
+    def __init__(self, walk: Walk, write_value: Callable[[Any], None]) -> None:
+        self._walk = walk
+        self._value = write_value
+
+    # --- functions
+
+    def function(self, function: FunctionType, via: str | None = None) -> None:
+        """Write a reference to a Python function."""
+        package = package_of_function(function)
+        name = f"{function.__module__}.{function.__qualname__}"
+        if package is None:
+            self._walk.refer(f"code {name}", id(function), lambda: self._own_function(function), via=via)
+            return
+        self.package(package)
+        self._walk.atom(name)
+        if package.name == "python":
+            check_standard(function)
+        if function.__closure__ or function.__dict__:
+            # A decorator's wrapper: what it wraps may be the user's.
+            self._walk.refer(f"wrapper {name}", id(function), lambda: self._state_of(function), via=via)
+        self._follow(package, function, via)
+
+    def _own_function(self, function: FunctionType) -> None:
+        walk, code = self._walk, function.__code__
+        walk.write(code_bytes(code))
+        self._state_of(function)
+        uses = uses_of(code)
+        walk.names |= uses.names
+        walk.any_name = walk.any_name or uses.any_name
+        where = f"{function.__module__}.{function.__qualname__}"
+        try:
+            for chain in uses.chains:
+                self._global(chain, function)
+            for name in uses.imports:
+                self._import(name, function)
+        except Unkeyable as reason:
+            raise Unkeyable(f"{where}: {reason}") from None
+
+    def _state_of(self, function: FunctionType) -> None:
+        """Defaults, closure and attributes of a function."""
+        self._value(function.__defaults__)
+        self._value(function.__kwdefaults__)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            self._walk.atom(name)
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue  # not assigned yet
+            if name == "__class__" and isinstance(content, type):
+                self.class_(content)  # super() does not construct it
+            else:
+                self._value(content)
+        for name, value in function.__dict__.items():
+            self._walk.attribute(name, functools.partial(self._value, value))
+
+    def _global(self, chain: tuple[str, ...], function: FunctionType) -> None:
+        value, used = resolve(chain, function.__globals__)
+        name = ".".join((str(function.__globals__.get("__name__")), *chain[:used]))
+        self._walk.atom(chain[:used])
+        if value is MISSING:
+            return
+        if isinstance(value, ModuleType):
+            if used == len(chain):
+                self.module(value)
+            elif package_of_module(value.__name__) is None:
+                self.whole_module(value)  # its __getattr__ decides
+        elif isinstance(value, (FunctionType, BuiltinFunctionType, type)):
+            self._value(value)
+        else:
+            self._walk.refer(f"global {name}", ("global", id(value), name), lambda: self._content(value))
+
+    def _content(self, value: Any) -> str | None:
+        if atom(value) is not None and len(text := f"{type(value).__name__} {value!r}") < 100:
+            return text
+        self._value(value)
+        return None
+
+    def _import(self, name: str, function: FunctionType) -> None:
+        full = absolute_name(name, function.__globals__)
+        self._walk.atom(full)
+        if full in sys.modules:
+            self.module(sys.modules[full])
+        elif not is_installed_import(full):
+            raise Unkeyable(
+                f"it imports {name}, which cannot be read before it runs; import it at the top of the file"
+            )
+
+    # --- modules
+
+    def module(self, module: ModuleType) -> None:
+        """Write a module that is used as a value, so that anything in it may be read."""
+        package = package_of_module(module.__name__)
+        self._walk.atom(module.__name__)
+        if is_operator_namespace(module):
+            return
+        if package is None:
+            self.whole_module(module)
+        else:
+            self.package(package)
+
+    def whole_module(self, module: ModuleType) -> None:
+        """Refer to everything that a module of the user's defines."""
+
+        def fill() -> None:
+            for name, value in public_items(module):
+                self._walk.attribute(name, functools.partial(self._value, value))
+
+        self._walk.refer(f"python module {module.__name__}", id(module), fill)
+
+    def package(self, package: Package) -> None:
+        """Refer to the version of an installed package."""
+        self._walk.refer(f"package {package.name}", package, lambda: package.version)
+
+    # --- classes
+
+    def class_(self, cls: type, *, used_as_value: bool = False) -> None:
+        """Write a reference to a class.
+
+        Args:
+            cls: the class.
+            used_as_value: whether code may call it, so that its constructor counts.
+        """
+        package = package_of_class(cls)
+        self._note_function(cls)
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        if package is not None:
+            self.package(package)
+            self._walk.atom(name)
+            if package.name == "python" and used_as_value:
+                check_standard(cls)
+            self.inspect_package_class(cls)
+            return
+        kind = "Function" if issubclass(cls, torch.autograd.Function) else "class"
+        self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls))
+        if used_as_value:
+            self._walk.names.update(_constructor_of(base) for base in cls.__mro__)
+
+    def _note_function(self, cls: type) -> None:
+        if issubclass(cls, torch.autograd.Function) and self._walk.once(("Function", cls)):
+            self._walk.functions[f"{cls.__module__}.{cls.__qualname__}"].append(cls)
+
+    def _own_class(self, cls: type) -> None:
+        self.class_(type(cls))
+        for base in cls.__bases__:
+            self.class_(base)
+        for name, item in list(vars(cls).items()):
+            if name in _SKIPPED:
+                continue
+            functions = list(functions_in(item))
+            if functions:
+                self._walk.atom(name)
+                self._walk.atom(type(item).__name__)
+                for function in functions:
+                    self.function(function, self._reached_by(cls, name))
+            else:
+                self._walk.attribute(name, functools.partial(self._value, item))
+
+    def _reached_by(self, cls: type, name: str) -> str | None:
+        """The name by which a method must be read to count; ``None`` if Python or torch calls it itself."""
+        if issubclass(cls, torch.autograd.Function):
+            return None
+        if name in _CONSTRUCTORS:
+            return _constructor_of(cls)
+        if name.startswith("__") and name.endswith("__") and name not in _NEVER_CALLED:
+            return None
+        return name
+
+    # --- code of installed packages: its version stands for it, unless somebody changed it while running
+
+    def inspect_package_class(self, cls: type) -> None:
+        """Look for methods that somebody put on a class of a package."""
+        for base in cls.__mro__:
+            package = package_of_class(base)
+            if package is None or package.name in _OPAQUE or not self._walk.once(("inspected", base)):
+                continue
+            for name, item in list(vars(base).items()):
+                for function in functions_in(item):
+                    if package_of_function(function) is None:
+                        self._walk.atom(f"{base.__qualname__}.{name}")
+                        self.function(function, name)
+                    else:
+                        self._follow(package, function, name)
+
+    def _follow(self, package: Package, function: FunctionType, via: str | None) -> None:
+        """See to it that a package's function is looked through, once it counts."""
+        if package.name in _OPAQUE or (package.name == "torch" and not _is_layer_code(function)):
+            return
+        name = f"{function.__module__}.{function.__qualname__}"
+        self._walk.refer(
+            f"uses of {name}",
+            ("uses", id(function)),
+            lambda: self._package_function(function),
+            own=False,
+            via=via,
+        )
+
+    def _package_function(self, function: FunctionType) -> None:
+        uses = uses_of(function.__code__)
+        self._walk.names |= uses.names
+        for chain in uses.chains:
+            try:
+                value, used = resolve(chain, function.__globals__)
+            except Unkeyable:
+                continue  # a package's own operators are fixed by its version
+            if not isinstance(value, ModuleType) and used:
+                self._used_by_package(chain[:used], value)
+
+    def _used_by_package(self, chain: tuple[str, ...], value: Any) -> None:
+        walk = self._walk
+        if isinstance(value, FunctionType):
+            package = package_of_function(value)
+            if package is not None:
+                self._follow(package, value, None)
+                return
+            walk.atom(chain)
+            self.function(value)
+        elif isinstance(value, type):
+            if package_of_class(value) is None:
+                walk.atom(chain)
+                self.class_(value, used_as_value=True)
+            elif issubclass(value, torch.autograd.Function):
+                self._note_function(value)
+            else:
+                self.inspect_package_class(value)
+        elif type(value) in (bool, int, float, type(None)):
+            walk.atom((*chain, value))
+        else:
+            self._registry(chain, value)
+
+    def _registry(self, chain: tuple[str, ...], value: Any) -> None:
+        """A package's table of functions, to which the user may have added some."""
+        for table in _tables(value):
+            self._walk.atom(chain)
+            for key, item in table.items():
+                self._walk.attempt(functools.partial(self._value, (key, item)))
+
+
+def functions_in(item: Any) -> Iterator[FunctionType]:
+    """The Python functions behind an entry of a class's dictionary."""
+    if isinstance(item, FunctionType):
+        yield item
+    elif isinstance(item, (staticmethod, classmethod)):
+        yield from functions_in(item.__func__)
+    elif isinstance(item, property):
+        for part in (item.fget, item.fset, item.fdel):
+            yield from functions_in(part)
+    elif isinstance(item, functools.cached_property):
+        yield from functions_in(item.func)
+
+
+def _constructor_of(cls: type) -> str:
+    return f"constructor of {id(cls)}"
+
+
+def _is_layer_code(function: FunctionType) -> bool:
+    module = function.__module__ or ""
+    return module.startswith(("torch.nn.modules.", "torch.nn.functional", "torch.nn.utils.param"))
+
+
+def _tables(value: Any) -> Iterator[dict[Any, Any]]:
+    """Dictionaries with functions or classes in them: ``value`` itself, or attributes of it or its class."""
+    if isinstance(value, dict):
+        holders = [{"": value}]
+    else:
+        holders = [
+            vars(h) for h in (value, *type(value).__mro__) if hasattr(h, "__dict__") and h is not object
+        ]
+    for holder in holders:
+        for item in list(holder.values()):
+            if isinstance(item, dict) and any(isinstance(v, (FunctionType, type)) for v in item.values()):
+                yield item

@@ -1,0 +1,107 @@
+"""What the names in a piece of code stand for: global variables, modules, their attributes."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, Final
+
+import torch
+
+from torch2ort.cache._atoms import words
+from torch2ort.cache._packages import package_of_file, package_of_module
+from torch2ort.cache._walk import Unkeyable
+
+MISSING: Final = object()
+
+# Modules of the standard library whose functions depend on their arguments alone.
+_PURE = words(
+    """_abc _bisect _collections _collections_abc _decimal _functools _hashlib _heapq _operator _pydecimal
+    _string _struct _warnings _weakref _weakrefset abc array base64 binascii bisect builtins cmath collections
+    collections.abc contextlib copy copyreg dataclasses decimal enum fractions functools hashlib heapq
+    itertools json json.decoder json.encoder keyword logging math numbers operator re re._compiler re._parser
+    reprlib statistics string struct textwrap types typing typing_extensions unicodedata warnings weakref
+    zlib"""
+)
+_IMPURE_BUILTINS = words("__import__ breakpoint compile eval exec globals hash id input locals open")
+# Namespaces of torch.ops that are part of torch, so that its version stands for their kernels.
+_TORCH_OPS = frozenset({"aten", "prim", "prims", "quantized", "higher_order", "torch2ort", "profiler"})
+
+
+def resolve(chain: tuple[str, ...], variables: Mapping[str, Any]) -> tuple[Any, int]:
+    """Follow ``a.b.c`` through modules, as far as they go.
+
+    Args:
+        chain: a global name and the attributes read from it.
+        variables: the globals of the code.
+
+    Returns:
+        The value, or :data:`MISSING`, and how many names of ``chain`` lead to it.
+
+    Raises:
+        Unkeyable: the name is an operator of ``torch.ops`` that somebody registered.
+    """
+    value = variables.get(chain[0], MISSING)
+    if value is MISSING:
+        value = vars(builtins).get(chain[0], MISSING)
+    used = 1
+    while isinstance(value, ModuleType) and used < len(chain):
+        if is_operator_namespace(value):
+            check_operator(chain[used] if value is torch.ops else value.__name__.rpartition(".")[2])
+            return value, len(chain)
+        inner = vars(value).get(chain[used], MISSING)
+        if inner is MISSING:
+            inner = sys.modules.get(f"{value.__name__}.{chain[used]}", MISSING)
+        if inner is MISSING:
+            break
+        value, used = inner, used + 1
+    return value, used
+
+
+def is_operator_namespace(module: ModuleType) -> bool:
+    """Whether a module is ``torch.ops`` or one of its namespaces."""
+    return module is torch.ops or type(module) is type(torch.ops.aten)
+
+
+def check_operator(namespace: str) -> None:
+    """Raise :class:`Unkeyable` unless ``torch.ops.<namespace>`` is part of torch."""
+    if namespace not in _TORCH_OPS:
+        raise Unkeyable(
+            f"torch.ops.{namespace} holds operators that somebody registered, whose kernels cannot be "
+            f"compared between processes"
+        )
+
+
+def check_standard(value: FunctionType | BuiltinFunctionType | type) -> None:
+    """Raise :class:`Unkeyable` for a function of Python's own whose result is not given by its arguments."""
+    module = value.__module__ or "builtins"
+    if module not in _PURE or (module == "builtins" and value.__name__ in _IMPURE_BUILTINS):
+        name = value.__qualname__ if module == "builtins" else f"{module}.{value.__qualname__}"
+        raise Unkeyable(f"Python's {name} may give another result in each process")
+
+
+def absolute_name(name: str, variables: Mapping[str, Any]) -> str:
+    """The module that an ``import`` inside of code means; a relative one counts from its package."""
+    package = variables.get("__package__") or ""
+    candidate = f"{package}.{name}" if package else name
+    return candidate if candidate in sys.modules and name not in sys.modules else name
+
+
+def is_installed_import(name: str) -> bool:
+    """Whether an import that has not run yet would find an installed package; nothing is imported."""
+    if package_of_module(name) is not None:
+        return True
+    spec = importlib.util.find_spec(name.partition(".")[0])
+    if spec is None or spec.origin is None:
+        return False
+    return spec.origin in ("built-in", "frozen") or package_of_file(spec.origin) is not None
+
+
+def public_items(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Everything that a module defines, without what the import system set."""
+    for name, value in vars(module).items():
+        if not (name.startswith("__") and name.endswith("__")) or name == "__getattr__":
+            yield name, value

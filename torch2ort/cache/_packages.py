@@ -1,0 +1,151 @@
+"""Which installed package some code belongs to: its name and version then stand for the code.
+
+What is not below a folder for installed packages, or has no version there, is the user's own (also
+a package that was installed in editable mode), and is read instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import site
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+_TORCH = os.path.realpath(os.path.dirname(torch.__file__))
+_OWN = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
+_STANDARD_LIBRARY = tuple({os.path.realpath(sysconfig.get_path(p)) for p in ("stdlib", "platstdlib")})
+_INSTALLED = tuple(
+    dict.fromkeys(
+        os.path.realpath(folder)
+        for folder in (
+            sysconfig.get_path("purelib"),
+            sysconfig.get_path("platlib"),
+            *site.getsitepackages(),
+            site.getusersitepackages(),
+        )
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package whose code does not change without its version.
+
+    Attributes:
+        name: ``torch``, ``python`` for the standard library, ...
+        version: its version.
+    """
+
+    name: str
+    version: str
+
+
+@functools.lru_cache(maxsize=4096)
+def package_of_file(path: str) -> Package | None:
+    """The package that a source file or extension module belongs to; ``None`` if it is the user's own."""
+    if path.startswith("<"):
+        return _python() if path.startswith("<frozen ") else None
+    path = os.path.realpath(path)
+    if _below(path, _TORCH):
+        return Package("torch", torch.__version__)
+    if _below(path, _OWN):
+        return Package("torch2ort", own_digest())
+    for folder in _INSTALLED:
+        if _below(path, folder):
+            return _distribution(path[len(folder) + 1 :].split(os.sep, 1)[0])
+    return _python() if any(_below(path, folder) for folder in _STANDARD_LIBRARY) else None
+
+
+def package_of_module(name: str) -> Package | None:
+    """The package of an imported module; ``None`` if it is the user's own or is not imported."""
+    module = sys.modules.get(name)
+    if module is None:
+        return None
+    file = getattr(module, "__file__", None)
+    if file is not None:
+        return package_of_file(file)
+    if name in sys.builtin_module_names or name.partition(".")[0] in sys.stdlib_module_names:
+        return _python()
+    top = name.partition(".")[0]
+    # torch makes modules in C that have no file: torch._C._nn.
+    return package_of_module(top) if top != name else None
+
+
+def package_of_function(function: FunctionType) -> Package | None:
+    """The package of a Python function, by the file that it was compiled from."""
+    return package_of_file(function.__code__.co_filename)
+
+
+def package_of_class(cls: type) -> Package | None:
+    """The package of a class that is found there under its name; a class made while running is the user's."""
+    package = package_of_module(cls.__module__)
+    return package if package is not None and by_name(cls.__module__, cls.__qualname__) is cls else None
+
+
+def by_name(module: str, qualified_name: str) -> Any:
+    """What an imported module holds under a dotted name, or ``None``. Runs no code of anybody's."""
+    found: Any = sys.modules.get(module)
+    for part in qualified_name.split("."):
+        try:
+            found = vars(found).get(part)
+        except TypeError:
+            return None
+    return found
+
+
+def is_package_module(module: ModuleType) -> bool:
+    """Whether a module belongs to an installed package or to Python."""
+    return package_of_module(module.__name__) is not None
+
+
+@functools.cache
+def own_digest() -> str:
+    """The version of torch2ort and a digest of its own Python sources, which change while it is developed."""
+    digest = hashlib.sha256()
+    root = Path(_OWN)
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return f"{version('torch2ort')} {digest.hexdigest()[:16]}"
+
+
+@functools.cache
+def version(distribution: str) -> str:
+    """Version of an installed distribution, or ``"none"``."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+@functools.cache
+def _distribution(top: str) -> Package | None:
+    name = top.partition(".")[0]
+    known = version(name)
+    if known != "none":
+        return Package(name, known)
+    owners = _owners().get(name)
+    return Package(name, " ".join(f"{o} {version(o)}" for o in sorted(set(owners)))) if owners else None
+
+
+@functools.cache
+def _owners() -> dict[str, list[str]]:
+    # Reads the file list of every installed package, so it is asked last.
+    return {name: list(owners) for name, owners in importlib.metadata.packages_distributions().items()}
+
+
+@functools.cache
+def _python() -> Package:
+    return Package("python", sys.version)
+
+
+def _below(path: str, folder: str) -> bool:
+    return path.startswith(folder) and path[len(folder) : len(folder) + 1] == os.sep

@@ -1,0 +1,319 @@
+"""Everything that is no plain value, function or class: containers, tensors, modules, other objects."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import hashlib
+import logging
+import re
+import sys
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch2ort.cache import _torch_private as private
+from torch2ort.cache._atoms import atom, form, words
+from torch2ort.cache._definitions import Definitions
+from torch2ort.cache._globals import check_operator, check_standard
+from torch2ort.cache._packages import package_of_module
+from torch2ort.cache._walk import Unkeyable, Walk
+
+Write = Callable[[Any], None]
+
+# Attributes of a module that its forward never sees.
+_MODULE_SKIPPED = words(
+    """training _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
+    _load_state_dict_post_hooks"""
+)
+# Keyed by numbers that count all hooks of the process.
+_HOOKS = words(
+    """_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks _forward_hooks_with_kwargs
+    _forward_hooks_always_called _forward_pre_hooks_with_kwargs"""
+)
+
+
+class Values:
+    """Writes any value that a model's code can reach.
+
+    Args:
+        walk: where to.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self.definitions = Definitions(walk, self.write)
+        self._writers = self._exact_types()
+
+    def write(self, value: Any) -> None:
+        """Write a value, or a reference to it.
+
+        Raises:
+            Unkeyable: it holds something that cannot be compared between processes.
+        """
+        data = atom(value)
+        if data is not None:
+            self._walk.write(data)
+            return
+        kind = type(value)
+        if kind is tuple:
+            self._walk.write(b"(%d" % len(value))
+            for item in value:
+                self.write(item)
+        elif kind is set or kind is frozenset:
+            self._set(value)
+        elif id(value) in self._walk.weights:
+            self._walk.write(form(b"w", self._walk.weights[id(value)].encode()))
+        elif not self._walk.seen(value):
+            self._walk.write(b"<")
+            self._writer_of(value)(value)
+            self._walk.write(b">")
+
+    def _writer_of(self, value: Any) -> Write:
+        writer = self._writers.get(type(value))
+        if writer is not None:
+            return writer
+        for kinds, writer in (
+            (type, functools.partial(self.definitions.class_, used_as_value=True)),
+            (torch.Tensor, self._tensor),
+            (torch.nn.Module, self.module),
+            (ModuleType, self.definitions.module),
+            ((dict, list, tuple, set, frozenset, str, int, float, bytes), self._subclass_of_container),
+            (PurePath, lambda v: self._walk.atom(str(v))),
+        ):
+            if isinstance(value, kinds):
+                return writer
+        return self._object
+
+    def _exact_types(self) -> dict[type, Write]:
+        walk, function = self._walk, self.definitions.function
+        named: list[Any] = [
+            types.MethodDescriptorType,
+            types.WrapperDescriptorType,
+            types.ClassMethodDescriptorType,
+        ]
+        named += [types.GetSetDescriptorType, types.MemberDescriptorType]
+        shown: list[Any] = [types.GenericAlias, types.UnionType, typing.TypeVar, typing.ParamSpec]
+        shown += [
+            kind for kind in vars(typing).values() if isinstance(kind, type) and kind.__name__.startswith("_")
+        ]
+        opaque: list[Any] = [object, type(threading.Lock()), type(threading.RLock())]
+        writers: dict[type, Write] = {
+            list: self._items,
+            collections.deque: self._items,
+            dict: self._mapping,
+            types.MappingProxyType: self._mapping,
+            bytearray: lambda v: walk.atom(bytes(v)),
+            FunctionType: function,
+            BuiltinFunctionType: self._builtin,
+            MethodType: lambda v: self._all(v.__self__, v.__func__),
+            types.MethodWrapperType: lambda v: self._all(v.__self__, v.__name__),
+            functools.partial: lambda v: self._all(v.func, v.args, v.keywords),
+            functools.partialmethod: lambda v: self._all(v.func, v.args, v.keywords),
+            functools.cached_property: lambda v: self._all(v.func, v.attrname),
+            property: lambda v: self._all(v.fget, v.fset, v.fdel),
+            staticmethod: lambda v: self.write(v.__func__),
+            classmethod: lambda v: self.write(v.__func__),
+            weakref.ref: lambda v: self.write(v()),
+            re.Pattern: lambda v: self._all(v.pattern, v.flags),
+            logging.Logger: lambda v: walk.atom(v.name),
+            type(functools.lru_cache(lambda: None)): lambda v: self._all(v.__wrapped__, v.cache_parameters()),
+            np.ndarray: self._array,
+            np.ufunc: lambda v: walk.atom(v.__name__),
+            **dict.fromkeys(private.OPERATOR_TYPES, self._operator),
+        }
+        writers.update(
+            dict.fromkeys(named, lambda v: walk.atom(f"{v.__objclass__.__qualname__}.{v.__name__}"))
+        )
+        writers.update(dict.fromkeys(shown, lambda v: walk.atom(repr(v))))
+        writers.update(dict.fromkeys(opaque, lambda v: walk.atom(type(v).__name__)))
+        return writers
+
+    # --- containers
+
+    def _all(self, *values: Any) -> None:
+        for value in values:
+            self.write(value)
+
+    def _items(self, values: Iterable[Any]) -> None:
+        self._walk.atom((type(values).__name__, getattr(values, "maxlen", None)))
+        self._all(*values)
+
+    def _mapping(self, mapping: Any) -> None:
+        for key, value in mapping.items():
+            self._all(key, value)
+
+    def _set(self, values: Any) -> None:
+        tokens = {_token(value): value for value in values}
+        if len(tokens) < len(values):
+            raise Unkeyable("a set holds several things of one name, in another order in each process")
+        self._walk.write(b"{%d" % len(values))
+        self._all(*(tokens[token] for token in sorted(tokens)))
+
+    def _subclass_of_container(self, value: Any) -> None:
+        self.definitions.class_(type(value))
+        # By the base's own methods: a class may make itself look otherwise.
+        if isinstance(value, collections.OrderedDict):
+            self._all(*collections.OrderedDict.items(value))
+        elif isinstance(value, dict):
+            self._all(*dict.items(value))
+        elif isinstance(value, list):
+            self._all(*list.__iter__(value))
+        elif isinstance(value, tuple):
+            self._all(*tuple.__iter__(value))
+        elif isinstance(value, (set, frozenset)):
+            self._set(value)
+        else:
+            self._walk.write(_plain_part(value))
+        if isinstance(value, collections.defaultdict):
+            self.write(value.default_factory)
+        self._attributes(value)
+
+    # --- objects
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        if kind.__module__ in ("datetime", "decimal", "fractions", "uuid", "ipaddress"):
+            self._walk.atom(repr(value))
+            return
+        if isinstance(value, np.generic):
+            self._array(np.asarray(value))
+            return
+        if isinstance(value, np.dtype):
+            self._walk.atom(repr(value))
+            return
+        if _hides_state(kind):
+            raise Unkeyable(
+                f"a {kind.__module__}.{kind.__qualname__} keeps what it is outside of Python, where it "
+                f"cannot be compared between processes"
+            )
+        package = package_of_module(kind.__module__)
+        if package is not None and package.name == "python":
+            check_standard(kind)
+        self.definitions.class_(kind)
+        self._attributes(value)
+
+    def _attributes(self, value: Any) -> None:
+        own = getattr(value, "__dict__", None) or {}
+        for name in sorted(own, key=str):
+            self._walk.attribute(str(name), functools.partial(self.write, own[name]))
+        for cls in type(value).__mro__:
+            for name, member in vars(cls).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    with contextlib.suppress(AttributeError):  # a slot that was never assigned
+                        self._walk.attribute(name, functools.partial(self.write, member.__get__(value)))
+
+    def _builtin(self, value: Any) -> None:
+        owner, module = value.__self__, value.__module__
+        if isinstance(owner, ModuleType):
+            module = owner.__name__
+        elif not isinstance(module, str):
+            self._all(owner, value.__name__)  # a method that is bound to an object
+            return
+        package = package_of_module(module)
+        if package is not None:
+            self.definitions.package(package)
+            if package.name == "python":
+                check_standard(value)
+        else:
+            self._walk.refer(f"extension {module}", ("extension", module), lambda: _file_digest(module))
+        self._walk.atom(f"{module}.{value.__qualname__}")
+
+    def _operator(self, value: Any) -> None:
+        name = str(value)
+        check_operator(name.partition(".")[0])
+        self._walk.atom(name)
+
+    def _array(self, value: np.ndarray[Any, Any]) -> None:
+        if value.dtype.hasobject:
+            raise Unkeyable("a NumPy array of Python objects cannot be compared between processes")
+        self._walk.atom((value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()))
+
+    # --- tensors and modules
+
+    def _tensor(self, value: torch.Tensor) -> None:
+        if type(value) is not torch.Tensor:
+            self.definitions.class_(type(value))
+        if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+            raise Unkeyable(
+                f"a tensor on {value.device} of layout {value.layout} has no values that can be compared"
+            )
+        plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        self._walk.atom(describe(value))
+        self._walk.atom(hashlib.sha256(plain.numpy().data).hexdigest())
+        self._attributes(value)
+
+    def module(self, module: torch.nn.Module) -> None:
+        """Write a reference to a ``torch.nn.Module``."""
+        path = self._walk.modules.get(id(module))
+        label = f"module {path or '(the model)'}" if path is not None else "module outside of the model"
+        self._walk.refer(label, id(module), lambda: self._module(module))
+
+    def _module(self, module: torch.nn.Module) -> None:
+        self.definitions.class_(type(module))
+        attributes = module.__dict__
+        for name in sorted(attributes):
+            value = attributes[name]
+            if name in _MODULE_SKIPPED:
+                continue
+            if name in _HOOKS:
+                value = list(value.values())
+            elif name == "_modules" or name == "_buffers" or name == "_parameters":
+                value = list(value.items())
+            self._walk.attribute(name, functools.partial(self.write, value))
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """All that a graph depends on of a tensor but its values."""
+    return (
+        f"{type(tensor).__name__} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} "
+        f"strides {list(tensor.stride())} on {tensor.device} requires_grad={tensor.requires_grad}"
+    )
+
+
+def _token(value: Any) -> bytes:
+    """What orders the members of a set, the same in each process."""
+    data = atom(value)
+    if data is not None:
+        return data
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}".encode()
+    raise Unkeyable(f"a set of {type(value).__qualname__} objects has another order in each process")
+
+
+def _plain_part(value: Any) -> bytes:
+    exact: dict[type, Callable[[Any], Any]] = {
+        str: str.__str__, int: int.__int__, float: float.__float__, bytes: lambda v: bytes(memoryview(v))
+    }  # fmt: skip
+    data = next(atom(convert(value)) for base, convert in exact.items() if isinstance(value, base))
+    assert data is not None
+    return data
+
+
+def _hides_state(kind: type) -> bool:
+    """Whether an instance holds more than its attributes and slots: its memory is larger than those need."""
+    slots = sum(
+        isinstance(member, types.MemberDescriptorType)
+        for cls in kind.__mro__
+        for member in vars(cls).values()
+    )
+    words = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    pointer = object.__basicsize__ // 2
+    return kind.__basicsize__ > object.__basicsize__ + words * pointer
+
+
+def _file_digest(module: str) -> str:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        raise Unkeyable(f"the module {module} has no file that could be compared between processes")
+    with open(file, "rb") as stream:
+        return hashlib.sha256(stream.read()).hexdigest()

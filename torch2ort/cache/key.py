@@ -1,0 +1,178 @@
+"""The key of an export: everything that the graph depends on, as components that are hashed one by one.
+
+Values of parameters and buffers are no part of it, as a graph takes them as inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.cache import _torch_private as private
+from torch2ort.cache._packages import own_digest, version
+from torch2ort.cache._values import Values, describe
+from torch2ort.cache._walk import Unkeyable, Walk
+from torch2ort.log import logger
+
+__all__ = ["Key", "Unkeyable", "model_key"]
+
+# Packages whose code makes the graph, besides torch and torch2ort.
+_MAKERS = ("onnx", "onnx-ir", "onnxscript", "onnx-shape-inference", "optree", "sympy", "numpy")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What names an entry of the cache.
+
+    Attributes:
+        name: class of the model, for people.
+        digest: 64 hexadecimal digits.
+        components: what the digest is made of; in the order of the walk.
+        functions: the Functions that the model's code refers to, by qualified name, in the order of the walk.
+    """
+
+    name: str
+    digest: str
+    components: Mapping[str, str]
+    functions: Mapping[str, Sequence[type[torch.autograd.Function]]]
+
+    @classmethod
+    def of(
+        cls, name: str, components: Mapping[str, str], functions: Mapping[str, Sequence[Any]] | None = None
+    ) -> Key:
+        """The key that ``components`` make."""
+        text = json.dumps(list(components.items()))
+        return cls(name, hashlib.sha256(text.encode()).hexdigest(), components, functions or {})
+
+
+def model_key(
+    model: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    sizes: Sequence[str],
+    settings: Mapping[str, Any],
+    registered: Any = (),
+) -> Key:
+    """The key of one export.
+
+    Args:
+        model: the model, in its present state.
+        tensors: the sample call's tensors, flat.
+        schema: the structure around them.
+        sizes: per tensor, what the graph depends on of its sizes and memory order.
+        settings: plain values that the graph depends on besides (opset, mode, ...).
+        registered: what users registered for Functions; any structure of functions and values.
+
+    Returns:
+        The key; the same in each process and on each rank.
+
+    Raises:
+        Unkeyable: something that the graph depends on cannot be compared between processes; the message
+            says what, and what to do where that is known.
+    """
+    walk = Walk(
+        {id(tensor): name for name, tensor in named_tensors(model).items()},
+        {id(module): path for path, module in model.named_modules()},
+    )
+    values = Values(walk)
+    for name, value in {**_versions(), **_torch_settings(), **settings}.items():
+        walk.components[name] = str(value)
+    try:
+        _walk_model(model, walk, values)
+        _walk_call(tensors, schema, sizes, walk, values)
+        walk.refer("registrations", "registrations", lambda: values.write(registered))
+        walk.refer("hooks of all modules", "hooks", lambda: values.write(private.global_hooks()))
+        walk.run()
+    except Unkeyable:
+        raise
+    except Exception as error:  # a property or method of the user's objects may do anything
+        logger.debug("computing the cache key failed", exc_info=True)
+        raise Unkeyable(f"looking at the model raised {type(error).__name__}: {error}") from error
+    return Key.of(type(model).__qualname__, walk.components, dict(walk.functions))
+
+
+def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name; a tied one has several names."""
+    return {
+        **dict(model.named_buffers(remove_duplicate=False)),
+        **dict(model.named_parameters(remove_duplicate=False)),
+    }
+
+
+def _walk_model(model: torch.nn.Module, walk: Walk, values: Values) -> None:
+    walk.names.add("forward")
+    first: dict[tuple[int, int], str] = {}
+    for name, tensor in named_tensors(model).items():
+        walk.components[f"tensor {name}"] = _describe_weight(name, tensor, first)
+        if tensor.__dict__:
+            fill = functools.partial(values.write, dict(tensor.__dict__))
+            walk.refer(f"attributes of {name}", ("attributes", name), fill)
+    modes = "".join("t" if module.training else "e" for module in model.modules())
+    walk.components["modes of the modules"] = modes
+    values.definitions.inspect_package_class(torch.Tensor)
+    values.module(model)
+
+
+def _describe_weight(name: str, tensor: torch.Tensor, first: dict[tuple[int, int], str]) -> str:
+    # Tensors that share memory are told by where it begins, and are named after the first of them.
+    place = (tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()))
+    shared = first.setdefault(place, name) if tensor.numel() else name
+    return describe(tensor) + (f" the same memory as {shared}" if shared != name else "")
+
+
+def _walk_call(
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    sizes: Sequence[str],
+    walk: Walk,
+    values: Values,
+) -> None:
+    for leaf, tensor, size in zip(schema.leaves, tensors, sizes, strict=True):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        walk.components[f"input {leaf.name or '(the tensor)'}"] = (
+            f"{type(tensor).__name__} {dtype} {size} on {tensor.device} requires_grad={tensor.requires_grad}"
+        )
+    # Positions in place of tensors: structure, constants, and the classes whose methods forward may call.
+    arguments = io_schema.unflatten(range(len(tensors)), schema)
+    walk.refer("arguments", "arguments", lambda: values.write(arguments))
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": sys.version,
+        "torch": torch.__version__,
+        "torch2ort": own_digest(),
+        **{name: version(name) for name in _MAKERS},
+    }
+
+
+def _torch_settings() -> dict[str, Any]:
+    """What tracing reads of torch's global state."""
+    modes = [type(mode).__qualname__ for mode in private.active_modes()]
+    if modes:
+        raise Unkeyable(f"the mode {modes[0]} is active, which may change what every operator does")
+    devices = ("cpu", "cuda")
+    return {
+        "torch.get_default_dtype": torch.get_default_dtype(),
+        "torch.get_default_device": torch.get_default_device(),
+        "torch.is_grad_enabled": torch.is_grad_enabled(),
+        "torch.is_inference_mode_enabled": torch.is_inference_mode_enabled(),
+        "autocast": [(torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in devices],
+        "torch.cuda.is_available": torch.cuda.is_available(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fast path of attention": torch.backends.mha.get_fastpath_enabled(),
+        "kernels of attention": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+        ),
+        "mkldnn": torch.backends.mkldnn.enabled,
+    }
