@@ -11,7 +11,20 @@ from torch2ort.pythonop.attributes import (
     unstorable,
 )
 from torch2ort.pythonop.capture import Capture, internal_site
-from torch2ort.pythonop.registry import register_function, resolve
+from torch2ort.pythonop.registry import (
+    Exporter,
+    InplaceMap,
+    Registration,
+    register_exporter,
+    register_function,
+    register_gradient,
+    register_inplace_map,
+    register_shape_inferer,
+    register_symbolic,
+    registered,
+    resolve,
+    unregister,
+)
 from torch2ort.pythonop.site import (
     TENSOR,
     PythonOpSite,
@@ -27,7 +40,10 @@ __all__ = [
     "SITE_ATTRIBUTE",
     "TENSOR",
     "Capture",
+    "Exporter",
+    "InplaceMap",
     "PythonOpSite",
+    "Registration",
     "Result",
     "Site",
     "TensorType",
@@ -37,9 +53,16 @@ __all__ = [
     "load_site",
     "node_attributes",
     "qualified_name",
+    "register_exporter",
     "register_function",
+    "register_gradient",
+    "register_inplace_map",
+    "register_shape_inferer",
+    "register_symbolic",
+    "registered",
     "resolve",
     "site_by_key",
+    "unregister",
     "unstorable",
     "uses_setup_context",
 ]

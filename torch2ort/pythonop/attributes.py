@@ -65,9 +65,29 @@ def node_attributes(site: Site) -> dict[str, Any]:
         "training_mode": int(site.training),
         "safe_run_mode": 1,
         "comment": site.func_name,
+        **_reuse_maps(site, result),
         SITE_ATTRIBUTE: dump_site(site),
     }
     return attributes
+
+
+def _reuse_maps(site: Site, result: Result) -> dict[str, list[int]]:
+    """The in-place maps as onnxruntime's allocation planner reads them: by the node's inputs and outputs.
+
+    The first output of the node, and the first input of its gradient node, is the context.
+    """
+    outputs = [i for i, value in enumerate(result.outputs) if value is TENSOR]
+    arguments = site.tensor_positions
+    maps: dict[str, list[int]] = {}
+    if result.forward_map:
+        maps["tensor_reuse_map"] = [-1] * (1 + len(result.tensors))
+        for output, argument in result.forward_map:
+            maps["tensor_reuse_map"][1 + outputs.index(output)] = arguments.index(argument)
+    if result.backward_map:
+        maps["bw_tensor_reuse_map"] = [-1] * len(arguments)
+        for argument, output in result.backward_map:
+            maps["bw_tensor_reuse_map"][arguments.index(argument)] = 1 + outputs.index(output)
+    return maps
 
 
 def call_attributes(constants: Mapping[int, Any], count: int) -> dict[str, Any]:
@@ -123,6 +143,9 @@ def dump_site(site: Site) -> str:
             "hidden": list(result.hidden),
             "kept": list(result.kept),
             "uses_rng": result.uses_rng,
+            "observed": result.observed,
+            "forward_map": [list(pair) for pair in result.forward_map],
+            "backward_map": [list(pair) for pair in result.backward_map],
         }
     )
 
@@ -147,10 +170,13 @@ def load_site(func_name: str, text: str) -> Site:
             returns_tuple=_typed(data["returns_tuple"], bool),
             non_differentiable=_integers(data["non_differentiable"]),
             mutated=_integers(data["mutated"]),
-            returned_inputs=tuple((_typed(a, int), _typed(b, int)) for a, b in data["returned_inputs"]),
+            returned_inputs=_pairs(data["returned_inputs"]),
             hidden=_integers(data["hidden"]),
             kept=_integers(data["kept"]),
             uses_rng=_typed(data["uses_rng"], bool),
+            observed=_typed(data["observed"], bool),
+            forward_map=_pairs(data["forward_map"]),
+            backward_map=_pairs(data["backward_map"]),
         )
         site = Site(
             func_name=func_name,
@@ -180,8 +206,12 @@ def _check_counts(site: Site, result: Result) -> None:
     if tensors != len(result.tensors):
         raise ValueError(f"{tensors} tensor outputs but {len(result.tensors)} output types")
     positions = set(site.tensor_positions)
-    if not {*result.mutated, *result.hidden, *result.kept} <= positions:
-        raise ValueError("a mutated or kept argument is not a tensor")
+    mapped = {*(a for _, a in result.forward_map), *(a for a, _ in result.backward_map)}
+    if not {*result.mutated, *result.hidden, *result.kept, *mapped} <= positions:
+        raise ValueError("a mutated, kept or mapped argument is not a tensor")
+    outputs = {i for i, value in enumerate(result.outputs) if value is TENSOR}
+    if not {*(o for o, _ in result.forward_map), *(o for _, o in result.backward_map)} <= outputs:
+        raise ValueError("a mapped output is not a tensor")
 
 
 def unstorable(site: Site) -> tuple[int, Any] | None:
@@ -299,6 +329,10 @@ def _load_type(data: Any) -> TensorType:
 
 def _integers(data: Any) -> tuple[int, ...]:
     return tuple(_typed(i, int) for i in data)
+
+
+def _pairs(data: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((_typed(a, int), _typed(b, int)) for a, b in data)
 
 
 def _typed(value: Any, kind: type) -> Any:

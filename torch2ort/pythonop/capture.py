@@ -19,7 +19,8 @@ import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
-from torch2ort.pythonop.abstract import UserError, fake_outputs, holds_tensor
+from torch2ort.pythonop.abstract import fake_outputs
+from torch2ort.pythonop.observe import UserError, holds_tensor
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
 
 _library = torch.library.Library("torch2ort", "DEF")

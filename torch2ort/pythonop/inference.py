@@ -91,7 +91,7 @@ def _dim(name: str, output: int, axis: int, dim: Any) -> Dim:
             found = None
     elif isinstance(dim, sympy.Expr):
         found = dim.xreplace({s: sizes.symbol(str(s)) for s in dim.free_symbols})
-    if found is None or found.is_negative or found.is_integer is False and found.is_number:
+    if found is None or found.is_negative or (found.is_integer is False and found.is_number):
         raise ShapeInferenceError(
             f"{name}: the shape inferer returned {dim!r} for dimension {axis} of output {output}; expected a whole "
             f"number from 0 up, a sympy expression, a name or expression of names such as '2*batch', or None for "

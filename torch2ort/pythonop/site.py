@@ -55,6 +55,12 @@ class Result:
             output behind the returned ones, so that the write reaches the exported graph.
         kept: argument positions whose memory the Function still holds after ``forward``.
         uses_rng: whether ``forward`` draws from PyTorch's random generator.
+        observed: whether a run of ``forward`` told all this; else a shape inferer did, and the rest is
+            assumed and checked in each run.
+        forward_map: output position -> argument position, where a declared in-place map says that the
+            output is the argument's memory.
+        backward_map: argument position -> output position, where it says that the argument's gradient is
+            the memory of the output's gradient.
     """
 
     inputs: tuple[TensorType, ...]
@@ -67,6 +73,9 @@ class Result:
     hidden: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     uses_rng: bool = False
+    observed: bool = True
+    forward_map: tuple[tuple[int, int], ...] = ()
+    backward_map: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

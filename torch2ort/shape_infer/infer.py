@@ -6,7 +6,10 @@ that translation added in between, and names every size that is left.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
+import sympy
 from onnx_shape_inference import (
     OpUsageError,
     ShapeInferenceContext,
@@ -16,34 +19,30 @@ from onnx_shape_inference import (
 )
 
 from torch2ort.errors import ExportError
+from torch2ort.shape_infer.names import name_sizes
+from torch2ort.shape_infer.python_op import infer_python_op
 
-_RANKS = "output_tensor_ranks"
-_TYPES = "output_tensor_types"
 
-
-def infer(model: ir.Model) -> None:
+def infer(model: ir.Model, names: Mapping[str, sympy.Expr] | None = None) -> None:
     """Set the shapes of every value of ``model``, in place.
+
+    Args:
+        model: an exported graph.
+        names: symbol of torch's -> what the graph calls it, see :mod:`torch2ort.pythonop.symbols`.
 
     Raises:
         ExportError: two operators of the graph contradict each other about a shape.
+        ShapeInferenceError: a Function's shape inferer contradicts its site.
     """
+    name_sizes(model, names or {})
     try:
         infer_symbolic_shapes(model, policy="refine", warn_on_missing=False)
     except (OpUsageError, ShapeInferenceError) as error:
         raise ExportError(f"the exported graph's shapes contradict each other: {error}") from error
+    name_sizes(model, {})
 
 
 @registry.register("com.microsoft", "PythonOp", since_version=1)
 @registry.register("org.pytorch.aten", "ATen", since_version=1)
 def _infer_python_op(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The site's dtypes and ranks, and the sizes that capture found."""
-    if _RANKS not in node.attributes:
-        return
-    # onnxruntime-training infers a scalar for the context although its kernel gives int64[1]: no shape, then.
-    own, *tensors = node.outputs
-    context.set_dtype(own, ir.DataType.INT64)
-    ranks, types = node.attributes[_RANKS].as_ints(), node.attributes[_TYPES].as_ints()
-    for value, rank, dtype in zip(tensors, ranks, types, strict=True):
-        context.set_dtype(value, ir.DataType(dtype))
-        if value.shape is None:
-            context.set_shape(value, ir.Shape([context.new_symbolic_dim() for _ in range(rank)]))
+    infer_python_op(context, node)

@@ -51,9 +51,7 @@ def register_function(
     return cls
 
 
-def resolve(
-    names: Iterable[str], given: Iterable[FunctionClass]
-) -> dict[str, FunctionClass]:
+def resolve(names: Iterable[str], given: Iterable[FunctionClass]) -> dict[str, FunctionClass]:
     """Classes for the names of a file.
 
     Only ``given`` classes and registered ones count: nothing is imported.

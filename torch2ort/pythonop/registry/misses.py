@@ -47,9 +47,7 @@ def report_unmatched(functions: Iterable[type[torch.autograd.Function]]) -> None
                 warnings.warn(f"{table.verb}: {sentence}", Torch2OrtWarning, stacklevel=2)
 
 
-def _fault(
-    entry: Entry[Any], table: Table[Any], met: dict[str, Any], known: dict[str, type]
-) -> str | None:
+def _fault(entry: Entry[Any], table: Table[Any], met: dict[str, Any], known: dict[str, type]) -> str | None:
     name = entry.name
     if entry.function is not None:
         if name not in met or met[name] is entry.function:
@@ -105,7 +103,9 @@ def _cannot_exist(name: str) -> bool:
         if "__getattr__" in vars(held):
             return False
         if part not in vars(held):
-            is_module = held is sys.modules[module] and importlib.util.find_spec(f"{module}.{part}") is not None
+            is_module = (
+                held is sys.modules[module] and importlib.util.find_spec(f"{module}.{part}") is not None
+            )
             return not (is_module and count + 1 < len(parts))
         held = vars(held)[part]
         if not isinstance(held, (type, types.ModuleType)):

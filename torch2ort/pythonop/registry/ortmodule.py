@@ -30,7 +30,9 @@ def own_inferer(function: type | None) -> Inferer | None:
         return None
 
     def infer(node: PythonOpSite, shapes: list[Any], dtypes: list[torch.dtype]) -> Any:
-        given = [None if s is None else [d if isinstance(d, int) else sizes.text(d) for d in s] for s in shapes]
+        given = [
+            None if s is None else [d if isinstance(d, int) else sizes.text(d) for d in s] for s in shapes
+        ]
         proto = _node(node.func_name, node.arguments, len(shapes), outputs=0)
         returned = method(proto, given, [ONNX_TYPES[dtype] for dtype in dtypes])
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:

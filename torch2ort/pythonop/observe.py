@@ -1,0 +1,189 @@
+"""One run of a site's ``forward``, watched: all that the graph must know of it but no caller is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.native import native
+from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
+
+
+class UserError(Exception):
+    """Carries an exception of the user's ``forward`` out of torch's dispatcher unchanged."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Watch(TorchDispatchMode):
+    """Notices operators that draw from the random generator, and the memory that operators write to.
+
+    A tensor's version does not tell: nothing counts writes below autograd, where fake tensors are run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses_rng = False
+        self.written: set[StorageWeakRef] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.uses_rng = True
+        for value in private.written_arguments(func, args, kwargs):
+            self.written.add(StorageWeakRef(value.untyped_storage()))
+        return func(*args, **kwargs)
+
+
+def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -> Any:
+    """``forward`` of the site's Function on ``arguments``, in either of its two styles."""
+    function = site.function
+    if function is None:
+        raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
+    with torch.no_grad():
+        if private.uses_setup_context(function):
+            outputs = function.forward(*arguments)
+            function.setup_context(context, tuple(arguments), outputs)
+            return outputs
+        return function.forward(context, *arguments)
+
+
+def fresh_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape, strides and type over memory of its own."""
+    # Storage of its own: whether it outlives the call then tells what the Function kept.
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def real_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Made-up data of the sizes that ``tensor`` has in the sample."""
+    shape = [private.size_hint(s) for s in tensor.shape]
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return torch.rand(shape, device=tensor.device).to(tensor.dtype)
+    return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one run of ``forward`` showed.
+
+    Attributes:
+        result: what the graph must know.
+        outputs: a tensor of the shape, strides and type of each tensor output.
+        aliases: pairs of an output's position and the position of the argument whose memory it is.
+        contiguous: positions of the tensor arguments that were contiguous, as they are in a runtime.
+    """
+
+    result: Result
+    outputs: list[torch.Tensor]
+    aliases: frozenset[tuple[int, int]]
+    contiguous: frozenset[int]
+
+
+def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
+    """Run ``forward`` on ``tensors`` (which this empties) and note all that the graph must know.
+
+    Raises:
+        ExportError: ``forward`` returned tensors inside a container.
+        Exception: whatever ``forward`` raises.
+    """
+    input_types = tuple(TensorType(t.dtype, t.dim()) for t in tensors)
+    positions = site.tensor_positions
+    for position, tensor in zip(positions, tensors, strict=True):
+        if site.needs_input_grad[position] and tensor.dtype.is_floating_point:
+            tensor.requires_grad_(True)
+    versions = [private.version_of(t) for t in tensors]
+    storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]
+    context = native.Context(site.needs_input_grad)
+    watch = _Watch()
+    with watch:
+        returned = run_forward(site, context, site.call_arguments(tensors))
+    values = returned if isinstance(returned, tuple) else (returned,)
+    _refuse_nested_tensors(site, values)
+    dirty = {id(t) for t in context.dirty_tensors or ()}
+    mutated = tuple(
+        p
+        for p, t, version, storage in zip(positions, tensors, versions, storages, strict=True)
+        if id(t) in dirty or storage in watch.written or private.version_of(t) != version
+    )
+    where = {id(t): p for p, t in zip(positions, tensors, strict=True)}
+    returned_inputs = {
+        i: where[id(v)] for i, v in enumerate(values) if id(v) in where and where[id(v)] in mutated
+    }
+    hidden = tuple(p for p in mutated if p not in returned_inputs.values())
+    outputs = [v for v in values if isinstance(v, torch.Tensor)]
+    marked = {id(t) for t in context.non_differentiable or ()}
+    non_differentiable = tuple(
+        i
+        for i, t in enumerate(outputs)
+        if id(t) in marked or not (t.dtype.is_floating_point or t.dtype.is_complex)
+    )
+    aliases = frozenset(
+        (i, p)
+        for i, v in enumerate(values)
+        for p, storage in zip(positions, storages, strict=True)
+        if isinstance(v, torch.Tensor) and _begins(v, storage)
+    )
+    contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if _is_contiguous(t))
+    outputs = [t.detach() for t in outputs] + [tensors[positions.index(p)].detach() for p in hidden]
+    result = Result(
+        inputs=input_types,
+        outputs=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
+        tensors=tuple(TensorType(t.dtype, t.dim()) for t in outputs),
+        returns_tuple=isinstance(returned, tuple),
+        non_differentiable=non_differentiable,
+        mutated=mutated,
+        returned_inputs=tuple(sorted(returned_inputs.items())),
+        hidden=hidden,
+        uses_rng=watch.uses_rng,
+    )
+    metadata = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in outputs]
+    # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
+    del returned, values, outputs, where, tensor
+    tensors.clear()
+    kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
+    return Observation(replace(result, kept=kept), metadata, aliases, contiguous)
+
+
+def _begins(tensor: torch.Tensor, storage: StorageWeakRef) -> bool:
+    """Whether ``tensor`` lies at the begin of ``storage``. Asks nothing of symbols that would bind them."""
+    offset = tensor.storage_offset()
+    return isinstance(offset, int) and offset == 0 and StorageWeakRef(tensor.untyped_storage()) == storage
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    expected: int | torch.SymInt = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if str(stride) != str(expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def _refuse_nested_tensors(site: Site, values: tuple[Any, ...]) -> None:
+    for i, value in enumerate(values):
+        if isinstance(value, (list, tuple, dict)) and holds_tensor(value):
+            raise ExportError(
+                f"{site.func_name}: forward returned a {type(value).__name__} with tensors in it as output "
+                f"{i}; "
+                f"expected a tensor or a tuple of tensors and constants. Return the tensors themselves"
+            )
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether there is a tensor anywhere inside ``value``."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(holds_tensor(v) for v in value)
+    if isinstance(value, dict):
+        return any(holds_tensor(v) for v in value.values())
+    return False
