@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertForSequenceClassification
 
@@ -244,24 +244,49 @@ def _source(draw: st.DrawFn) -> str:
 _values = st.sampled_from([None, True, 0.5, 1.5, 2, (1, 0.5), [T], Batch(T, 1), U])
 
 
+def _call(draw: st.DrawFn, function: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments that `function` takes."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    by_position = True
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args += draw(st.lists(_values, max_size=2)) if by_position else []
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            names = st.sampled_from(["a", "x", "rest", "more", "more.a", "new"])
+            kwargs |= {
+                key: item
+                for key, item in draw(st.dictionaries(names, _values)).items()
+                if key not in taken(function)
+            }
+        elif parameter.default is not parameter.empty and draw(st.booleans()):
+            by_position = False  # left at its default, and so are the next ones unless they go by keyword
+        elif parameter.kind is parameter.KEYWORD_ONLY or (
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD and (not by_position or draw(st.booleans()))
+        ):
+            by_position = False
+            kwargs[name] = draw(_values)
+        elif by_position:
+            args.append(draw(_values))
+    return tuple(args), dict(draw(st.permutations(list(kwargs.items()))))
+
+
+def taken(function: Any) -> set[str]:
+    """Return the names that a keyword argument of `function` reaches as a parameter."""
+    reachable = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, p in inspect.signature(function).parameters.items() if p.kind in reachable}
+
+
 @settings(max_examples=500)
 @given(st.data())
 def test_a_rebuilt_call_binds_what_the_call_bound(data: st.DataObject) -> None:
     function = eval(_source(data.draw))
-    args = tuple(data.draw(st.lists(_values, max_size=4)))
-    kwargs = data.draw(
-        st.dictionaries(
-            st.sampled_from("abcxyz") | st.sampled_from(["rest", "more", "more.a"]), _values, max_size=4
-        )
-    )
-    try:
-        expected = function(*args, **kwargs)
-    except TypeError:
-        assume(False)
+    args, kwargs = _call(data.draw, function)
     signature = Signature.of(function)
     tensors, schema = io_schema.flatten(signature.bind(args, kwargs))
     form = data.draw(st.sampled_from([None, CallForm.of(args, kwargs)]))
     args_again, kwargs_again = signature.unbind(io_schema.unflatten(tensors, schema), form)
+    expected = function(*args, **kwargs)
     assert same(function(*args_again, **kwargs_again), expected, lambda a, b: a is b)
 
 
