@@ -10,13 +10,15 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import Site
 from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
 from torch2ort.symbolics.decompositions import decomposition_table
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.mutation import refuse_other_mutations
-from torch2ort.symbolics.sites import SiteMaker, is_random
+from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
+from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
-from torch2ort.symbolics.translations import KERNELS_FOR_GRADIENTS, translation_table
+from torch2ort.symbolics.translations import translation_table
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _FLOATS = frozenset({torch.float32, torch.float64})
@@ -60,9 +62,16 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
     """
     notes = Notes(training=training)
     inline_grad_regions(program.graph_module)
-    program = private.decompose(program, translation_table(), decomposition_table(training=training))
+    program = private.decompose(
+        program,
+        translation_table(),
+        decomposition_table(training=training),
+        decomposed=DECOMPOSED,
+        whole=WHOLE,
+        training=training,
+    )
     refuse_other_mutations(program)
-    _refuse_subgraphs(program)
+    _refuse_unrepresentable(program, training=training)
     to_kernels(program, notes, _needs_kernel(program, training=training))
     _notes[program] = notes
     return program
@@ -92,13 +101,11 @@ def _needs_kernel(
     gradient = requires_grad(program) if training else frozenset()
 
     def chosen(node: torch.fx.Node) -> bool:
-        if node.target is _PYTHON_OP or not isinstance(node.target, torch._ops.OpOverload):
+        if node.target is _PYTHON_OP or not isinstance(node.target, OpOverload):
             return False
-        if is_random(node) or not private.has_translation(node, known):
+        if wants_kernel(node, training=training) or not private.has_translation(node, known):
             return True
-        if node not in gradient:
-            return False
-        return node.target in KERNELS_FOR_GRADIENTS or not _dtypes(node) <= _FLOATS
+        return node in gradient and not _dtypes(node) <= _FLOATS
 
     return chosen
 
@@ -106,15 +113,27 @@ def _needs_kernel(
 def _dtypes(node: torch.fx.Node) -> set[torch.dtype]:
     """Floating-point types among what ``node`` takes and gives."""
     values: list[object] = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    flat: Iterable[object] = (v for value in values for v in (value if isinstance(value, (list, tuple)) else [value]))
+    flat: Iterable[object] = (
+        v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])
+    )
     return {
-        v.dtype for v in flat if isinstance(v, torch.Tensor) and (v.dtype.is_floating_point or v.dtype.is_complex)
+        v.dtype
+        for v in flat
+        if isinstance(v, torch.Tensor) and (v.dtype.is_floating_point or v.dtype.is_complex)
     }
 
 
-def _refuse_subgraphs(program: torch.export.ExportedProgram) -> None:
+def _refuse_unrepresentable(program: torch.export.ExportedProgram, *, training: bool) -> None:
+    """Refuse what a graph cannot hold: subgraphs, and complex numbers where a gradient is wanted."""
+    gradient = requires_grad(program) if training else frozenset()
     for node in program.graph_module.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+        if node in gradient and any(d.is_complex for d in _dtypes(node)):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} computes with complex numbers, which an ONNX graph that is "
+                f"trained cannot hold. Put the complex part of the model into a torch.autograd.Function, which "
+                f"keeps PyTorch's kernels"
+            )
+        if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} cannot be put into an ONNX graph that is trained. Compute "
                 f"both branches and choose with torch.where, or unroll the loop"

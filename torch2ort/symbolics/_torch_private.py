@@ -9,6 +9,7 @@
 | torch.onnx._internal.exporter._core._exported_program_to_onnx_program | 2.13.0 |
 | torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes, remove_assertion_nodes | 2.13.0 |
 | torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.13.0 |
+| torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.13.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.13.0 |
 | torch.fx.experimental._config | 2.13.0 |
 | ExportedProgram._graph_signature | 2.13.0 |
@@ -19,9 +20,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +34,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.onnx._internal.exporter import _core, _decomp, _dispatching, _errors, _fx_passes, _registration
 
 Table = Mapping[Any, Callable[..., Any]]
+OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
 
 
 @functools.cache
@@ -50,24 +54,58 @@ def registry(table: Table) -> _registration.ONNXRegistry:
     return result
 
 
-def decompose(program: torch.export.ExportedProgram, table: Table, own: Table) -> torch.export.ExportedProgram:
+def decompose(
+    program: torch.export.ExportedProgram,
+    table: Table,
+    own: Table,
+    *,
+    decomposed: Iterable[OpOverload],
+    whole: Container[Any],
+    training: bool,
+) -> torch.export.ExportedProgram:
     """Functionalise ``program`` and decompose what neither torch.onnx nor ``table`` translates.
 
     Args:
         program: the program as torch.export gives it.
         table: translations of our own.
         own: decompositions of our own, which go before those of torch and before any translation.
+        decomposed: composites that are decomposed although torch.onnx translates them.
+        whole: operators to leave as they are.
+        training: leave every operator that is no composite as it is, unless ``own`` decomposes it:
+            nobody made torch's decompositions for being differentiated afterwards.
     """
     known = {meta.fx_target for metas in registry(table).functions.values() for meta in metas}
-    decompositions = _decomp.create_onnx_friendly_decomposition_table(known)
+    decompositions = {
+        target: function
+        for target, function in _decomp.create_onnx_friendly_decomposition_table(known).items()
+        if target not in whole and not _is_left(target, function, training=training)
+    }
+    defaults = torch.export.default_decompositions()
+    decompositions.update({target: defaults[target] for target in decomposed})
     decompositions.update(own)
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
     with torch.fx.experimental._config.patch(backed_size_oblivious=True):
-        decomposed = program.run_decompositions(decompositions)
-    # Checks of sizes and dtypes, which have no value and so no place in a graph.
-    _fx_passes.remove_assertion_nodes(decomposed.graph_module)
-    decomposed.graph_module.graph.eliminate_dead_code()
-    return decomposed
+        program = program.run_decompositions(decompositions)
+    _fx_passes.remove_assertion_nodes(program.graph_module)
+    return program
+
+
+# No arithmetic in them, or integers only.
+_HARMLESS = frozenset(
+    "_chunk_cat _reshape_alias alias_copy block_diag bucketize count_nonzero diagonal_copy expand_copy isin lift "
+    "lift_fresh linspace narrow_copy permute_copy split_with_sizes_copy squeeze_copy t_copy transpose_copy tril_indices "
+    "triu_indices unbind_copy unfold_copy unsafe_split_with_sizes unsqueeze_copy zero".split()
+)
+
+
+def _is_left(target: OpOverload, function: Callable[..., Any], *, training: bool) -> bool:
+    if target._schema.name.removeprefix("aten::") in _HARMLESS:
+        return False
+    # A decomposed random operator draws other numbers, and PyTorch's kernel cannot take `prims`.
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return True
+    prims = getattr(inspect.unwrap(function), "__module__", "").startswith("torch._refs")
+    return (training or prims) and not target._can_decompose()
 
 
 def has_translation(node: torch.fx.Node, known: _registration.ONNXRegistry) -> bool:
@@ -139,7 +177,10 @@ def sync_output_names(program: torch.export.ExportedProgram) -> None:
 def quiet() -> Iterator[None]:
     """Keep torch.onnx from logging about packages and operators that are none of our business."""
     logger = logging.getLogger("torch.onnx._internal.exporter")
-    loggers = [logger, *(logging.getLogger(f"{logger.name}.{n}") for n in ("_registration", "_core", "_schemas"))]
+    loggers = [
+        logger,
+        *(logging.getLogger(f"{logger.name}.{n}") for n in ("_registration", "_core", "_schemas")),
+    ]
     levels = [one.level for one in loggers]
     for one in loggers:
         one.setLevel(logging.ERROR)

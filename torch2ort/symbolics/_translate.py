@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,11 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import Site
 from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
+from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.mending import mend
 from torch2ort.symbolics.mutation import Mutation, add_mutation_outputs
-from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
@@ -109,7 +111,8 @@ def _to_onnx(
                 raise _innermost(error) from None
             _hand_over(program, notes, {node.name}, given_up)
     mutations = add_mutation_outputs(model, program)
-    if model.opset_imports[""] != opset:
+    # A graph of PythonOp nodes alone imports no opset of ONNX's own.
+    if model.opset_imports.setdefault("", opset) != opset:
         onnxscript.version_converter.convert_version(model, opset)
     return model, mutations
 
@@ -127,7 +130,9 @@ def _hand_to_kernels(
     nodes = {n.name: n for n in program.graph.nodes}
     for name, reason in wrong.items():
         node = nodes.get(name)
-        if node is None or name in given_up or not isinstance(node.target, torch._ops.OpOverload):
+        if node is not None and node.target is operator.getitem:
+            node = node.args[0]
+        if node is None or node.name in given_up or not isinstance(node.target, OpOverload):
             where = "" if node is None else f" ({node.target} at {source_line(node)})"
             raise UnsupportedOperatorError(
                 f"onnxruntime-training has no correct gradient for {reason}{where}. Detach the value, or wrap "
@@ -139,5 +144,8 @@ def _hand_to_kernels(
 def _hand_over(
     program: torch.export.ExportedProgram, notes: Notes, names: set[str], given_up: set[str]
 ) -> None:
+    nodes = {n.name: n for n in program.graph.nodes}
+    # What takes one of several results apart stands for the operator that gave them.
+    names = {n.args[0].name if (n := nodes[name]).target is operator.getitem else name for name in names}
     given_up |= names
     to_kernels(program, notes, lambda node: node.name in names and not is_random(node))

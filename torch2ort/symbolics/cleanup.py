@@ -61,7 +61,9 @@ def cleanup(model: ir.Model) -> None:
 
 def _fold(model: ir.Model) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # log(0) in a branch not taken is not the user's affair
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # log(0) in a branch not taken is not the user's affair
         onnxscript.optimizer.fold_constants(
             model, onnx_shape_inference=True, input_size_limit=4096, output_size_limit=1 << 20
         )
@@ -116,7 +118,9 @@ def _replace_cast_like(model: ir.Model) -> bool:
         assert target is not None, f"the element type of {like.name} is unknown"
         result = source
         if source.dtype != target:
-            cast = ir.Node("", "Cast", [source], [ir.AttrInt64("to", int(target))], num_outputs=1, name=node.name)
+            cast = ir.Node(
+                "", "Cast", [source], [ir.AttrInt64("to", int(target))], num_outputs=1, name=node.name
+            )
             cast.metadata_props.update(node.metadata_props)
             cast.outputs[0].dtype, cast.outputs[0].shape = target, node.outputs[0].shape
             model.graph.insert_before(node, cast)

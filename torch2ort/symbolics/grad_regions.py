@@ -76,7 +76,11 @@ def _refuse_write(node: torch.fx.Node) -> None:
         return
     for argument, value in zip(schema.arguments, node.args, strict=False):
         written = argument.alias_info is not None and argument.alias_info.is_write
-        if written and isinstance(value, torch.fx.Node) and getattr(value.meta.get("val"), "requires_grad", False):
+        if (
+            written
+            and isinstance(value, torch.fx.Node)
+            and getattr(value.meta.get("val"), "requires_grad", False)
+        ):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} writes into a tensor that requires a gradient, inside "
                 f"torch.no_grad(); autograd does not see that write, and a graph cannot hide it. Compute a new "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
-_STOPS = frozenset({torch.ops.aten.detach.default})
+_CONSTANTS = re.compile(r"aten::(detach|\w+_like|new_\w+)$")
 
 
 def requires_grad(program: torch.export.ExportedProgram) -> frozenset[torch.fx.Node]:
@@ -15,13 +17,19 @@ def requires_grad(program: torch.export.ExportedProgram) -> frozenset[torch.fx.N
         if node.op == "placeholder":
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 found.add(node)
-        elif node.op == "call_function" and node.target not in _STOPS:
-            if _is_float(value) and any(n in found for n in node.all_input_nodes):
+        elif node.op == "call_function" and _is_float(value) and not _makes_constants(node.target):
+            if any(n in found for n in node.all_input_nodes):
                 found.add(node)
     return frozenset(found)
+
+
+def _makes_constants(target: object) -> bool:
+    """Whether an operator reads nothing of its arguments but their shape and type, or stops the gradient."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and _CONSTANTS.match(schema.name) is not None
 
 
 def _is_float(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_is_float(v) for v in value)
-    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)

@@ -21,7 +21,19 @@ Operand: TypeAlias = "ir.Value | bool | int | float | torch.Tensor | np.ndarray[
 
 _TYPED: dict[str, ir.DataType] = {
     **dict.fromkeys(
-        ("And", "Or", "Xor", "Not", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf"),
+        (
+            "And",
+            "Or",
+            "Xor",
+            "Not",
+            "Equal",
+            "Less",
+            "LessOrEqual",
+            "Greater",
+            "GreaterOrEqual",
+            "IsNaN",
+            "IsInf",
+        ),
         ir.DataType.BOOL,
     ),
     **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin", "NonZero"), ir.DataType.INT64),

@@ -20,6 +20,7 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from torch2ort.errors import ModelLoadError
+from torch2ort.symbolics._torch_private import OpOverload
 
 # What a file must not be able to call: it reads the disk.
 _FORBIDDEN = frozenset({"from_file"})
@@ -34,13 +35,15 @@ class Call:
         arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site.
         keywords: keyword arguments, likewise.
         random: whether it draws from PyTorch's generator, so that it takes and gives a token.
+        views: whether its result is a view of an argument.
         tensors: number of tensor arguments, the token not counted.
     """
 
-    operator: torch._ops.OpOverload
+    operator: OpOverload
     arguments: Sequence[Any]
     keywords: dict[str, Any]
     random: bool
+    views: bool
     tensors: int
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -48,16 +51,14 @@ class Call:
         arguments = [_decode(a, tensors) for a in self.arguments]
         keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
         result = self.operator(*arguments, **keywords)
-        if isinstance(result, torch.Tensor):
-            return (result,)
         flat: list[torch.Tensor] = []
-        for value in result:
+        for value in (result,) if isinstance(result, torch.Tensor) else result:
             flat.extend(value if isinstance(value, (list, tuple)) else (value,))
-        return tuple(flat)
+        return tuple(t.clone() for t in flat) if self.views else tuple(flat)
 
 
 def encode_call(
-    operator: torch._ops.OpOverload, arguments: Sequence[Any], keywords: dict[str, Any], *, random: bool
+    operator: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any], *, random: bool
 ) -> str:
     """The text that :func:`decode_call` turns back into a :class:`Call`.
 
@@ -99,7 +100,8 @@ def decode_call(text: str) -> Call:
         raise ModelLoadError(f"not a call of an ATen operator: {text!r} ({error})") from None
     if base in _FORBIDDEN or operator._schema.is_mutable:
         raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
-    return Call(operator, arguments, keywords, random, _count_tensors([arguments, keywords]))
+    views = any(r.alias_info is not None for r in operator._schema.returns)
+    return Call(operator, arguments, keywords, random, views, _count_tensors([arguments, keywords]))
 
 
 class AtenKernel(Function):
@@ -127,7 +129,9 @@ class AtenKernel(Function):
         """Gradients by PyTorch's derivative of the operator."""
         graph: _Graph = ctx.graph
         graph.saved = ctx.saved_tensors
-        pairs = [(e, g) for e, g in zip(graph.outputs, grads, strict=False) if e is not None and g is not None]
+        pairs = [
+            (e, g) for e, g in zip(graph.outputs, grads, strict=False) if e is not None and g is not None
+        ]
         if not pairs:
             return (None,) * len(ctx.needs_input_grad)
         edges, known = zip(*pairs, strict=True)

@@ -5,11 +5,10 @@ They need to know which values carry a gradient, so they come last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import onnx_ir as ir
 
+from torch2ort.symbolics.stop_gradient import stop_node
 from torch2ort.symbolics.trainable import gradient_nodes
 
 
@@ -22,15 +21,60 @@ def mend(model: ir.Model, trained: frozenset[str]) -> None:
     """
     nodes = gradient_nodes(model, trained)
     differentiated = {v for node, _ in nodes for v in node.outputs}
+    carrying = {node.inputs[i] for node, inputs in nodes for i in inputs}
     for node, inputs in nodes:
-        rewrite = _REWRITES.get(node.op_type)
-        if rewrite is not None and not node.domain:
-            rewrite(model.graph, node, inputs, differentiated)
+        if node.op_type == "Where":
+            _expand_branches(model.graph, node, inputs)
+        elif node.op_type == "Split":
+            _split_by_slices(model.graph, node, differentiated)
+        if node.op_type in _WITH_CONSTANTS and _is_scalar(node.outputs[0]):
+            _with_one_axis(model.graph, node)
+    for node in list(model.graph):
+        if node.op_type in _PARTS and node.inputs[0] in carrying and node.outputs[0] not in differentiated:
+            _stop_before(model.graph, node)
 
 
-def _expand_branches(
-    graph: ir.Graph, node: ir.Node, inputs: frozenset[int], differentiated: set[ir.Value]
-) -> None:
+# Their gradients are made with constants of shape [1], and so of a scalar have one axis too many.
+_WITH_CONSTANTS = frozenset({"Cos", "Erf", "Pow", "ReduceL2", "Sqrt", "Where"})
+
+# ONNX Runtime fuses those that take one value apart into a Split, whose gradient needs that of every part.
+_PARTS = frozenset({"Slice", "Gather"})
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 0
+
+
+def _with_one_axis(graph: ir.Graph, node: ir.Node) -> None:
+    """Compute a scalar as a vector of one element."""
+    one = _constant(graph, node, 1)
+    for i, value in enumerate(node.inputs):
+        if value is not None and _is_scalar(value):
+            vector = _insert(graph, node, "Reshape", [value, one], value.dtype, ir.Shape([1]))
+            node.replace_input_with(i, vector)
+    result = node.outputs[0]
+    node.outputs[0].shape = ir.Shape([1])
+    nothing = _vector(graph, node, [])
+    back = ir.Node("", "Reshape", [result, nothing], num_outputs=1)
+    back.metadata_props.update(node.metadata_props)
+    scalar = back.outputs[0]
+    scalar.name, scalar.dtype, scalar.shape = f"{result.name}.scalar", result.dtype, ir.Shape([])
+    ir.convenience.replace_all_uses_with(result, scalar, replace_graph_outputs=True)
+    back.replace_input_with(0, result)
+    graph.insert_after(node, back)
+
+
+def _stop_before(graph: ir.Graph, node: ir.Node) -> None:
+    """Take a part that no gradient comes back from out of a value that has no gradient either."""
+    source = node.inputs[0]
+    assert source is not None
+    stop = stop_node(source)
+    stop.metadata_props.update(node.metadata_props)
+    graph.insert_before(node, stop)
+    node.replace_input_with(0, stop.outputs[0])
+
+
+def _expand_branches(graph: ir.Graph, node: ir.Node, inputs: frozenset[int]) -> None:
     """Where gives a broadcast branch the gradient of its own output, unreduced."""
     for position in sorted(inputs):
         branch = node.inputs[position]
@@ -44,9 +88,7 @@ def _expand_branches(
         node.replace_input_with(position, branch)
 
 
-def _split_by_slices(
-    graph: ir.Graph, node: ir.Node, inputs: frozenset[int], differentiated: set[ir.Value]
-) -> None:
+def _split_by_slices(graph: ir.Graph, node: ir.Node, differentiated: set[ir.Value]) -> None:
     """Split joins the gradients that there are, so that one missing makes the whole too short."""
     used = [v for v in node.outputs if v.uses() or v.is_graph_output()]
     if len(used) == len(node.outputs) and all(_reached(v, differentiated) for v in node.outputs):
@@ -62,6 +104,8 @@ def _split_by_slices(
             bounds = [_constant(graph, node, n) for n in (start, start + size, axis)]
             part = _insert(graph, node, "Slice", [source, *bounds], value.dtype, value.shape)
             part.name = f"{value.name}.slice"
+            if _reached(value, differentiated):
+                differentiated.add(part)
             ir.convenience.replace_all_uses_with(value, part, replace_graph_outputs=True)
         start += size
     graph.remove(node, safe=True)
@@ -98,13 +142,13 @@ def _insert(
 
 
 def _constant(graph: ir.Graph, before: ir.Node, number: int) -> ir.Value:
-    tensor = ir.tensor(np.array([number], np.int64))
+    return _vector(graph, before, [number])
+
+
+def _vector(graph: ir.Graph, before: ir.Node, numbers: list[int]) -> ir.Value:
+    tensor = ir.tensor(np.array(numbers, np.int64))
     node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
-    node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.INT64, ir.Shape([1])
+    node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.INT64, ir.Shape([len(numbers)])
     node.outputs[0].const_value = tensor
     graph.insert_before(before, node)
     return node.outputs[0]
-
-
-_Rewrite = Callable[[ir.Graph, ir.Node, "frozenset[int]", "set[ir.Value]"], None]
-_REWRITES: dict[str, _Rewrite] = {"Where": _expand_branches, "Split": _split_by_slices}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from torch2ort.symbolics._torch_private import OpOverload
+
 _library = torch.library.Library("torch2ort", "FRAGMENT")
 _library.define("dropout_noise(Tensor like, float p) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
-_library.define("cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) -> Tensor")
+_library.define(
+    "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) -> Tensor"
+)
 
 # Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
-dropout_noise: torch._ops.OpOverload = torch.ops.torch2ort.dropout_noise.default
+dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
 # Cross entropy of class indices without label smoothing: what ONNX's SoftmaxCrossEntropyLoss can do.
-cross_entropy: torch._ops.OpOverload = torch.ops.torch2ort.cross_entropy.default
+cross_entropy: OpOverload = torch.ops.torch2ort.cross_entropy.default
 
 
 @torch.library.register_fake("torch2ort::dropout_noise", lib=_library)

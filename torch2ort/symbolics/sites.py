@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import TENSOR, Site, internal_site
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
+from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, encode_call
 from torch2ort.symbolics.source import source_line
@@ -53,7 +55,12 @@ class SiteMaker:
             return
         text, tensors = _call_of(node)
         self._make(
-            node, AtenKernel, [text], tensors, random=is_random(node), differentiable=not _draws_only(node.target)
+            node,
+            AtenKernel,
+            [text],
+            tensors,
+            random=is_random(node),
+            differentiable=not _draws_only(node.target),
         )
 
     def _make(
@@ -67,8 +74,8 @@ class SiteMaker:
         differentiable: bool,
     ) -> None:
         inputs = list(tensors)
-        if random and self._token is not None:
-            inputs.append(self._token)
+        if random or not inputs:
+            inputs.append(self._token or self._first_token(node))
         needed = [differentiable and n in self._needed and _is_float(n) for n in inputs]
         site = internal_site(
             function,
@@ -87,13 +94,20 @@ class SiteMaker:
                 outputs = [self._node(node, _DETACH, (o,)) if _is_float(o) else o for o in outputs]
         self._hand_over(node, outputs)
 
-    def _node(self, origin: torch.fx.Node, target: Any, args: tuple[Any, ...]) -> torch.fx.Node:
-        result = self._graph.call_function(target, args)
+    def _first_token(self, node: torch.fx.Node) -> torch.fx.Node:
+        # A site needs a tensor, and the first random call may have no other.
+        with self._graph.inserting_before(node):
+            return self._node(node, torch.ops.aten.zeros.default, ([1],), {"dtype": torch.int64})
+
+    def _node(
+        self, origin: torch.fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> torch.fx.Node:
+        result = self._graph.call_function(target, args, kwargs)
         result.meta = {k: v for k, v in origin.meta.items() if k in ("stack_trace", "nn_module_stack")}
         values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         assert self._mode is not None
         with self._mode:
-            result.meta["val"] = target(*values)
+            result.meta["val"] = target(*values, **(kwargs or {}))
         return result
 
     def _hand_over(self, node: torch.fx.Node, outputs: list[torch.fx.Node]) -> None:
@@ -111,7 +125,7 @@ class SiteMaker:
 def is_random(node: torch.fx.Node) -> bool:
     """Whether ``node`` draws from PyTorch's random generator."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     if target._schema.name.removeprefix("aten::") in _RECURRENT:
         values = {a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)}
@@ -122,14 +136,16 @@ def is_random(node: torch.fx.Node) -> bool:
 # They draw only in training with dropout between layers, whatever their tag says.
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
-# Operators that draw, and whose result yet carries a gradient.
-_NOISY = frozenset({*_RECURRENT, "rrelu_with_noise", "rrelu_with_noise_functional"})
+# Operators that give nothing but random numbers; dropout and the like give a product with them.
+_DRAWS = re.compile(
+    r"(rand|randn|randint)(_like)?|randperm|bernoulli|binomial|cauchy|exponential|geometric|log_normal|multinomial"
+    r"|normal|normal_functional|poisson|random|uniform"
+)
 
 
 def _draws_only(target: Any) -> bool:
     """Whether an operator's result is random numbers, which carry no gradient to what shaped them."""
-    name = target._schema.name.removeprefix("aten::")
-    return torch.Tag.nondeterministic_seeded in target.tags and name not in _NOISY
+    return _DRAWS.fullmatch(target._schema.name.removeprefix("aten::")) is not None
 
 
 def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
@@ -151,7 +167,7 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
             return [convert(v) for v in value]
         return value
 
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not _gives_tensors(node):
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or not _gives_tensors(node):
         raise UnsupportedOperatorError(
             f"{target} at {source_line(node)} has no translation to ONNX. Register one with "
             f"torch2ort.register_exporter on an autograd.Function around it, or use other operators"

@@ -50,5 +50,3 @@ def stop_node(value: ir.Value) -> ir.Node:
 def is_stop(node: ir.Node) -> bool:
     """Whether ``node`` ends the gradient."""
     return node.domain == _DOMAIN and node.op_type == _NAME
-
-

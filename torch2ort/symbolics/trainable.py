@@ -92,9 +92,16 @@ def _where(node: ir.Node, inputs: frozenset[int]) -> str | None:
 
 def _pow(node: ir.Node, inputs: frozenset[int]) -> str | None:
     exponent = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
-    if exponent is None or exponent.size != 1 or len(exponent.shape) > 0:
+    if exponent is None or exponent.size != 1:
         return "with an exponent that is no constant number"
+    if exponent.dtype != node.outputs[0].dtype or not exponent.numpy():
+        return "with an exponent of another type, or zero"
     return _only(0)(node, inputs)
+
+
+def _average_pool(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    shape = _shape(node, 0)
+    return "over three or more dimensions" if shape is None or len(shape) > 4 else None
 
 
 def _shape(node: ir.Node, position: int) -> ir.Shape | None:
@@ -128,7 +135,7 @@ _RULES: dict[str, Rule] = {
         (
             "Abs", "Add", "Cast", "Concat", "Conv", "Cos", "Div", "Erf", "Exp", "Flatten", "Gemm", "Identity",
             "LayerNormalization", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg", "Reciprocal", "Relu", "Sigmoid",
-            "Sin", "Softmax", "Sqrt", "Sub", "Tanh", "Atan",
+            "Sin", "Softmax", "Sqrt", "Sub", "Tanh",
             "com.microsoft::Gelu", "com.microsoft::FastGelu", "com.microsoft::PythonOp",
             "org.pytorch.aten::ATen",
         ),
@@ -136,12 +143,13 @@ _RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(
         (
-            "AveragePool", "Clip", "Expand", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "MaxPool",
+            "Expand", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "MaxPool",
             "ReduceSum", "Reshape", "Slice", "SoftmaxCrossEntropyLoss", "Squeeze", "Tile", "Transpose",
             "Trilu", "Unsqueeze", "TopK",
         ),
         _only(0),
     ),
+    "AveragePool": _average_pool,
     "MatMul": _matmul,
     "Where": _where,
     "Pow": _pow,

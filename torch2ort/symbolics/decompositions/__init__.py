@@ -4,10 +4,24 @@ Each is plain PyTorch code, traced into the program. Values and gradients equal 
 also where PyTorch's reference decomposition would give a NaN gradient from the branch not taken.
 """
 
-from torch2ort.symbolics.decompositions import activation, attention, dropout, indexing, loss, normalization
-from torch2ort.symbolics.decompositions import random as _random
-from torch2ort.symbolics.decompositions import reduction
+import importlib
+
 from torch2ort.symbolics.decompositions.registry import Decomposition, decomposition_table
 
 __all__ = ["Decomposition", "decomposition_table"]
-del activation, attention, dropout, indexing, loss, normalization, reduction, _random
+
+# Each fills the table when it is imported.
+for _name in (
+    "activation",
+    "arithmetic",
+    "attention",
+    "dropout",
+    "indexing",
+    "loss",
+    "normalization",
+    "random",
+    "reduction",
+    "regression",
+    "shape",
+):
+    importlib.import_module(f"{__name__}.{_name}")

@@ -13,6 +13,38 @@ from torch2ort.symbolics.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 
+@decomposes(aten.clamp.default)
+def clamp(self: torch.Tensor, min: float | None = None, max: float | None = None) -> torch.Tensor:
+    """With a gradient at the bounds, which ONNX Runtime's Clip does not give."""
+    if min is not None:
+        self = torch.where(self < min, torch.full((), min, dtype=self.dtype, device=self.device), self)
+    if max is not None:
+        self = torch.where(self > max, torch.full((), max, dtype=self.dtype, device=self.device), self)
+    return self
+
+
+@decomposes(aten.clamp_min.default)
+def clamp_min(self: torch.Tensor, min: float) -> torch.Tensor:
+    """See :func:`clamp`."""
+    return clamp(self, min)
+
+
+@decomposes(aten.clamp_max.default)
+def clamp_max(self: torch.Tensor, max: float) -> torch.Tensor:
+    """See :func:`clamp`."""
+    return clamp(self, None, max)
+
+
+@decomposes(aten.clamp.Tensor)
+def clamp_tensor(
+    self: torch.Tensor, min: torch.Tensor | None = None, max: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See :func:`clamp`."""
+    if min is not None:
+        self = torch.where(self < min, min, self)
+    return self if max is None else torch.where(self > max, max, self)
+
+
 @decomposes(aten.softplus.default)
 def softplus(self: torch.Tensor, beta: float = 1, threshold: float = 20) -> torch.Tensor:
     """``log(1 + exp(beta * x)) / beta``, linear above the threshold."""
@@ -64,14 +96,34 @@ def hardswish(self: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.hardtanh.default)
 def hardtanh(self: torch.Tensor, min_val: float = -1, max_val: float = 1) -> torch.Tensor:
     """A clamp without gradient at its ends."""
-    inside = ((self > min_val) & (self < max_val)).to(self.dtype)
-    return self * inside + (self.detach().clamp(min_val, max_val) - self.detach() * inside)
+    inside = (self > min_val) & (self < max_val)
+    return torch.where(inside, self, clamp(self.detach(), min_val, max_val))
 
 
-@decomposes(aten._prelu_kernel.default)
+@decomposes(aten.selu.default)
+def selu(self: torch.Tensor) -> torch.Tensor:
+    """An elu with the constants of its paper."""
+    return elu(self, 1.6732632423543772, 1.0507009873554805)
+
+
+@decomposes(aten.celu.default)
+def celu(self: torch.Tensor, alpha: float = 1) -> torch.Tensor:
+    """An elu whose slope is continuous."""
+    return elu(self, alpha, 1, 1 / alpha)
+
+
+@decomposes(aten.prelu.default)
 def prelu(self: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x`` above zero, ``weight * x`` below."""
+    """``x`` above zero, ``weight * x`` below, with one weight or one per channel."""
+    if weight.numel() != 1 and self.dim() > 1:
+        weight = weight.view([-1 if d == 1 else 1 for d in range(self.dim())])
     return torch.where(self > 0, self, self * weight)
+
+
+@decomposes(aten.threshold.default)
+def threshold(self: torch.Tensor, threshold: float, value: float) -> torch.Tensor:
+    """``x`` above the threshold, ``value`` elsewhere."""
+    return torch.where(self > threshold, self, torch.full((), value, dtype=self.dtype, device=self.device))
 
 
 @decomposes(aten.leaky_relu.default)

@@ -87,6 +87,18 @@ def _along(weight: torch.Tensor, rank: int, axis: int) -> torch.Tensor:
     return weight.view([-1 if d == axis else 1 for d in range(rank)])
 
 
+@decomposes(aten.nll_loss.default, aten.nll_loss2d.default, aten.nll_loss_nd.default)
+def nll_loss(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """Minus the picked log probabilities."""
+    return nll_loss_forward(self, target, weight, reduction, ignore_index)[0]
+
+
 @decomposes(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
     self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int

@@ -28,7 +28,13 @@ def batch_norm_functional(
     """Output, mean, inverse standard deviation, and the new running statistics."""
     if not training:
         output = _apply(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
-        return output, running_mean.new_zeros(0), running_var.new_zeros(0), running_mean.clone(), running_var.clone()
+        return (
+            output,
+            running_mean.new_zeros(0),
+            running_var.new_zeros(0),
+            running_mean.clone(),
+            running_var.clone(),
+        )
     output, mean, var, inverse = _normalize(input, weight, bias, eps)
     n = input.numel() // input.shape[1]
     unbiased = var.detach() * (n / (n - 1))
@@ -127,7 +133,10 @@ def instance_norm(
 
 @decomposes(aten.rms_norm.default)
 def rms_norm(
-    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
 ) -> torch.Tensor:
     """``input / sqrt(mean(input ** 2) + eps) * weight``."""
     axes = list(range(-len(normalized_shape), 0))

@@ -29,7 +29,9 @@ def randn(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: An
 
 
 @decomposes(aten.randint.default, only_for_gradients=False)
-def randint(high: int, size: Sequence[int], *, dtype: Any = torch.int64, device: Any = None, **_: Any) -> torch.Tensor:
+def randint(
+    high: int, size: Sequence[int], *, dtype: Any = torch.int64, device: Any = None, **_: Any
+) -> torch.Tensor:
     """As ``randint_like``, which draws the same numbers."""
     return torch.randint_like(_like(size, dtype, device), high)
 

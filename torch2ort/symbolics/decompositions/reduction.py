@@ -27,3 +27,71 @@ def mean_dim(
     for axis in axes:
         count = count * self.shape[axis]
     return self.sum(axes, keepdim, dtype=dtype) / count
+
+
+@decomposes(aten.var.correction)
+def var(
+    self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> torch.Tensor:
+    """The mean of the squared distance from the mean, with ``n - correction`` for ``n``."""
+    return _var_mean(self, dim, correction, keepdim)[0]
+
+
+@decomposes(aten.var_mean.correction)
+def var_mean(
+    self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance and mean."""
+    return _var_mean(self, dim, correction, keepdim)
+
+
+@decomposes(aten.std.correction)
+def std(
+    self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> torch.Tensor:
+    """The square root of the variance."""
+    return torch.sqrt(_var_mean(self, dim, correction, keepdim)[0])
+
+
+@decomposes(aten.std_mean.correction)
+def std_mean(
+    self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Standard deviation and mean."""
+    variance, average = _var_mean(self, dim, correction, keepdim)
+    return torch.sqrt(variance), average
+
+
+@decomposes(aten.norm.Scalar, aten.norm.ScalarOpt_dim)
+def norm(
+    self: torch.Tensor, p: float | None = 2, dim: Sequence[int] | None = None, keepdim: bool = False
+) -> torch.Tensor:
+    """The newer operator for the same."""
+    return torch.linalg.vector_norm(self, 2 if p is None else p, dim or None, keepdim)
+
+
+@decomposes(aten._adaptive_avg_pool2d.default)
+def adaptive_avg_pool2d(self: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+    """A mean for one cell, a pool where the cells are of one size."""
+    height, width = self.shape[-2:]
+    rows, columns = output_size
+    if rows == 1 and columns == 1:
+        return self.mean((-2, -1), keepdim=True)
+    if not isinstance(height, int) or not isinstance(width, int) or height % rows or width % columns:
+        return NotImplemented  # type: ignore[no-any-return]
+    kernel = [height // rows, width // columns]
+    return torch.nn.functional.avg_pool2d(self, kernel, kernel)
+
+
+def _var_mean(
+    self: torch.Tensor, dim: Sequence[int] | None, correction: float | None, keepdim: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    axes = list(range(self.dim())) if not dim else list(dim)
+    count = 1
+    for axis in axes:
+        count = count * self.shape[axis]
+    average = self.mean(axes, keepdim=True)
+    centered = self - average
+    free = count - (1 if correction is None else correction)
+    variance = (centered * centered).sum(axes, keepdim) / free
+    return variance, average if keepdim else average.squeeze(axes)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-import torch
+from torch2ort.symbolics._torch_private import OpOverload
 
 Decomposition: TypeAlias = Callable[..., Any]
 _F = TypeVar("_F", bound=Decomposition)
 
-_always: dict[torch._ops.OpOverload, Decomposition] = {}
-_for_gradients: dict[torch._ops.OpOverload, Decomposition] = {}
+_always: dict[OpOverload, Decomposition] = {}
+_for_gradients: dict[OpOverload, Decomposition] = {}
 
 
-def decomposes(*operators: torch._ops.OpOverload, only_for_gradients: bool = True) -> Callable[[_F], _F]:
+def decomposes(*operators: OpOverload, only_for_gradients: bool = True) -> Callable[[_F], _F]:
     """Register a function as the decomposition of ``operators``.
 
     Args:
@@ -30,6 +30,6 @@ def decomposes(*operators: torch._ops.OpOverload, only_for_gradients: bool = Tru
     return register
 
 
-def decomposition_table(*, training: bool) -> dict[torch._ops.OpOverload, Decomposition]:
+def decomposition_table(*, training: bool) -> dict[OpOverload, Decomposition]:
     """Decompositions to apply before the translation of a program."""
     return {**_always, **_for_gradients} if training else dict(_always)

@@ -3,8 +3,12 @@
 They stand in front of torch.onnx's, where those are wrong, slow, or have no gradient.
 """
 
-from torch2ort.symbolics.translations import activation, attention, basics, loss, normalization
-from torch2ort.symbolics.translations.registry import KERNELS_FOR_GRADIENTS, translation_table
+import importlib
 
-__all__ = ["KERNELS_FOR_GRADIENTS", "translation_table"]
-del activation, attention, basics, loss, normalization
+from torch2ort.symbolics.translations.registry import translation_table
+
+__all__ = ["translation_table"]
+
+# Each fills the table when it is imported.
+for _name in ("activation", "basics", "loss", "normalization"):
+    importlib.import_module(f"{__name__}.{_name}")

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _table: dict[Any, Callable[..., Any]] = {}
-aten = torch.ops.aten
-
-# Operators whose gradient is taken from PyTorch where one is needed.
-KERNELS_FOR_GRADIENTS: frozenset[torch._ops.OpOverload] = frozenset()
 
 
 def translates(*operators: Any) -> Callable[[_F], _F]:

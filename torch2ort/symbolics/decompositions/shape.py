@@ -1,0 +1,41 @@
+"""Rearrangements that ONNX has an operator for, but ONNX Runtime no gradient of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch2ort.symbolics.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.squeeze.dims, only_for_gradients=False)
+def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
+    """One axis after the other, the last first."""
+    for axis in sorted((d % max(self.dim(), 1) for d in dim), reverse=True):
+        self = self.squeeze(axis)
+    return self.clone() if not dim else self
+
+
+@decomposes(aten.pixel_shuffle.default)
+def pixel_shuffle(self: torch.Tensor, upscale_factor: int) -> torch.Tensor:
+    """Channels into pixels."""
+    r = upscale_factor
+    *batch, channels, height, width = self.shape
+    n = len(batch)
+    split = self.reshape(*batch, channels // (r * r), r, r, height, width)
+    order = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
+    return split.permute(order).reshape(*batch, channels // (r * r), height * r, width * r)
+
+
+@decomposes(aten.pixel_unshuffle.default)
+def pixel_unshuffle(self: torch.Tensor, downscale_factor: int) -> torch.Tensor:
+    """Pixels into channels."""
+    r = downscale_factor
+    *batch, channels, height, width = self.shape
+    n = len(batch)
+    split = self.reshape(*batch, channels, height // r, r, width // r, r)
+    order = [*range(n), n, n + 2, n + 4, n + 1, n + 3]
+    return split.permute(order).reshape(*batch, channels * r * r, height // r, width // r)

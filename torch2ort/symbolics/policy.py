@@ -1,0 +1,84 @@
+"""Who does an ATen operator: ONNX, a decomposition, or PyTorch's kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.sites import is_random
+
+aten = torch.ops.aten
+
+# Composites whose parts train right, while their translation has no gradient or a wrong one.
+DECOMPOSED: frozenset[OpOverload] = frozenset(
+    {
+        aten.atleast_1d.Sequence,
+        aten.atleast_2d.Sequence,
+        aten.atleast_3d.Sequence,
+        aten.einsum.default,
+        aten.log_sigmoid.default,
+        aten.relu6.default,
+    }
+)
+
+# Composites that PyTorch's kernel takes as a whole: their parts check for errors, or are many.
+WHOLE: frozenset[OpOverload] = frozenset(
+    {
+        aten.linalg_cholesky.default,
+        aten.linalg_det.default,
+        aten.linalg_inv.default,
+        aten.linalg_matrix_exp.default,
+        aten.linalg_matrix_power.default,
+        aten.linalg_pinv.default,
+        aten.linalg_slogdet.default,
+        aten.linalg_solve.default,
+        aten.linalg_svdvals.default,
+        aten.linalg_eigvalsh.default,
+        aten.inverse.default,
+        aten.cholesky_inverse.default,
+        aten.matrix_exp.default,
+        aten.rrelu.default,
+    }
+)
+
+# torch.onnx's translation gives an invalid graph or other values than eager.
+_MISTRANSLATED: frozenset[OpOverload] = frozenset({aten.embedding_bag.padding_idx, aten._embedding_bag.default})
+
+# topk: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
+# xlogy: its translation has no gradient where x is zero.
+_KERNELS_IN_TRAINING: frozenset[OpOverload] = frozenset({aten.topk.default, aten.xlogy.Tensor})
+
+
+def wants_kernel(node: torch.fx.Node, *, training: bool) -> bool:
+    """Whether ``node`` belongs to PyTorch's kernel although it has a translation."""
+    target = node.target
+    if is_random(node) or target in _MISTRANSLATED:
+        return True
+    if training and target in _KERNELS_IN_TRAINING:
+        return True
+    condition = _CONDITIONS.get(target)
+    return condition is not None and condition(arguments_of(node))
+
+
+def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
+    """Arguments of ``node`` by the names of its operator's schema, defaults included."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    values = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    values.update({a.name: v for a, v in zip(schema.arguments, node.args, strict=False)})
+    return {**values, **node.kwargs}
+
+
+def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:
+    # ONNX Runtime counts the cells beyond the input that ceil_mode adds; a divisor ONNX does not have.
+    return bool(arguments["ceil_mode"]) or arguments.get("divisor_override") is not None
+
+
+_CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
+    aten.avg_pool1d.default: _pools_unlike_onnx,
+    aten.avg_pool2d.default: _pools_unlike_onnx,
+    aten.avg_pool3d.default: _pools_unlike_onnx,
+    aten.embedding.default: lambda arguments: bool(arguments["scale_grad_by_freq"]),
+}

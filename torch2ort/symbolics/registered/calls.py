@@ -1,0 +1,123 @@
+"""Calls of Functions and operators that a registered callable maps to ONNX operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+
+from torch2ort.errors import ExportError, Torch2OrtError
+from torch2ort.pythonop import ONNX_TYPES, Site
+from torch2ort.pythonop.observe import UserError
+from torch2ort.pythonop.registry import Exporter
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics.registered.builder import GraphBuilder
+from torch2ort.symbolics.registered.values import GraphValue
+
+
+def map_site(
+    exporter: Exporter,
+    site: Site,
+    inputs: Sequence[ir.Value],
+    names: Mapping[str, sympy.Expr],
+    *,
+    training: bool,
+) -> list[ir.Value] | None:
+    """The outputs of ``site`` by the operators that its exporter says.
+
+    Args:
+        exporter: what is registered for the Function.
+        site: the call.
+        inputs: its tensor arguments.
+        names: torch's symbols -> what the graph calls them.
+        training: whether the graph will be differentiated.
+
+    Returns:
+        One value per tensor output; ``None`` if the exporter declines.
+
+    Raises:
+        ExportError: the exporter gives values of the wrong number, type or graph.
+        UserError: the exporter raised.
+    """
+    builder = GraphBuilder(site.func_name, names, training=training)
+    supply = iter(inputs)
+    positions = set(site.tensor_positions)
+    arguments = [
+        builder.wrap(next(supply)) if i in positions else value for i, value in enumerate(site.arguments)
+    ]
+    returned = run_user(exporter.call, builder, arguments, {})
+    if returned is None:
+        return None
+    kinds = site.known_result.tensors
+    values = returned_values(builder, returned, site.func_name, "exporter", len(kinds))
+    for i, (value, kind) in enumerate(zip(values, kinds, strict=True)):
+        expected = ir.DataType(ONNX_TYPES[kind.dtype])
+        if value.dtype not in (None, expected):
+            raise ExportError(
+                f"{site.func_name}: its exporter returned output {i} as {builder.wrap(value).dtype}, but forward "
+                f"returns {kind.dtype}; add g.op('Cast', value, to={kind.dtype})"
+            )
+        if value.shape is not None and len(value.shape) != kind.rank:
+            raise ExportError(
+                f"{site.func_name}: its exporter returned output {i} with {len(value.shape)} dimensions, "
+                f"{builder.wrap(value).shape}, but forward returns {kind.rank}"
+            )
+        value.dtype = expected
+    return commit(builder, values, inputs)
+
+
+def run_user(
+    call: Callable[..., Any], builder: GraphBuilder, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> Any:
+    """What a user's callable returns; its exception goes on its way unchanged.
+
+    Raises:
+        UserError: carries what the callable raised.
+    """
+    try:
+        return call(builder, *arguments, **keywords)
+    except Torch2OrtError:
+        raise
+    except Exception as error:
+        raise UserError(error) from None
+
+
+def returned_values(
+    builder: GraphBuilder, returned: Any, who: str, what: str, count: int
+) -> list[ir.Value]:
+    """The graph values that a user's callable returned.
+
+    Raises:
+        ExportError: they are too many, too few, or no values of this graph.
+    """
+    values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    for value in values:
+        if not isinstance(value, GraphValue):
+            raise ExportError(
+                f"{who}: its {what} returned {returned!r}; expected a graph value, a tuple of them, or None"
+            )
+    if len(values) != count:
+        raise ExportError(
+            f"{who}: its {what} returned {len(values)} value{'s' * (len(values) != 1)}; expected {count}, one for "
+            f"each tensor output"
+        )
+    return [builder.unwrap(v, f"output {i} of its {what}") for i, v in enumerate(values)]
+
+
+def commit(builder: GraphBuilder, values: list[ir.Value], inputs: Sequence[ir.Value]) -> list[ir.Value]:
+    """Add the builder's nodes to the translation that is going on, and give each output a value of its own."""
+    taken = {id(value) for value in inputs}
+    outputs: list[ir.Value] = []
+    for value in values:
+        if id(value) in taken:
+            # The translation names its outputs, which must not rename an input.
+            node = ir.Node("", "Identity", [value], num_outputs=1)
+            node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
+            builder.nodes.append(node)
+            value = node.outputs[0]
+        taken.add(id(value))
+        outputs.append(value)
+    private.recorded_nodes().extend(builder.nodes)
+    return outputs

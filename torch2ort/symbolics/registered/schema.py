@@ -1,0 +1,107 @@
+"""What ONNX says about one of its own operators: names, counts and types, checked while a graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from torch2ort.errors import ExportError
+
+# torch.onnx builds graphs in this opset; they are converted to the wanted one afterwards.
+BUILD_OPSET = 18
+
+_KINDS = onnx.defs.OpSchema.AttrType
+_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
+
+
+class OperatorSchema:
+    """The rules of one operator.
+
+    Args:
+        op_type: name of one of ONNX's own operators.
+        who: whose node it is, for messages.
+
+    Raises:
+        ExportError: ONNX has no such operator at this opset.
+    """
+
+    def __init__(self, op_type: str, who: str) -> None:
+        self._who = who
+        self._name = op_type
+        try:
+            self._schema = onnx.defs.get_schema(op_type, BUILD_OPSET, "")
+        except onnx.defs.SchemaError:
+            if onnx.defs.has(op_type):
+                since = onnx.defs.get_schema(op_type).since_version
+                reason = f"came with opset {since}, and graphs are built in opset {BUILD_OPSET}"
+            else:
+                reason = "is none of ONNX's own; write 'domain::Operator' for one of another domain"
+            raise ExportError(f"{who}: the operator {op_type} {reason}") from None
+
+    def check_counts(self, inputs: int, outputs: int) -> None:
+        """Raise :class:`ExportError` if the operator does not take or give as many."""
+        schema = self._schema
+        limits = (
+            ("inputs", inputs, schema.min_input, schema.max_input),
+            ("outputs", outputs, schema.min_output, schema.max_output),
+        )
+        for what, given, low, high in limits:
+            if not low <= given <= high:
+                wanted = f"{low}" if low == high else f"{low} to {high}" if high < 1 << 30 else f"{low} or more"
+                raise ExportError(
+                    f"{self._who}: {self._name} with {given} {what}; ONNX opset {BUILD_OPSET} has it with {wanted}"
+                )
+
+    def attribute(self, name: str, value: Any) -> Any:
+        """``value`` in the type that the operator's attribute has.
+
+        Raises:
+            ExportError: the operator has no such attribute.
+        """
+        known = self._schema.attributes
+        if name not in known:
+            raise ExportError(
+                f"{self._who}: {self._name} has no attribute {name!r}; ONNX opset {BUILD_OPSET} has it with "
+                f"{', '.join(sorted(known)) or 'no attributes'}"
+            )
+        kind = known[name].type
+        if kind == _KINDS.FLOAT and isinstance(value, int):
+            return float(value)
+        if kind == _KINDS.FLOATS:
+            return [float(v) for v in value]
+        return int(value) if kind == _KINDS.INT and isinstance(value, bool) else value
+
+    def constant_type(self, position: int, number: float, types: Sequence[ir.DataType | None]) -> ir.DataType | None:
+        """Element type for a Python number as an input: that of the inputs it must agree with.
+
+        Args:
+            position: of the number among the inputs.
+            number: a Python number.
+            types: of all inputs; ``None`` for numbers and absent inputs.
+
+        Returns:
+            The type, or ``None`` where ONNX leaves it open.
+        """
+        own = self._formal(position)
+        for i, dtype in enumerate(types):
+            if dtype is not None and self._formal(i).type_str == own.type_str:
+                return dtype
+        allowed = {_element_type(text) for text in own.types}
+        natural = (
+            ir.DataType.BOOL
+            if isinstance(number, bool)
+            else ir.DataType.INT64 if isinstance(number, int) else ir.DataType.FLOAT
+        )  # fmt: skip
+        return next((t for t in (natural, ir.DataType.FLOAT) if t in allowed), None)
+
+    def _formal(self, position: int) -> Any:
+        formals = self._schema.inputs
+        return formals[position] if position < len(formals) else formals[-1]
+
+
+def _element_type(text: str) -> ir.DataType | None:
+    name = text.removeprefix("tensor(").removesuffix(")").upper()
+    return getattr(ir.DataType, name, None)

@@ -1,1 +1,0 @@
-"""Attention is decomposed; see torch2ort.symbolics.decompositions.attention."""
