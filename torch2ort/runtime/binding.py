@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -17,6 +18,7 @@ import torch
 from torch2ort.errors import EngineError, ExportError
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.native import native
+from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.runtime import _ort_private as private
 
 _serial = itertools.count()
@@ -53,12 +55,13 @@ def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, .
     result = site.known_result
     outputs = result.outputs
     tensor_outputs = tuple(i for i, v in enumerate(outputs) if v is TENSOR)
+    forward, setup_context, backward = _callables(site, function)
     return native.Site(
         key=key,
         name=site.func_name,
-        forward=function.forward,
-        setup_context=function.setup_context if uses_setup_context(function) else None,
-        backward=_backward_of(function),
+        forward=forward,
+        setup_context=setup_context,
+        backward=backward,
         arguments=tuple(None if v is TENSOR else v for v in site.arguments),
         tensor_positions=site.tensor_positions,
         needs_input_grad=site.needs_input_grad,
@@ -87,7 +90,30 @@ def register(site: native.Site) -> None:
     ort.register_torch_autograd_function(site.key, proxy)
 
 
-def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site], *, training: bool) -> dict[str, native.Site]:
+def bind_sites(sites: Mapping[str, Site], *, training: bool) -> dict[str, native.Site]:
+    """Make sites callable by onnxruntime-training.
+
+    Args:
+        sites: the site of each PythonOp node, by node name.
+        training: whether the session computes gradients.
+
+    Returns:
+        The native site of each node, by node name; its key is the ``func_name`` that reaches it.
+    """
+    install_runners()
+    bound: dict[str, native.Site] = {}
+    for name, site in sites.items():
+        # With gradients, the graph keeps these alive and unwritten (see gradient.py, _protect_memory).
+        protected = site.known_result.kept if training else ()
+        own = native_site(site, f"{site.key}/{next(_serial)}", training=training, protected=protected)
+        register(own)
+        bound[name] = own
+    return bound
+
+
+def bind_nodes(
+    graph: onnx.GraphProto, sites: Mapping[str, Site], functions: Mapping[str, str], *, training: bool
+) -> None:
     """Turn the graph's PythonOp nodes into what onnxruntime-training's kernel takes, in place.
 
     Constants and everything else about the call stay in the native site, so that the node passes
@@ -96,27 +122,18 @@ def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site], *, training: bool
     Args:
         graph: a session's copy of an exported graph.
         sites: the site of each PythonOp node, by node name.
+        functions: the ``func_name`` of each, by node name.
         training: whether the session computes gradients.
-
-    Returns:
-        The native site of each node, by node name.
     """
-    install_runners()
-    bound: dict[str, native.Site] = {}
     for node in graph.node:
         if node.name not in sites:
             continue
         site = sites[node.name]
-        result = site.known_result
-        # With gradients, the graph keeps these alive and unwritten (see protect_kept_inputs).
-        protected = result.kept if training else ()
-        own = native_site(site, f"{site.key}/{next(_serial)}", training=training, protected=protected)
-        register(own)
         replaced = {"func_name", "input_convention", "input_requires_grads", "training_mode", SITE_ATTRIBUTE}
         kept = [a for a in node.attribute if a.name not in replaced and a.name not in _CONSTANT_ATTRIBUTES]
         positions = site.tensor_positions
         kept += [
-            onnx.helper.make_attribute("func_name", own.key),
+            onnx.helper.make_attribute("func_name", functions[node.name]),
             onnx.helper.make_attribute("input_convention", "d" * len(positions)),
             onnx.helper.make_attribute(
                 "input_requires_grads", [int(site.needs_input_grad[p]) for p in positions]
@@ -126,8 +143,26 @@ def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site], *, training: bool
         node.domain, node.op_type = "com.microsoft", "PythonOp"
         del node.attribute[:]
         node.attribute.extend(kept)
-        bound[node.name] = own
-    return bound
+
+
+def rename_functions(model: bytes, names: Mapping[str, str]) -> bytes:
+    """``model`` with other names of the Functions that its PythonOp and PythonOpGrad nodes call.
+
+    Args:
+        model: ONNX, as onnxruntime-training writes it.
+        names: present ``func_name`` -> new one.
+    """
+    if not names:
+        return model
+    proto = onnx.load_from_string(model)
+    for node in proto.graph.node:
+        if node.op_type not in ("PythonOp", "PythonOpGrad"):
+            continue
+        for attribute in node.attribute:
+            if attribute.name == "func_name":
+                attribute.s = names[attribute.s.decode()].encode()
+    renamed: bytes = proto.SerializeToString()
+    return renamed
 
 
 def reraise(error: Exception) -> None:
@@ -140,6 +175,15 @@ def reraise(error: Exception) -> None:
     if kept is not None:
         raise kept
     raise EngineError(f"ONNX Runtime failed: {error}") from error
+
+
+def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any, Any, Any]:
+    """What the native site calls: forward, setup_context (or ``None``) and backward."""
+    backward = _backward_of(function)
+    if site.mapped:
+        forward, backward = own_gradient(site, backward)
+        return forward, None, backward
+    return function.forward, function.setup_context if uses_setup_context(function) else None, backward
 
 
 def _backward_of(function: type[torch.autograd.Function]) -> Any:

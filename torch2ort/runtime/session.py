@@ -49,7 +49,10 @@ def inference_session(
         copy.CopyFrom(proto)
         proto = copy
         if private.has_training():
-            bound = list(binding.bind_nodes(proto.graph, sites, training=False).values())
+            native_sites = binding.bind_sites(sites, training=False)
+            functions = {name: site.key for name, site in native_sites.items()}
+            binding.bind_nodes(proto.graph, sites, functions, training=False)
+            bound = list(native_sites.values())
         else:
             bound = stock.bind_nodes(proto.graph, sites)
             stock.register_library(options)

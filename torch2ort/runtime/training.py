@@ -7,25 +7,37 @@ when autograd hands over the outputs' gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
-import onnx_ir as ir
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from torch2ort import symbolics
-from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.binding import bind_nodes, reraise
+from torch2ort.runtime.binding import bind_sites, rename_functions, reraise
 from torch2ort.runtime.feeds import Feeds
+from torch2ort.runtime.gradient import GradientGraph, build_gradient_graph, no_gradient
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.guard import contexts_in, python_op_lock
 from torch2ort.runtime.reach import Edge, Reach
+
+
+def session_settings(options: Options) -> Any:
+    """Settings of a session that runs gradient graphs."""
+    settings = private.onnxruntime().SessionOptions()
+    settings.enable_mem_pattern = False
+    # Buffers cross to PyTorch and back; their lifetime is the tensors', not the plan's.
+    settings.enable_mem_reuse = False
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
+    settings.inter_op_num_threads = 1
+    settings.use_deterministic_compute = options.deterministic
+    # Weights are inputs that every step changes: a packed copy would go stale.
+    settings.add_session_config_entry("session.disable_prepacking", "1")
+    return settings
 
 
 @dataclass(slots=True)
@@ -77,91 +89,36 @@ class TrainingEngine:
         origins = [*graph.inputs, *graph.weights.values()]
         self.read = tuple(i for i, origin in enumerate(origins) if origin not in written)
         self.uses_rng = graph.uses_rng
-        session_graph = self._session_graph()
-        sites = bind_nodes(session_graph.graph, graph.sites, training=True)
+        sites = bind_sites(graph.sites, training=True)
         self._site_nodes = {bound.key: name for name, bound in sites.items()}
         self._feeds = Feeds(self._ort, len(graph.inputs))
         self._lock: Any = python_op_lock if sites else contextlib.nullcontext()
-        self._build(session_graph, options)
-
-    def _session_graph(self) -> onnx.ModelProto:
-        model = ir.from_proto(self._graph.proto)
-        symbolics.lower_stop_gradients(model)
-        return ir.to_proto(model)
-
-    def _build(self, proto: onnx.ModelProto, options: Options) -> None:
-        ort = self._ort
-        builder = ort.OrtModuleGraphBuilder()
-        try:
-            builder.initialize(proto.SerializeToString(), self._builder_configuration())
-            transformers = ort.TrainingGraphTransformerConfiguration()
-            transformers.propagate_cast_ops_config = ort.PropagateCastOpsConfiguration()
-            # Its rewrites returned logits of a wrong shape on 1.19.2.
-            transformers.enable_compute_optimizer = False
-            builder.build(transformers)
-        except Exception as error:
-            raise _no_gradient(error) from error
-        info = builder.get_graph_info()
-        gradient = onnx.load_from_string(builder.get_gradient_model())
-        self._fetched_gradients = [output.name for output in gradient.graph.output]
-        _restore_output_types(gradient.graph, proto.graph)
-        _protect_memory(gradient.graph, self._graph)
-        _allow_empty_tensors(gradient.graph, proto.graph)
-        self.needed = _read_in_backward(gradient.graph, self._graph.feeds)
-        session = self._session(gradient, options)
-        device = ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
-        feeds = [value.name for value in gradient.graph.input]
-        self._feed_order = [self._graph.feeds.index(name) for name in feeds]
-        self._agent = ort.TrainingAgent(
-            session._sess,
-            feeds,
-            [device] * (len(info.user_output_names) + len(info.frontier_node_arg_map)),
-            self._fetched_gradients,
-            [device] * len(self._fetched_gradients),
+        gradient = build_gradient_graph(graph, requires_grad)
+        self.needed = gradient.needed
+        self._feed_order = [graph.feeds.index(name) for name in gradient.feeds]
+        self._skipped = set(gradient.skipped)
+        self._gradient_of = gradient.gradient_of
+        self._session = self._make_session(
+            gradient, {name: bound.key for name, bound in sites.items()}, options
+        )
+        device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
+        self._agent = self._ort.TrainingAgent(
+            self._session._sess,
+            list(gradient.feeds),
+            [device] * gradient.fetched,
+            list(gradient.gradients),
+            [device] * len(gradient.gradients),
             0,
         )
-        self._session_kept = session
-        self._skipped = set(info.output_grad_indices_non_differentiable)
-        gradient_of = dict(
-            zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
-        )
-        gradient_of.update(info.user_input_grad_names)
-        self._gradient_of = {
-            name: self._fetched_gradients.index(g)
-            for name, g in gradient_of.items()
-            if g in self._fetched_gradients
-        }
 
-    def _builder_configuration(self) -> Any:
-        ort, graph = self._ort, self._graph
-        configuration = ort.OrtModuleGraphBuilderConfiguration()
-        configuration.initializer_names = list(graph.weights)
-        configuration.initializer_names_to_train = [n for n in graph.weights if n in self._requires_grad]
-        configuration.input_names_require_grad = [n for n in graph.inputs if n in self._requires_grad]
-        configuration.build_gradient_graph = True
-        configuration.enable_caching = False
-        configuration.loglevel = ort.Severity.ERROR
-        configuration.use_memory_efficient_gradient = False
-        return configuration
-
-    def _session(self, gradient: onnx.ModelProto, options: Options) -> Any:
-        onnxruntime = private.onnxruntime()
-        settings = onnxruntime.SessionOptions()
-        settings.enable_mem_pattern = False
-        # Buffers cross to PyTorch and back; their lifetime is the tensors', not the plan's.
-        settings.enable_mem_reuse = False
-        settings.log_severity_level = 3
-        settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
-        settings.inter_op_num_threads = 1
-        settings.use_deterministic_compute = options.deterministic
-        # Weights are inputs that every step changes: a packed copy would go stale.
-        settings.add_session_config_entry("session.disable_prepacking", "1")
+    def _make_session(self, gradient: GradientGraph, functions: Mapping[str, str], options: Options) -> Any:
+        settings = session_settings(options)
         try:
-            return onnxruntime.InferenceSession(
-                gradient.SerializeToString(), settings, providers=["CPUExecutionProvider"]
+            return private.onnxruntime().InferenceSession(
+                rename_functions(gradient.model, functions), settings, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            raise _no_gradient(error) from error
+            raise no_gradient(error) from error
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
         """Run the forward half.
@@ -245,57 +202,3 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     for index in values.bool_tensor_indices():
         tensors[index] = tensors[index].view(torch.bool)
     return tensors
-
-
-def _restore_output_types(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> None:
-    """The model's outputs lose their type in the gradient graph, and the session asks for it."""
-    known = {value.name for value in gradient.value_info}
-    gradient.value_info.extend(output for output in graph.output if output.name not in known)
-
-
-def _protect_memory(gradient: onnx.GraphProto, graph: Graph) -> None:
-    """Keep ONNX Runtime from writing over what a Function may still hold.
-
-    Its memory planner lets an operator write its result over an input that nothing reads afterwards,
-    and cannot know that a Function still does. A graph output is never written over. So the inputs that
-    sites keep, and their outputs, become graph outputs, which nobody fetches: no byte is copied.
-    """
-    taken = {value.name for value in (*gradient.input, *gradient.output)}
-    types = {value.name: value for value in gradient.value_info}
-    for node in gradient.node:
-        site = graph.sites.get(node.name)
-        if site is None or node.op_type != "PythonOp":
-            continue
-        arguments = dict(zip(site.tensor_positions, node.input, strict=True))
-        for name in (*(arguments[position] for position in site.known_result.kept), *node.output[1:]):
-            if name and name not in taken:
-                taken.add(name)
-                gradient.output.append(types.get(name) or onnx.helper.make_empty_tensor_value_info(name))
-
-
-def _allow_empty_tensors(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> None:
-    """Let a size of 0 mean 0 in the shapes that the gradient builder computes, not "as before"."""
-    own = {node.name for node in graph.node}
-    for node in gradient.node:
-        if node.op_type == "Reshape" and node.name not in own:
-            kept = [a for a in node.attribute if a.name != "allowzero"]
-            del node.attribute[:]
-            node.attribute.extend([*kept, onnx.helper.make_attribute("allowzero", 1)])
-
-
-def _read_in_backward(gradient: onnx.GraphProto, feeds: Sequence[str]) -> tuple[int, ...]:
-    """Positions of the feeds that a node behind the model's outputs reads."""
-    reached = {name for node in gradient.node if node.op_type == "YieldOp" for name in node.output}
-    read: set[str] = set()
-    for node in gradient.node:
-        if reached & set(node.input):
-            reached.update(node.output)
-            read.update(node.input)
-    return tuple(i for i, name in enumerate(feeds) if name in read)
-
-
-def _no_gradient(error: Exception) -> UnsupportedOperatorError:
-    return UnsupportedOperatorError(
-        f"onnxruntime-training cannot build this model's gradient graph: {error}. "
-        f"Put the operator into a torch.autograd.Function, which keeps PyTorch's kernel"
-    )

@@ -1,0 +1,174 @@
+"""The gradient graph that onnxruntime-training builds, in a form that another process can use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from torch2ort import symbolics
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.binding import bind_nodes
+from torch2ort.runtime.graph import Graph
+
+
+@dataclass(frozen=True)
+class GradientGraph:
+    """A graph's forward and backward halves, and what a session must know of them.
+
+    Nothing in it belongs to a process: PythonOp nodes call their Function by the name of their node in the
+    exported graph.
+
+    Attributes:
+        model: ONNX.
+        optimized: whether ONNX Runtime's optimisers have run.
+        feeds: names of the inputs, in order.
+        fetched: number of outputs of the forward half.
+        gradients: names of the outputs of the backward half.
+        gradient_of: feed -> position among :attr:`gradients`.
+        needed: positions among the exported graph's feeds that the backward half reads.
+        skipped: positions of the outputs that take no gradient.
+    """
+
+    model: bytes
+    optimized: bool
+    feeds: tuple[str, ...]
+    fetched: int
+    gradients: tuple[str, ...]
+    gradient_of: Mapping[str, int]
+    needed: tuple[int, ...]
+    skipped: tuple[int, ...]
+
+    def description(self) -> dict[str, Any]:
+        """All but the model, as JSON can hold it."""
+        return {name: value for name, value in asdict(self).items() if name != "model"}
+
+    @classmethod
+    def of(cls, model: bytes, description: Mapping[str, Any]) -> GradientGraph:
+        """What :meth:`description` described."""
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in description.items()}
+        return cls(model=model, **fields)
+
+
+def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> GradientGraph:
+    """Let onnxruntime-training differentiate a graph.
+
+    Args:
+        graph: the exported graph.
+        requires_grad: the graph inputs (model inputs and weights) that require gradients.
+
+    Raises:
+        UnsupportedOperatorError: it has no gradient for an operator.
+    """
+    proto = _session_graph(graph)
+    ort = private.training_pybind()
+    builder = ort.OrtModuleGraphBuilder()
+    try:
+        builder.initialize(proto.SerializeToString(), _configuration(graph, requires_grad))
+        transformers = ort.TrainingGraphTransformerConfiguration()
+        transformers.propagate_cast_ops_config = ort.PropagateCastOpsConfiguration()
+        # Its rewrites returned logits of a wrong shape on 1.19.2.
+        transformers.enable_compute_optimizer = False
+        builder.build(transformers)
+    except Exception as error:
+        raise no_gradient(error) from error
+    info = builder.get_graph_info()
+    model = onnx.load_from_string(builder.get_gradient_model())
+    gradients = tuple(output.name for output in model.graph.output)
+    _restore_output_types(model.graph, proto.graph)
+    _protect_memory(model.graph, graph)
+    _allow_empty_tensors(model.graph, proto.graph)
+    gradient_of = dict(
+        zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
+    )
+    gradient_of.update(info.user_input_grad_names)
+    return GradientGraph(
+        model=model.SerializeToString(),
+        optimized=False,
+        feeds=tuple(value.name for value in model.graph.input),
+        fetched=len(info.user_output_names) + len(info.frontier_node_arg_map),
+        gradients=gradients,
+        gradient_of={name: gradients.index(g) for name, g in gradient_of.items() if g in gradients},
+        needed=_read_in_backward(model.graph, graph.feeds),
+        skipped=tuple(info.output_grad_indices_non_differentiable),
+    )
+
+
+def no_gradient(error: Exception) -> UnsupportedOperatorError:
+    """The error that says that a model has no gradient graph, and what to do."""
+    return UnsupportedOperatorError(
+        f"onnxruntime-training cannot build this model's gradient graph: {error}. "
+        f"Put the operator into a torch.autograd.Function, which keeps PyTorch's kernel"
+    )
+
+
+def _session_graph(graph: Graph) -> onnx.ModelProto:
+    model = ir.from_proto(graph.proto)
+    symbolics.lower_stop_gradients(model)
+    proto = ir.to_proto(model)
+    bind_nodes(proto.graph, graph.sites, {name: name for name in graph.sites}, training=True)
+    return proto
+
+
+def _configuration(graph: Graph, requires_grad: frozenset[str]) -> Any:
+    ort = private.training_pybind()
+    configuration = ort.OrtModuleGraphBuilderConfiguration()
+    configuration.initializer_names = list(graph.weights)
+    configuration.initializer_names_to_train = [n for n in graph.weights if n in requires_grad]
+    configuration.input_names_require_grad = [n for n in graph.inputs if n in requires_grad]
+    configuration.build_gradient_graph = True
+    configuration.enable_caching = False
+    configuration.loglevel = ort.Severity.ERROR
+    configuration.use_memory_efficient_gradient = False
+    return configuration
+
+
+def _restore_output_types(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> None:
+    """The model's outputs lose their type in the gradient graph, and the session asks for it."""
+    known = {value.name for value in gradient.value_info}
+    gradient.value_info.extend(output for output in graph.output if output.name not in known)
+
+
+def _protect_memory(gradient: onnx.GraphProto, graph: Graph) -> None:
+    """Keep ONNX Runtime from writing over what a Function may still hold.
+
+    Its memory planner lets an operator write its result over an input that nothing reads afterwards,
+    and cannot know that a Function still does. A graph output is never written over. So the inputs that
+    sites keep, and their outputs, become graph outputs, which nobody fetches: no byte is copied.
+    """
+    taken = {value.name for value in (*gradient.input, *gradient.output)}
+    types = {value.name: value for value in gradient.value_info}
+    for node in gradient.node:
+        site = graph.sites.get(node.name)
+        if site is None or node.op_type != "PythonOp":
+            continue
+        arguments = dict(zip(site.tensor_positions, node.input, strict=True))
+        for name in (*(arguments[position] for position in site.known_result.kept), *node.output[1:]):
+            if name and name not in taken:
+                taken.add(name)
+                gradient.output.append(types.get(name) or onnx.helper.make_empty_tensor_value_info(name))
+
+
+def _allow_empty_tensors(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> None:
+    """Let a size of 0 mean 0 in the shapes that the gradient builder computes, not "as before"."""
+    own = {node.name for node in graph.node}
+    for node in gradient.node:
+        if node.op_type == "Reshape" and node.name not in own:
+            kept = [a for a in node.attribute if a.name != "allowzero"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, onnx.helper.make_attribute("allowzero", 1)])
+
+
+def _read_in_backward(gradient: onnx.GraphProto, feeds: Sequence[str]) -> tuple[int, ...]:
+    """Positions of the feeds that a node behind the model's outputs reads."""
+    reached = {name for node in gradient.node if node.op_type == "YieldOp" for name in node.output}
+    read: set[str] = set()
+    for node in gradient.node:
+        if reached & set(node.input):
+            reached.update(node.output)
+            read.update(node.input)
+    return tuple(i for i, name in enumerate(feeds) if name in read)
