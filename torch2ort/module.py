@@ -14,7 +14,7 @@ from torch2ort import io_schema
 from torch2ort._boundary import Boundary
 from torch2ort._trace import DimSpec
 from torch2ort._watch import Watch
-from torch2ort.errors import ExportError
+from torch2ort.errors import EngineError, ExportError
 from torch2ort.export import Built, Call, build
 from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level, logger
@@ -176,6 +176,12 @@ class _Runner:
         self.forward = forward
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            raise EngineError(
+                "ORTModule was called under torch.autocast, which chooses dtypes call by call while a "
+                "graph has fixed "
+                "ones. Convert the model and its inputs with .to(dtype), or call it outside of autocast"
+            )
         tensors, schema = self._flatten(self._signature.bind(args, kwargs))
         weights = self._watch.tensors()
         variant = self._variant(tensors, schema, weights)
