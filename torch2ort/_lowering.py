@@ -11,15 +11,16 @@ import torch
 
 from torch2ort import io_schema, shape_infer, symbolics
 from torch2ort._naming import name_interface, separate_outputs
+from torch2ort._site_nodes import SiteNodes
 from torch2ort._sizes import Sizes
 from torch2ort._trace import PREFIX, Trace
-from torch2ort.pythonop import ONNX_TYPES, SITE_ATTRIBUTE, Site, node_attributes, site_by_key
+from torch2ort.pythonop.observe import UserError
+from torch2ort.pythonop.registry import report_unmatched
+from torch2ort.pythonop.symbols import named, named_symbol, program_size_names
 from torch2ort.runtime import Graph
 from torch2ort.symbolics import Mutation
-from torch2ort.symbolics.graph_builder import ops
-
-# Where a node remembers its site between translation and the end of the export.
-_SITE_KEY = "torch2ort.site"
+from torch2ort.symbolics.random_order import keep_random_order
+from torch2ort.symbolics.registered import translating
 
 
 def lower(
@@ -41,16 +42,21 @@ def lower(
         UnsupportedOperatorError: an operator has no translation, or no correct gradient.
         ExportError: the graph's shapes contradict each other.
     """
-    translated = _translate(traced, differentiate=differentiate, opset=opset)
+    size_names = program_size_names(traced.program)
+    nodes = SiteNodes(size_names, differentiate=differentiate)
+    with translating(size_names, training=differentiate):
+        translated = _translate(traced, nodes, differentiate=differentiate, opset=opset)
     graph = translated.model.graph
-    sites = _name_sites(graph)
+    sites = nodes.name(graph)
+    keep_random_order(graph, {name for name, site in sites.items() if site.known_result.uses_rng})
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]
     separate_outputs(graph)
     name_interface(graph, names, [leaf.name or "output" for leaf in traced.output_schema.leaves], PREFIX)
-    shape_infer.infer(translated.model)
+    shape_infer.infer(translated.model, size_names)
     proto = ir.to_proto(translated.model)
     onnx.checker.check_model(proto)
+    report_unmatched(site.function for site in traced.sites.values() if site.function is not None)
     outputs = tuple(value.name for value in proto.graph.output)
     count = len(traced.output_schema.leaves)
     result = Graph(
@@ -64,14 +70,17 @@ def lower(
     return result, {value.name or "": tensor for value, _, tensor in weights}
 
 
-def _translate(traced: Trace, *, differentiate: bool, opset: int) -> symbolics.Translated:
+def _translate(traced: Trace, nodes: SiteNodes, *, differentiate: bool, opset: int) -> symbolics.Translated:
     with warnings.catch_warnings():
         # torch 2.13 copies its own deprecated tree specs.
         warnings.simplefilter("ignore", FutureWarning)
-        program = symbolics.prepare(traced.program, training=differentiate)
-        return symbolics.translate(
-            program, training=differentiate, opset=opset, python_op=_translate_python_op
-        )
+        try:
+            program = symbolics.prepare(traced.program, training=differentiate)
+            return symbolics.translate(
+                program, training=differentiate, opset=opset, python_op=nodes.translate
+            )
+        except UserError as carrier:
+            raise carrier.error from None
 
 
 def _named_mutations(
@@ -87,29 +96,6 @@ def _named_mutations(
             target = names[placeholders.index(mutation.target)]
         named.append(Mutation(output, mutation.kind, target))
     return tuple(named)
-
-
-def _translate_python_op(inputs: Sequence[ir.Value], key: str) -> Sequence[ir.Value]:
-    """The opaque operator as a node that carries its site."""
-    site = site_by_key(key)
-    types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[t.dtype]) for t in site.known_result.tensors)]
-    operator = "org.pytorch.aten::ATen" if site.internal else "com.microsoft::PythonOp"
-    outputs = ops(operator, *inputs, dtypes=types, **node_attributes(site))
-    node = outputs[0].producer()
-    assert node is not None
-    node.metadata_props[_SITE_KEY] = key
-    return outputs[1:]
-
-
-def _name_sites(graph: ir.Graph) -> dict[str, Site]:
-    """Name the graph's PythonOp nodes by their order, which is the same in every process."""
-    sites: dict[str, Site] = {}
-    for node in graph:
-        if SITE_ATTRIBUTE in node.attributes:
-            node.name = f"PythonOp_{len(sites)}"
-            site = site_by_key(node.metadata_props.pop(_SITE_KEY))
-            sites[node.name] = site
-    return sites
 
 
 def _lift_weights(
@@ -146,13 +132,17 @@ def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
     """The sizes for which ``traced`` holds; ``names`` are those of its inputs."""
     program = traced.program
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    size_names = program_size_names(program)
     dims = [
-        [d if isinstance(d, int) else str(d.node.expr) for d in values[name].shape]
+        [named(d, size_names) for d in values[name].shape]
         for name in program.graph_signature.user_inputs
         if isinstance(name, str)
     ]
     ranges: dict[str, tuple[int, int | None]] = {}
     for symbol, bounds in program.range_constraints.items():
         upper = bounds.upper
-        ranges[str(symbol)] = (int(bounds.lower), int(upper) if upper.is_Integer else None)
+        ranges[named_symbol(symbol, size_names)] = (
+            int(bounds.lower),
+            int(upper) if upper.is_Integer else None,
+        )
     return Sizes(names, dims, ranges, traced.guards)

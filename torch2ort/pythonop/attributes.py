@@ -133,6 +133,7 @@ def dump_site(site: Site) -> str:
             "needs_input_grad": list(site.needs_input_grad),
             "training": site.training,
             "internal": site.internal,
+            "mapped": site.mapped,
             "inputs": [_dump_type(t) for t in result.inputs],
             "outputs": [_dump_or_mark(v) for v in result.outputs],
             "tensors": [_dump_type(t) for t in result.tensors],
@@ -185,6 +186,7 @@ def load_site(func_name: str, text: str) -> Site:
             needs_input_grad=tuple(_typed(n, bool) for n in data["needs_input_grad"]),
             training=_typed(data["training"], bool),
             internal=_typed(data["internal"], bool),
+            mapped=_typed(data["mapped"], bool),
             result=result,
         )
         _check_counts(site, result)

@@ -52,13 +52,15 @@ def infer_outputs(
     name = node.func_name
     if not _is_list(returned) or len(returned) != 2 or not all(map(_is_list, returned)):
         raise ShapeInferenceError(
-            f"{name}: the shape inferer returned {returned!r}; expected a pair of lists, the shapes and the dtypes "
+            f"{name}: the shape inferer returned {returned!r}; expected a pair of lists, the shapes and the "
+            f"dtypes "
             f"of the tensor outputs"
         )
     found, types = returned
     if len(found) != len(types):
         raise ShapeInferenceError(
-            f"{name}: the shape inferer returned {len(found)} shapes and {len(types)} dtypes; expected one of each "
+            f"{name}: the shape inferer returned {len(found)} shapes and {len(types)} dtypes; expected one "
+            f"of each "
             f"per tensor output"
         )
     return tuple(
@@ -72,7 +74,8 @@ def _shape(name: str, output: int, shape: Any) -> tuple[Dim, ...] | None:
         return None
     if not _is_list(shape):
         raise ShapeInferenceError(
-            f"{name}: the shape inferer returned {shape!r} as the shape of output {output}; expected a list of "
+            f"{name}: the shape inferer returned {shape!r} as the shape of output {output}; expected a list "
+            f"of "
             f"dimensions, or None for an unknown rank"
         )
     return tuple(_dim(name, output, axis, dim) for axis, dim in enumerate(shape))
@@ -93,8 +96,10 @@ def _dim(name: str, output: int, axis: int, dim: Any) -> Dim:
         found = dim.xreplace({s: sizes.symbol(str(s)) for s in dim.free_symbols})
     if found is None or found.is_negative or (found.is_integer is False and found.is_number):
         raise ShapeInferenceError(
-            f"{name}: the shape inferer returned {dim!r} for dimension {axis} of output {output}; expected a whole "
-            f"number from 0 up, a sympy expression, a name or expression of names such as '2*batch', or None for "
+            f"{name}: the shape inferer returned {dim!r} for dimension {axis} of output {output}; expected "
+            f"a whole "
+            f"number from 0 up, a sympy expression, a name or expression of names such as '2*batch', or "
+            f"None for "
             f"an unknown size"
         )
     return int(found) if found.is_Integer else found
@@ -104,7 +109,8 @@ def _dtype(name: str, output: int, dtype: Any) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     raise ShapeInferenceError(
-        f"{name}: the shape inferer returned {dtype!r} as the dtype of output {output}; expected a torch.dtype "
+        f"{name}: the shape inferer returned {dtype!r} as the dtype of output {output}; expected a "
+        f"torch.dtype "
         f"such as torch.float32"
     )
 

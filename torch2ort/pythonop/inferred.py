@@ -133,7 +133,8 @@ def _cautious_result(
 def _known_rank(site: Site, output: int, tensor: InferredTensor) -> tuple[Dim, ...]:
     if tensor.shape is None:
         raise ShapeInferenceError(
-            f"{site.func_name}: the shape inferer returned None, an unknown rank, for output {output}, and forward "
+            f"{site.func_name}: the shape inferer returned None, an unknown rank, for output {output}, and "
+            f"forward "
             f"runs neither on fake tensors nor on made-up data to find it; return a list with None for each "
             f"dimension"
         )
@@ -145,7 +146,8 @@ def _check(site: Site, space: SizeSpace, inferred: Sequence[InferredTensor], see
     returned = len(seen.observation.result.tensors) - len(seen.observation.result.hidden)
     if len(inferred) != returned:
         raise ShapeInferenceError(
-            f"{site.func_name}: the shape inferer returned {len(inferred)} shapes, but forward returns {returned} "
+            f"{site.func_name}: the shape inferer returned {len(inferred)} shapes, but forward returns "
+            f"{returned} "
             f"tensors; expected one shape and one dtype per tensor output"
         )
     for i, (tensor, kind, shape) in enumerate(
@@ -158,14 +160,16 @@ def _check(site: Site, space: SizeSpace, inferred: Sequence[InferredTensor], see
             continue
         if len(tensor.shape) != len(shape):
             raise ShapeInferenceError(
-                f"{says} {len(tensor.shape)} dimensions, [{', '.join(map(_text, tensor.shape))}], but forward "
+                f"{says} {len(tensor.shape)} dimensions, [{', '.join(map(_text, tensor.shape))}], but "
+                f"forward "
                 f"returned {len(shape)}, {list(shape)}, for inputs of {_shapes(seen)}"
             )
         for axis, (dim, size) in enumerate(zip(tensor.shape, shape, strict=True)):
             number = dim if dim is None or isinstance(dim, int) else space.hint(dim)
             if number is not None and number != size:
                 raise ShapeInferenceError(
-                    f"{says} size {_text(dim)}{'' if dim == number else f' = {number}'} in dimension {axis}, but "
+                    f"{says} size {_text(dim)}{'' if dim == number else f' = {number}'} in dimension "
+                    f"{axis}, but "
                     f"forward returned {size}, for inputs of {_shapes(seen)}"
                 )
 

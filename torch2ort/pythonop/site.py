@@ -90,6 +90,8 @@ class Site:
         needs_input_grad: one entry per argument of ``apply``, as ``ctx.needs_input_grad`` shows it.
         training: whether the model was exported in training mode.
         internal: whether torch2ort made the site itself, to give an operator to PyTorch's kernel.
+        mapped: whether an exporter's operators compute the outputs, which are the site's last arguments, so
+            that only ``backward`` is the Function's.
         result: what ``forward`` gives; ``None`` until the abstract run.
         key: name of this site that is unique in the process.
     """
@@ -100,6 +102,7 @@ class Site:
     needs_input_grad: tuple[bool, ...]
     training: bool
     internal: bool = False
+    mapped: bool = False
     result: Result | None = None
     key: str = field(default="")
 

@@ -88,7 +88,7 @@ def _build(node: ast.expr) -> sympy.Expr:
     raise ValueError(type(node).__name__)
 
 
-class _Printer(StrPrinter):
+class _Printer(StrPrinter):  # type: ignore[misc]
     """Prints sizes as Python would compute them."""
 
     def _print_floor(self, expr: Any) -> str:

@@ -42,6 +42,11 @@ def named(size: int | torch.SymInt, names: Mapping[str, sympy.Expr]) -> int | st
     return size if isinstance(size, int) else sizes.text(sizes.plain(private.expression(size), names))
 
 
+def named_symbol(symbol: sympy.Basic, names: Mapping[str, sympy.Expr]) -> str:
+    """A symbol of torch's as a graph writes it."""
+    return sizes.text(sizes.plain(symbol, names))
+
+
 class SizeSpace:
     """The sizes of one call's tensor arguments, as expressions of named symbols.
 
@@ -59,10 +64,10 @@ class SizeSpace:
         self._environment = private.environment(tensors[0]) if tensors else None
         self._names = size_names(tensors[0]) if tensors else {}
         self._values: dict[str, Any] = {}
-        for size in (d for t in tensors for d in t.shape if isinstance(d, torch.SymInt)):
-            named = self.expression(size)
-            if isinstance(named, sympy.Symbol):
-                self._values.setdefault(named.name, size)
+        for size in (d for t in tensors for d in t.shape if not isinstance(d, int)):
+            expression = self.expression(size)
+            if isinstance(expression, sympy.Symbol):
+                self._values.setdefault(expression.name, size)
 
     def expression(self, size: int | torch.SymInt) -> int | sympy.Expr:
         """``size`` over named symbols; a number stays one."""

@@ -12,7 +12,6 @@ import onnx_ir as ir
 import sympy
 from onnx_shape_inference import (
     OpUsageError,
-    ShapeInferenceContext,
     ShapeInferenceError,
     infer_symbolic_shapes,
     registry,
@@ -42,7 +41,5 @@ def infer(model: ir.Model, names: Mapping[str, sympy.Expr] | None = None) -> Non
     name_sizes(model, {})
 
 
-@registry.register("com.microsoft", "PythonOp", since_version=1)
-@registry.register("org.pytorch.aten", "ATen", since_version=1)
-def _infer_python_op(context: ShapeInferenceContext, node: ir.Node) -> None:
-    infer_python_op(context, node)
+for _domain, _operator in (("com.microsoft", "PythonOp"), ("org.pytorch.aten", "ATen")):
+    registry.register(_domain, _operator, since_version=1)(infer_python_op)

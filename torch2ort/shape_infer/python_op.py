@@ -111,15 +111,18 @@ def _check(name: str, inferred: Sequence[InferredTensor], ranks: Sequence[int], 
     dtypes: list[torch.dtype] = [_DTYPES[t] for t in types]
     if len(inferred) > len(ranks):
         raise ShapeInferenceError(
-            f"{name}: the shape inferer returned {len(inferred)} shapes, but the node has {len(ranks)} tensor outputs"
+            f"{name}: the shape inferer returned {len(inferred)} shapes, but the node has {len(ranks)} "
+            f"tensor outputs"
         )
     for i, tensor in enumerate(inferred):
         if tensor.dtype != dtypes[i]:
             raise ShapeInferenceError(
-                f"{name}: the shape inferer says that output {i} has dtype {tensor.dtype}, but the node says {dtypes[i]}"
+                f"{name}: the shape inferer says that output {i} has dtype {tensor.dtype}, but the node "
+                f"says {dtypes[i]}"
             )
         if tensor.shape is not None and len(tensor.shape) != ranks[i]:
             raise ShapeInferenceError(
-                f"{name}: the shape inferer says that output {i} has {len(tensor.shape)} dimensions, but the node "
+                f"{name}: the shape inferer says that output {i} has {len(tensor.shape)} dimensions, but "
+                f"the node "
                 f"says {ranks[i]}"
             )

@@ -15,6 +15,7 @@ from torch2ort.symbolics.decompositions import decomposition_table
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.mutation import refuse_other_mutations
+from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
@@ -62,12 +63,14 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
     """
     notes = Notes(training=training)
     inline_grad_regions(program.graph_module)
+    users = user_operators()
+    decompositions = decomposition_table(training=training)
     program = private.decompose(
         program,
         translation_table(),
-        decomposition_table(training=training),
-        decomposed=DECOMPOSED,
-        whole=WHOLE,
+        {target: function for target, function in decompositions.items() if target not in users},
+        decomposed=DECOMPOSED - users,
+        whole=WHOLE - users,
         training=training,
     )
     refuse_other_mutations(program)
@@ -98,12 +101,14 @@ def _needs_kernel(
     program: torch.export.ExportedProgram, *, training: bool
 ) -> Callable[[torch.fx.Node], bool]:
     known = private.registry(translation_table())
+    users = user_operators()
     gradient = requires_grad(program) if training else frozenset()
 
     def chosen(node: torch.fx.Node) -> bool:
         if node.target is _PYTHON_OP or not isinstance(node.target, OpOverload):
             return False
-        if wants_kernel(node, training=training) or not private.has_translation(node, known):
+        wanted = node.target not in users and wants_kernel(node, training=training)
+        if wanted or not private.has_translation(node, known):
             return True
         return node in gradient and not _dtypes(node) <= _FLOATS
 

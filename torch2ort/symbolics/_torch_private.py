@@ -108,6 +108,12 @@ def _is_left(target: OpOverload, function: Callable[..., Any], *, training: bool
     return (training or prims) and not target._can_decompose()
 
 
+def torchlib_translation(target: Any) -> Callable[..., Any] | None:
+    """torch.onnx's translation of an operator for real numbers."""
+    metas = _torchlib().get_decomps(target)
+    return next((meta.onnx_function for meta in metas if not meta.is_complex), None)
+
+
 def has_translation(node: torch.fx.Node, known: _registration.ONNXRegistry) -> bool:
     """Whether torch.onnx, with the translations of ``known``, can translate ``node``."""
     return _dispatching.dispatch(node, known)[0] is not None

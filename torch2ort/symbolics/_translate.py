@@ -11,8 +11,9 @@ import onnx_ir as ir
 import onnxscript.version_converter
 import torch
 
-from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.pythonop import Site
+from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
+from torch2ort.pythonop import Site, site_by_key
+from torch2ort.pythonop.observe import UserError
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
 from torch2ort.symbolics._torch_private import OpOverload
@@ -24,6 +25,10 @@ from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.trainable import untrainable_nodes
 from torch2ort.symbolics.translations import translation_table
+
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+# Errors that say themselves what is wrong: torch2ort's, and those of what users registered.
+_DELIBERATE = (Torch2OrtError, UserError)
 
 PythonOpTranslation = Callable[[list[ir.Value], str], "list[ir.Value]"]
 
@@ -98,17 +103,18 @@ def _to_onnx(
 ) -> tuple[ir.Model, tuple[Mutation, ...]]:
     table: dict[Any, Callable[..., Any]] = {
         **translation_table(),
-        torch.ops.torch2ort.python_op.default: lambda inputs, site: python_op(list(inputs), site),
+        _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),
     }
     while True:
         try:
             model = private.to_onnx(program, table)
             break
         except private.ConversionError as error:
+            cause = _innermost(error)
             name = private.failing_node(error)
             node = next((n for n in program.graph.nodes if n.name == name), None)
-            if node is None or name in given_up or node.target is torch.ops.torch2ort.python_op.default:
-                raise _innermost(error) from None
+            if isinstance(cause, _DELIBERATE) or node is None or name in given_up or node.target is _PYTHON_OP:
+                raise cause from None
             _hand_over(program, notes, {node.name}, given_up)
     mutations = add_mutation_outputs(model, program)
     # A graph of PythonOp nodes alone imports no opset of ONNX's own.
@@ -118,7 +124,7 @@ def _to_onnx(
 
 
 def _innermost(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
+    while error.__cause__ is not None and not isinstance(error, _DELIBERATE):
         error = error.__cause__
     return error
 
@@ -132,6 +138,13 @@ def _hand_to_kernels(
         node = nodes.get(name)
         if node is not None and node.target is operator.getitem:
             node = node.args[0]
+        if node is not None and node.target is _PYTHON_OP:
+            raise UnsupportedOperatorError(
+                f"{site_by_key(node.args[1]).func_name}: its exporter maps the call at {source_line(node)} to "
+                f"{reason}, of which onnxruntime-training has no correct gradient. Return None from the exporter "
+                f"where g.training is true, so that the call stays a PythonOp; register the exporter with "
+                f"gradient='function'; or give the operator a gradient with torch2ort.register_gradient"
+            )
         if node is None or node.name in given_up or not isinstance(node.target, OpOverload):
             where = "" if node is None else f" ({node.target} at {source_line(node)})"
             raise UnsupportedOperatorError(

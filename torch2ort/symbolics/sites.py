@@ -170,7 +170,7 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
     if not isinstance(target, OpOverload) or target.namespace != "aten" or not _gives_tensors(node):
         raise UnsupportedOperatorError(
             f"{target} at {source_line(node)} has no translation to ONNX. Register one with "
-            f"torch2ort.register_exporter on an autograd.Function around it, or use other operators"
+            f"torch2ort.register_symbolic, or use other operators"
         )
     arguments = [convert(a) for a in node.args]
     keywords = {k: convert(v) for k, v in node.kwargs.items()}

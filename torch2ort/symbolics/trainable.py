@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from torch2ort.symbolics.registered import gradient_of
 from torch2ort.symbolics.stop_gradient import is_stop
 
 # Nothing, or why the node cannot be differentiated; given the positions of inputs that carry a gradient.
@@ -64,7 +65,8 @@ def fx_name(node: ir.Node) -> str:
 
 def _reason(node: ir.Node, inputs: frozenset[int]) -> str | None:
     name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    rule = _RULES.get(name)
+    registered = gradient_of(node)
+    rule = _RULES.get(name) if registered is None else _only(*registered.inputs)
     if rule is None:
         return name
     reason = rule(node, inputs)

@@ -75,7 +75,8 @@ class Table(Generic[Value]):
         with LOCK:
             if name in entries and not override:
                 raise RegistryError(
-                    f"{self.verb}: '{name}' already has {self.noun}; pass override=True to replace it, or call "
+                    f"{self.verb}: '{name}' already has {self.noun}; pass override=True to replace it, or "
+                    f"call "
                     f"torch2ort.unregister('{name}') first"
                 )
             entries[name] = Entry(name, function, value)
@@ -147,7 +148,8 @@ def key_of(function: object, verb: str) -> tuple[str, FunctionClass | None]:
     owner = getattr(function, "__self__", None)
     hint = "pass the class itself, not its apply" if isinstance(owner, type) else "pass one of the two"
     raise RegistryError(
-        f"{verb}: expected a qualified name or a subclass of torch.autograd.Function, got {function!r}; {hint}"
+        f"{verb}: expected a qualified name or a subclass of torch.autograd.Function, got {function!r}; "
+        f"{hint}"
     )
 
 

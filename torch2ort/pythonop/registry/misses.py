@@ -53,7 +53,8 @@ def _fault(entry: Entry[Any], table: Table[Any], met: dict[str, Any], known: dic
         if name not in met or met[name] is entry.function:
             return None
         return (
-            f"'{name}' was registered for another class of that name than the one in the exported model (a class "
+            f"'{name}' was registered for another class of that name than the one in the exported model (a "
+            f"class "
             f"that was defined again?); register the new class with override=True"
         )
     if name in known:
@@ -118,7 +119,8 @@ def _all_functions() -> Iterator[tuple[str, type]]:
     stack: list[type] = [torch.autograd.Function]
     seen: set[type] = set()
     while stack:
-        for function in type.__subclasses__(stack.pop()):
+        subclasses: list[type] = type.__subclasses__(stack.pop())
+        for function in subclasses:
             if function in seen:
                 continue
             seen.add(function)

@@ -89,11 +89,11 @@ def register_gradient(
 
     Args:
         operator: ``"domain::Op"``, or ``"Op"`` for one of ONNX's own.
-        gradient: ``gradient(g, inputs, outputs, grads)``, called once. ``inputs[i]`` and ``outputs[i]`` are
-            those of the node, ``grads[i]`` the gradients of its outputs; ``g.op`` adds nodes. It returns the
+        gradient: ``gradient(g, inputs, outputs, grads, **attributes)``, called for each node of the operator
+            in a graph that is trained. ``inputs`` and ``outputs`` are the node's, ``grads`` the gradients of
+            its outputs, the keywords the attributes that the node has; ``g.op`` adds nodes. It returns the
             gradient of the first input, or a tuple with one for each input (``None`` for one that has
-            none). One definition serves every node of the operator, so it must hold for all attributes
-            that the models use. Left out, the call gives a decorator.
+            none). Left out, the call gives a decorator.
         override: whether to replace an entry of the same name.
 
     Returns:

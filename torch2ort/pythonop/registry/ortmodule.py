@@ -58,14 +58,17 @@ def own_inplace_map(site: Site) -> InplaceMap | None:
     returned = method(node.SerializeToString())
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
         raise InplaceMapError(
-            f"{site.func_name}: alias_input returned {returned!r}; expected a pair of lists, the inputs that the "
+            f"{site.func_name}: alias_input returned {returned!r}; expected a pair of lists, the inputs "
+            f"that the "
             f"outputs are, and the output gradients that the input gradients are"
         )
     forward, backward = map(list, returned)
     if len(forward) != len(tensors) or len(backward) != len(site.arguments):
         raise InplaceMapError(
-            f"{site.func_name}: alias_input returned lists of {len(forward)} and {len(backward)} entries; expected "
-            f"one entry for each of {len(tensors)} tensor outputs, and for each of {len(site.arguments)} arguments"
+            f"{site.func_name}: alias_input returned lists of {len(forward)} and {len(backward)} entries; "
+            f"expected "
+            f"one entry for each of {len(tensors)} tensor outputs, and for each of {len(site.arguments)} "
+            f"arguments"
         )
     return InplaceMap(
         MappingProxyType({tensors[i]: argument for i, argument in enumerate(forward) if argument != -1}),

@@ -2,6 +2,16 @@
 
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.calls import map_site
+from torch2ort.symbolics.registered.gradients import gradient_of
+from torch2ort.symbolics.registered.operators import translating, user_operators, user_translations
 from torch2ort.symbolics.registered.values import GraphValue
 
-__all__ = ["GraphBuilder", "GraphValue", "map_site"]
+__all__ = [
+    "GraphBuilder",
+    "GraphValue",
+    "gradient_of",
+    "map_site",
+    "translating",
+    "user_operators",
+    "user_translations",
+]

@@ -105,7 +105,8 @@ class GraphBuilder:
         """
         if value._owner is not self:
             raise ExportError(
-                f"{self._who}: {where} is a value of another call's graph, {value!r}; expected an argument of this "
+                f"{self._who}: {where} is a value of another call's graph, {value!r}; expected an argument "
+                f"of this "
                 f"call, or what this g made"
             )
         return value._value
@@ -134,7 +135,8 @@ class GraphBuilder:
                 given[i] = self._number(argument, i, types, schema)
             else:
                 raise ExportError(
-                    f"{self._who}: input {i} of g.op({name!r}) is {argument!r}; expected a graph value, a number, a "
+                    f"{self._who}: input {i} of g.op({name!r}) is {argument!r}; expected a graph value, a "
+                    f"number, a "
                     f"bool, a torch.Tensor or None. Use g.constant for lists and arrays"
                 )
         return given
@@ -153,7 +155,9 @@ class GraphBuilder:
         return self._constant(torch.tensor(number, dtype=wanted))
 
     def _constant(self, tensor: torch.Tensor) -> ir.Value:
-        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(tensor.contiguous()))], num_outputs=1)
+        node = ir.Node(
+            "", "Constant", [], [ir.AttrTensor("value", ir.tensor(tensor.contiguous()))], num_outputs=1
+        )
         node.outputs[0].dtype = ir.DataType(ONNX_TYPES[tensor.dtype])
         node.outputs[0].shape = ir.Shape(tensor.shape)
         self._nodes.append(node)
@@ -170,7 +174,8 @@ class GraphBuilder:
             return ir.convenience.convert_attribute(key, value)
         except (TypeError, ValueError) as error:
             raise ExportError(
-                f"{self._who}: attribute {key} of g.op({name!r}) is {value!r}, which a graph cannot hold ({error})"
+                f"{self._who}: attribute {key} of g.op({name!r}) is {value!r}, which a graph cannot hold "
+                f"({error})"
             ) from error
 
     def _infer(self, node: ir.Node) -> None:

@@ -56,7 +56,8 @@ def map_site(
         expected = ir.DataType(ONNX_TYPES[kind.dtype])
         if value.dtype not in (None, expected):
             raise ExportError(
-                f"{site.func_name}: its exporter returned output {i} as {builder.wrap(value).dtype}, but forward "
+                f"{site.func_name}: its exporter returned output {i} as {builder.wrap(value).dtype}, but "
+                f"forward "
                 f"returns {kind.dtype}; add g.op('Cast', value, to={kind.dtype})"
             )
         if value.shape is not None and len(value.shape) != kind.rank:
@@ -84,9 +85,7 @@ def run_user(
         raise UserError(error) from None
 
 
-def returned_values(
-    builder: GraphBuilder, returned: Any, who: str, what: str, count: int
-) -> list[ir.Value]:
+def returned_values(builder: GraphBuilder, returned: Any, who: str, what: str, count: int) -> list[ir.Value]:
     """The graph values that a user's callable returned.
 
     Raises:
@@ -100,24 +99,29 @@ def returned_values(
             )
     if len(values) != count:
         raise ExportError(
-            f"{who}: its {what} returned {len(values)} value{'s' * (len(values) != 1)}; expected {count}, one for "
+            f"{who}: its {what} returned {len(values)} value{'s' * (len(values) != 1)}; expected {count}, "
+            f"one for "
             f"each tensor output"
         )
     return [builder.unwrap(v, f"output {i} of its {what}") for i, v in enumerate(values)]
 
 
 def commit(builder: GraphBuilder, values: list[ir.Value], inputs: Sequence[ir.Value]) -> list[ir.Value]:
-    """Add the builder's nodes to the translation that is going on, and give each output a value of its own."""
+    """Add the builder's nodes to the translation that is going on.
+
+    Returns:
+        ``values``; a copy of one that is an input or occurs twice, for the translation names its outputs.
+    """
     taken = {id(value) for value in inputs}
     outputs: list[ir.Value] = []
     for value in values:
         if id(value) in taken:
-            # The translation names its outputs, which must not rename an input.
             node = ir.Node("", "Identity", [value], num_outputs=1)
             node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
             builder.nodes.append(node)
-            value = node.outputs[0]
-        taken.add(id(value))
-        outputs.append(value)
+            outputs.append(node.outputs[0])
+        else:
+            taken.add(id(value))
+            outputs.append(value)
     private.recorded_nodes().extend(builder.nodes)
     return outputs

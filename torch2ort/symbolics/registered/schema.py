@@ -50,9 +50,12 @@ class OperatorSchema:
         )
         for what, given, low, high in limits:
             if not low <= given <= high:
-                wanted = f"{low}" if low == high else f"{low} to {high}" if high < 1 << 30 else f"{low} or more"
+                wanted = (
+                    f"{low}" if low == high else f"{low} to {high}" if high < 1 << 30 else f"{low} or more"
+                )
                 raise ExportError(
-                    f"{self._who}: {self._name} with {given} {what}; ONNX opset {BUILD_OPSET} has it with {wanted}"
+                    f"{self._who}: {self._name} with {given} {what}; ONNX opset {BUILD_OPSET} has it with "
+                    f"{wanted}"
                 )
 
     def attribute(self, name: str, value: Any) -> Any:
@@ -74,7 +77,9 @@ class OperatorSchema:
             return [float(v) for v in value]
         return int(value) if kind == _KINDS.INT and isinstance(value, bool) else value
 
-    def constant_type(self, position: int, number: float, types: Sequence[ir.DataType | None]) -> ir.DataType | None:
+    def constant_type(
+        self, position: int, number: float, types: Sequence[ir.DataType | None]
+    ) -> ir.DataType | None:
         """Element type for a Python number as an input: that of the inputs it must agree with.
 
         Args:

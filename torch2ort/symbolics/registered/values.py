@@ -46,7 +46,9 @@ class GraphValue:
         )
 
     def __repr__(self) -> str:
-        shape = "?" if self.shape is None else f"[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        shape = (
+            "?" if self.shape is None else f"[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        )
         return f"GraphValue({self._value.name or 'unnamed'}, {self.dtype}, {shape})"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch2ort.symbolics.registered import user_translations
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _table: dict[Any, Callable[..., Any]] = {}
@@ -21,5 +22,5 @@ def translates(*operators: Any) -> Callable[[_F], _F]:
 
 
 def translation_table() -> dict[Any, Callable[..., Any]]:
-    """Translations of our own, by operator."""
-    return dict(_table)
+    """Translations by operator: those that users registered, then our own."""
+    return {**_table, **user_translations(_table)}

@@ -1,0 +1,114 @@
+"""The opaque operator of a traced program as ONNX nodes: a PythonOp, or what an exporter makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import onnx_ir as ir
+import sympy
+
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import ONNX_TYPES, SITE_ATTRIBUTE, TENSOR, Site, node_attributes, site_by_key
+from torch2ort.pythonop.registry import exporter_of
+from torch2ort.shape_infer import SITE_META
+from torch2ort.symbolics.graph_builder import op, ops
+from torch2ort.symbolics.registered import map_site
+from torch2ort.symbolics.stop_gradient import STOP_GRADIENT
+
+
+class SiteNodes:
+    """Translates every call of a Function in one program.
+
+    Args:
+        names: torch's symbols -> what the graph calls them.
+        differentiate: whether the graph will be differentiated.
+    """
+
+    def __init__(self, names: Mapping[str, sympy.Expr], *, differentiate: bool) -> None:
+        self._names = names
+        self._differentiate = differentiate
+        # Nothing else keeps a site alive that translation makes.
+        self._made: list[Site] = []
+
+    def translate(self, inputs: list[ir.Value], key: str) -> list[ir.Value]:
+        """The outputs of the site of that key.
+
+        Raises:
+            ExportError: its exporter is at fault.
+        """
+        site = site_by_key(key)
+        exporter = None if site.internal else exporter_of(site)
+        if exporter is None:
+            return self._python_op(site, inputs)
+        mapped = map_site(exporter, site, inputs, self._names, training=self._differentiate)
+        if mapped is None:
+            return self._python_op(site, inputs)
+        if exporter.gradient == "function" and self._differentiate and any(site.needs_input_grad):
+            return self._own_gradient(site, inputs, mapped)
+        return mapped
+
+    def name(self, graph: ir.Graph) -> dict[str, Site]:
+        """Name the graph's PythonOp nodes by their order, which is the same in every process."""
+        sites: dict[str, Site] = {}
+        for node in graph:
+            if SITE_ATTRIBUTE in node.attributes:
+                node.name = f"PythonOp_{len(sites)}"
+                sites[node.name] = node.meta[SITE_META] = site_by_key(node.metadata_props.pop(SITE_META))
+        return sites
+
+    def _python_op(self, site: Site, inputs: list[ir.Value]) -> list[ir.Value]:
+        types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[t.dtype]) for t in site.known_result.tensors)]
+        operator = "org.pytorch.aten::ATen" if site.internal else "com.microsoft::PythonOp"
+        outputs = ops(operator, *inputs, dtypes=types, **node_attributes(site))
+        node = outputs[0].producer()
+        assert node is not None
+        node.metadata_props[SITE_META] = site.key
+        return list(outputs[1:])
+
+    def _own_gradient(self, site: Site, inputs: list[ir.Value], mapped: list[ir.Value]) -> list[ir.Value]:
+        """The mapped outputs behind a PythonOp whose gradient is the Function's own ``backward``."""
+        _check_repeatable(site)
+        result, count = site.known_result, len(site.arguments)
+        outputs = [i for i, value in enumerate(result.outputs) if value is TENSOR]
+        behind = Site(
+            func_name=site.func_name,
+            function=site.function,
+            arguments=(*site.arguments, *(TENSOR for _ in mapped)),
+            needs_input_grad=(*site.needs_input_grad, *(False for _ in mapped)),
+            training=site.training,
+            mapped=True,
+            result=replace(
+                result,
+                inputs=(*result.inputs, *result.tensors),
+                kept=site.tensor_positions,
+                forward_map=tuple((position, count + i) for i, position in enumerate(outputs)),
+                backward_map=(),
+            ),
+        )
+        self._made.append(behind)
+        stopped = [op(STOP_GRADIENT if _is_float(v) else "Identity", v) for v in mapped]
+        return self._python_op(behind, [*inputs, *stopped])
+
+
+def _check_repeatable(site: Site) -> None:
+    result = site.known_result
+    if not result.observed:
+        reason = "nobody could run forward at export to see what it does"
+    elif result.uses_rng:
+        reason = "forward draws random numbers, and would draw others"
+    elif result.mutated:
+        reason = f"forward writes to argument {result.mutated[0]}"
+    else:
+        return
+    raise ExportError(
+        f"{site.func_name}: its exporter has gradient='function', for which backward must run forward a "
+        f"second "
+        f"time, and that is not sound here: {reason}. Return None where g.training is true, so that the "
+        f"call stays "
+        f"a PythonOp, or register the exporter with gradient='engine'"
+    )
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
