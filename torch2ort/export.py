@@ -8,53 +8,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from torch2ort import io_schema
+from torch2ort._built import Built, Call
 from torch2ort._lowering import lower, sizes_of
-from torch2ort._trace import DimSpec, flat_dim_specs, trace
-from torch2ort.exported_model import CacheReport, ExportedModel, Interface, frozen
+from torch2ort._reuse import reuse_or_build
+from torch2ort._trace import flat_dim_specs, trace
+from torch2ort.exported_model import ExportedModel, Interface, frozen
 from torch2ort.log import apply_level, logger
 from torch2ort.options import DEFAULT_OPSET, Options, with_arguments
-from torch2ort.runtime import Graph
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a model, as an export takes it.
-
-    Attributes:
-        signature: names and defaults of the model's arguments.
-        tensors: its tensors, flat.
-        schema: the structure around them.
-        dim_specs: per tensor, which dimensions vary.
-    """
-
-    signature: io_schema.Signature
-    tensors: Sequence[torch.Tensor]
-    schema: io_schema.Schema
-    dim_specs: Sequence[DimSpec]
-
-
-@dataclass(frozen=True)
-class Built:
-    """An exported graph whose weights are still the model's own.
-
-    Attributes:
-        graph: weights are graph inputs.
-        weights: graph input -> the model's tensor.
-        interface: how a call maps to the graph's inputs and outputs.
-        training: the mode that was exported.
-    """
-
-    graph: Graph
-    weights: dict[str, torch.Tensor]
-    interface: Interface
-    training: bool
 
 
 def export(
@@ -108,7 +74,7 @@ def export(
         built.interface,
         training=built.training,
         options=options,
-        cache=CacheReport(),
+        cache=built.report,
     )
 
 
@@ -121,19 +87,49 @@ def build(
     options: Options,
     with_hooks: bool = True,
 ) -> Built:
-    """Trace, translate and infer shapes: the pipeline behind ``export`` and ``ORTModule``.
+    """The graph of one call, out of the export cache or exported: what ``export`` and ``ORTModule`` share.
 
     Args:
         model: the model.
         call: the sample call.
         training: the mode; ``None`` takes ``model.training``.
         differentiate: whether every operator must have a correct gradient in the engine.
-        options: opset and debugging.
+        options: cache, opset and debugging.
         with_hooks: whether hooks of the model itself are part of the graph.
 
     Raises:
         ExportError: see :func:`export`.
     """
+    settings = {
+        "opset": options.opset or DEFAULT_OPSET,
+        "mode": training,
+        "differentiable": differentiate,
+        "hooks of the model": with_hooks,
+    }
+
+    def afresh() -> Built:
+        return _export(
+            model,
+            call,
+            training=training,
+            differentiate=differentiate,
+            options=options,
+            with_hooks=with_hooks,
+        )
+
+    return reuse_or_build(model, call, settings, options, afresh)
+
+
+def _export(
+    model: torch.nn.Module,
+    call: Call,
+    *,
+    training: bool | None,
+    differentiate: bool,
+    options: Options,
+    with_hooks: bool,
+) -> Built:
+    """Trace, translate and infer shapes."""
     with _one_export:
         traced = trace(
             model,

@@ -12,10 +12,11 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._boundary import Boundary
+from torch2ort._built import Built, Call
 from torch2ort._trace import DimSpec
 from torch2ort._watch import Watch
 from torch2ort.errors import EngineError, ExportError
-from torch2ort.export import Built, Call, build
+from torch2ort.export import build
 from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
@@ -115,7 +116,9 @@ class _Variant:
 
     def training_engine(self) -> TrainingEngine:
         if self._training is None:
-            self._training = TrainingEngine(self.built.graph, self.requires_grad, self.options)
+            self._training = TrainingEngine(
+                self.built.graph, self.requires_grad, self.options, self.built.shelf
+            )
         return self._training
 
     def inference_engine(self) -> InferenceEngine:
@@ -238,7 +241,12 @@ class _Runner:
         if built is None:
             built = self._build(samples, schema, [None] * len(samples))
         exported = ExportedModel(
-            built.graph, built.weights, built.interface, training=built.training, options=self.options
+            built.graph,
+            built.weights,
+            built.interface,
+            training=built.training,
+            options=self.options,
+            cache=built.report,
         )
         requires_grad = {n for n, t in zip(built.graph.inputs, tensors, strict=True) if t.requires_grad}
         requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}

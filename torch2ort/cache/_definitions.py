@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torch2ort.cache import _torch_private as private
 from torch2ort.cache._atoms import atom, words
 from torch2ort.cache._code import code_bytes, uses_of
 from torch2ort.cache._globals import (
@@ -100,6 +101,8 @@ class Definitions:
             else:
                 self._value(content)
         for name, value in function.__dict__.items():
+            if name in private.ADDRESSES:
+                continue
             self._walk.attribute(name, functools.partial(self._value, value))
 
     def _global(self, chain: tuple[str, ...], function: FunctionType) -> None:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -121,9 +122,12 @@ def own_digest() -> str:
 def version(distribution: str) -> str:
     """Version of an installed distribution, or ``"none"``."""
     try:
-        return importlib.metadata.version(distribution)
+        found = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "none"
+    # Its own attribute `version` parses the whole file, with the package's README in it.
+    line = re.search(r"^Version: *(\S+)", found.read_text("METADATA") or "", re.MULTILINE)
+    return line[1] if line else found.version
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort.cache import _torch_private as private
 from torch2ort.cache._packages import own_digest, version
+from torch2ort.cache._registered import walk_registrations
 from torch2ort.cache._values import Values, describe
 from torch2ort.cache._walk import Unkeyable, Walk
 from torch2ort.log import logger
@@ -52,6 +53,14 @@ class Key:
         text = json.dumps(list(components.items()))
         return cls(name, hashlib.sha256(text.encode()).hexdigest(), components, functions or {})
 
+    def with_sizes(self, schema: io_schema.Schema, tensors: Sequence[torch.Tensor]) -> Key:
+        """This key for these sizes alone, also where the graph takes others."""
+        sizes = {
+            f"sizes of {_name(leaf)}": str(list(t.shape))
+            for leaf, t in zip(schema.leaves, tensors, strict=True)
+        }
+        return Key.of(self.name, {**self.components, **sizes}, self.functions)
+
 
 def model_key(
     model: torch.nn.Module,
@@ -59,7 +68,6 @@ def model_key(
     schema: io_schema.Schema,
     sizes: Sequence[str],
     settings: Mapping[str, Any],
-    registered: Any = (),
 ) -> Key:
     """The key of one export.
 
@@ -69,7 +77,6 @@ def model_key(
         schema: the structure around them.
         sizes: per tensor, what the graph depends on of its sizes and memory order.
         settings: plain values that the graph depends on besides (opset, mode, ...).
-        registered: what users registered for Functions; any structure of functions and values.
 
     Returns:
         The key; the same in each process and on each rank.
@@ -88,9 +95,8 @@ def model_key(
     try:
         _walk_model(model, walk, values)
         _walk_call(tensors, schema, sizes, walk, values)
-        walk.refer("registrations", "registrations", lambda: values.write(registered))
         walk.refer("hooks of all modules", "hooks", lambda: values.write(private.global_hooks()))
-        walk.run()
+        walk_registrations(walk, values)
     except Unkeyable:
         raise
     except Exception as error:  # a property or method of the user's objects may do anything
@@ -137,12 +143,16 @@ def _walk_call(
 ) -> None:
     for leaf, tensor, size in zip(schema.leaves, tensors, sizes, strict=True):
         dtype = str(tensor.dtype).removeprefix("torch.")
-        walk.components[f"input {leaf.name or '(the tensor)'}"] = (
+        walk.components[f"input {_name(leaf)}"] = (
             f"{type(tensor).__name__} {dtype} {size} on {tensor.device} requires_grad={tensor.requires_grad}"
         )
     # Positions in place of tensors: structure, constants, and the classes whose methods forward may call.
     arguments = io_schema.unflatten(range(len(tensors)), schema)
     walk.refer("arguments", "arguments", lambda: values.write(arguments))
+
+
+def _name(leaf: io_schema.TensorSpec) -> str:
+    return leaf.name or "(the tensor)"
 
 
 def _versions() -> dict[str, str]:

@@ -10,8 +10,6 @@ from torch2ort.cache.key import Key
 from torch2ort.cache.store import Store, manifest_of
 from torch2ort.log import logger
 
-ENGINE_FILE = "model.onnx"
-
 
 @dataclass(frozen=True)
 class Kept:
@@ -38,9 +36,7 @@ class Shelf:
     store: Store
     key: Key
 
-    def obtain(
-        self, kind: str, settings: Mapping[str, str], make: Callable[[], Kept], *, afresh: bool = False
-    ) -> Kept:
+    def obtain(self, kind: str, settings: Mapping[str, str], make: Callable[[], Kept]) -> Kept:
         """What ``make`` gives, out of the store if it is there, else made now and stored.
 
         One process makes it; others that want it meanwhile wait and then read it.
@@ -49,11 +45,8 @@ class Shelf:
             kind: what it is, for people.
             settings: all that it depends on besides the graph.
             make: builds it.
-            afresh: do not use what is stored, and replace it.
         """
         key = Key.of(self.key.name, {"graph": self.key.digest, "kind": kind, **settings})
-        if afresh:
-            self.store.remove(key.digest)
         kept = self._read(key)
         if kept is not None:
             return kept

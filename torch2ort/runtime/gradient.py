@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from torch2ort import symbolics
+from torch2ort.cache import Kept, Shelf
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.binding import bind_nodes
+from torch2ort.runtime.binding import bind_nodes, rename_functions
 from torch2ort.runtime.graph import Graph
+from torch2ort.runtime.optimized import MODEL_FILE, optimize
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,42 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         needed=_read_in_backward(model.graph, graph.feeds),
         skipped=tuple(info.output_grad_indices_non_differentiable),
     )
+
+
+def kept_gradient_graph(
+    graph: Graph,
+    requires_grad: frozenset[str],
+    functions: Mapping[str, str],
+    settings: Any,
+    identity: Mapping[str, str],
+    shelf: Shelf,
+) -> GradientGraph:
+    """The gradient graph out of the cache, or built, optimised and put there.
+
+    Args:
+        graph: the exported graph.
+        requires_grad: the graph inputs that require gradients.
+        functions: the ``func_name`` that reaches each PythonOp node's site, by node name.
+        settings: of the session that optimises it; may be changed.
+        identity: engine, machine and settings, on which the optimised graph depends.
+        shelf: the graph's place in the cache.
+
+    Raises:
+        UnsupportedOperatorError: onnxruntime-training has no gradient for an operator.
+    """
+
+    def make() -> Kept:
+        gradient = build_gradient_graph(graph, requires_grad)
+        model = optimize(rename_functions(gradient.model, functions), settings)
+        if model is not None:
+            names = {key: name for name, key in functions.items()}
+            gradient = replace(gradient, model=rename_functions(model, names), optimized=True)
+        return Kept(gradient.description(), {MODEL_FILE: gradient.model})
+
+    kept = shelf.obtain(
+        "gradient graph", {**identity, "requires_grad": json.dumps(sorted(requires_grad))}, make
+    )
+    return GradientGraph.of(kept.files[MODEL_FILE], kept.data)
 
 
 def no_gradient(error: Exception) -> UnsupportedOperatorError:

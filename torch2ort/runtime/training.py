@@ -14,14 +14,22 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from torch2ort.cache import Shelf
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_sites, rename_functions, reraise
 from torch2ort.runtime.feeds import Feeds
-from torch2ort.runtime.gradient import GradientGraph, build_gradient_graph, no_gradient
+from torch2ort.runtime.gradient import (
+    GradientGraph,
+    build_gradient_graph,
+    kept_gradient_graph,
+    no_gradient,
+)
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.guard import contexts_in, python_op_lock
+from torch2ort.runtime.optimized import identity, run_as_it_is
+from torch2ort.runtime.pool import pool
 from torch2ort.runtime.reach import Edge, Reach
 
 
@@ -35,9 +43,24 @@ def session_settings(options: Options) -> Any:
     settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
     settings.inter_op_num_threads = 1
     settings.use_deterministic_compute = options.deterministic
+    # A pool that spins between operators takes the cores from PyTorch's threads, which the Functions and the
+    # optimizer run on: with 2 threads on 2 cores a step took three times as long.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # Weights are inputs that every step changes: a packed copy would go stale.
     settings.add_session_config_entry("session.disable_prepacking", "1")
     return settings
+
+
+def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Options) -> Any:
+    settings = session_settings(options)
+    if gradient.optimized:
+        run_as_it_is(settings)
+    try:
+        return private.onnxruntime().InferenceSession(
+            rename_functions(gradient.model, functions), settings, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        raise no_gradient(error) from error
 
 
 @dataclass(slots=True)
@@ -48,11 +71,13 @@ class ForwardState:
         partial: ONNX Runtime's state between the two halves of the graph.
         run: contexts of the Functions.
         outputs: shape, dtype and device of each fetched output, for the gradients that are missing.
+        epoch: of the pool that onnxruntime keeps its own contexts in.
     """
 
     partial: Any
     run: native.Run
     outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
+    epoch: int
 
 
 class TrainingEngine:
@@ -62,6 +87,7 @@ class TrainingEngine:
         graph: the exported graph.
         requires_grad: the graph inputs (model inputs and weights) that require gradients.
         options: threads and debugging.
+        shelf: where the gradient graph is kept for the next process.
 
     Attributes:
         differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
@@ -75,11 +101,15 @@ class TrainingEngine:
         UnsupportedOperatorError: the engine has no gradient or kernel for an operator.
     """
 
-    def __init__(self, graph: Graph, requires_grad: frozenset[str], options: Options) -> None:
+    def __init__(
+        self, graph: Graph, requires_grad: frozenset[str], options: Options, shelf: Shelf | None = None
+    ) -> None:
         self._ort = private.training_pybind()
         self._graph = graph
-        self._requires_grad = requires_grad
         self._reach = Reach(graph)
+        # The builder refuses tensors that no output depends on.
+        requires_grad &= self._reach.inputs(graph.outputs)
+        self._requires_grad = requires_grad
         self.differentiable = tuple(
             i
             for i, name in enumerate(graph.fetches)
@@ -89,18 +119,23 @@ class TrainingEngine:
         origins = [*graph.inputs, *graph.weights.values()]
         self.read = tuple(i for i, origin in enumerate(origins) if origin not in written)
         self.uses_rng = graph.uses_rng
-        sites = bind_sites(graph.sites, training=True)
+        # onnxruntime knows the sites by name; here they live.
+        self._sites = sites = bind_sites(graph.sites, training=True)
         self._site_nodes = {bound.key: name for name, bound in sites.items()}
         self._feeds = Feeds(self._ort, len(graph.inputs))
         self._lock: Any = python_op_lock if sites else contextlib.nullcontext()
-        gradient = build_gradient_graph(graph, requires_grad)
+        functions = {name: bound.key for name, bound in sites.items()}
+        if shelf is None:
+            gradient = build_gradient_graph(graph, requires_grad)
+        else:
+            gradient = kept_gradient_graph(
+                graph, requires_grad, functions, session_settings(options), identity(options), shelf
+            )
         self.needed = gradient.needed
         self._feed_order = [graph.feeds.index(name) for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
-        self._session = self._make_session(
-            gradient, {name: bound.key for name, bound in sites.items()}, options
-        )
+        self._session = _session(gradient, functions, options)
         device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
         self._agent = self._ort.TrainingAgent(
             self._session._sess,
@@ -110,15 +145,6 @@ class TrainingEngine:
             [device] * len(gradient.gradients),
             0,
         )
-
-    def _make_session(self, gradient: GradientGraph, functions: Mapping[str, str], options: Options) -> Any:
-        settings = session_settings(options)
-        try:
-            return private.onnxruntime().InferenceSession(
-                rename_functions(gradient.model, functions), settings, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:
-            raise no_gradient(error) from error
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
         """Run the forward half.
@@ -142,16 +168,20 @@ class TrainingEngine:
         partial = ort.PartialGraphExecutionState()
         run = native.Run()
         with self._lock, contexts_in(run):
+            if self._sites:
+                pool.tidy()
+                pool.add(len(self._sites))
+            epoch = pool.epoch
             try:
                 self._agent.run_forward(values, fetched, partial, None)
             except Exception as error:
                 reraise(error)
         outputs = _tensors(fetched)
-        return outputs, ForwardState(partial, run, [(t.shape, t.dtype, t.device) for t in outputs])
+        return outputs, ForwardState(partial, run, [(t.shape, t.dtype, t.device) for t in outputs], epoch)
 
     def backward(
         self, state: ForwardState, gradients: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
+    ) -> list[torch.Tensor | None] | None:
         """Run the backward half.
 
         Args:
@@ -159,7 +189,8 @@ class TrainingEngine:
             gradients: one per fetched output; ``None`` where the loss does not depend on it.
 
         Returns:
-            One entry per feed: its gradient, or ``None`` where autograd would give none.
+            One entry per feed: its gradient, or ``None`` where autograd would give none. ``None`` as a whole
+            if onnxruntime has dropped the state's contexts: the forward must be run again.
 
         Raises:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
@@ -175,10 +206,13 @@ class TrainingEngine:
             given.push_back(to_dlpack(gradient.detach().contiguous()), False)
         computed = self._ort.OrtValueVector()
         with self._lock, contexts_in(state.run):
+            if self._sites and state.epoch != pool.epoch:
+                return None
             try:
                 self._agent.run_backward(given, computed, state.partial)
             except Exception as error:
                 reraise(error)
+            pool.add(-len(self._sites))
         found = _tensors(computed)
         reached = self._reached(state.run, gradients)
         state.run.clear()

@@ -1,0 +1,231 @@
+"""Exports out of the cache: what is stored of one, and how another process puts it together again.
+
+Nothing is traced on a hit. The weights are the live model's tensors, and each PythonOp node calls the
+class that the key's walk found in the live model's code, at the place where it was found when the entry
+was made: keys are equal only if what stands there is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort import io_schema
+from torch2ort._built import Built, Call
+from torch2ort._sizes import Sizes
+from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, Unkeyable, keep, model_key, named_tensors
+from torch2ort.cache.functions import locate_function, located_function
+from torch2ort.errors import SchemaError, Torch2OrtError, Torch2OrtWarning
+from torch2ort.exported_model import CacheReport, Interface
+from torch2ort.log import logger
+from torch2ort.options import Options
+from torch2ort.pythonop import Site, UnstoredObject, dump_site, load_site
+from torch2ort.runtime import Graph, Mutation
+from torch2ort.runtime.classes import bind_classes
+from torch2ort.runtime.nodes import load_sites
+
+_FILE = "graph.onnx"
+_KIND = "graph"
+
+
+def reuse_or_build(
+    model: torch.nn.Module,
+    call: Call,
+    settings: Mapping[str, Any],
+    options: Options,
+    build: Callable[[], Built],
+) -> Built:
+    """The graph of ``call`` out of the cache of ``options``, or built and put there.
+
+    Args:
+        model: the model.
+        call: the sample call.
+        settings: plain values that the graph depends on besides.
+        options: folder of the cache.
+        build: exports the model.
+
+    Raises:
+        ExportError: as ``build`` does.
+    """
+    if options.cache_dir is None:
+        return build()
+    try:
+        store = Store(options.cache_dir)
+    except RefusedError as error:
+        warnings.warn(str(error), Torch2OrtWarning, stacklevel=2)
+        return _bypassed(build(), str(error))
+    try:
+        keys = _keys(model, call, settings)
+    except Unkeyable as reason:
+        return _bypassed(build(), f"{reason}.")
+    found, key = _find(store, keys, model, call)
+    if found is not None:
+        return found
+    with store.lock(keys[0].digest) as locked:
+        if locked:
+            # Another process may have built it while this one waited.
+            found, key = _find(store, keys, model, call)
+            if found is not None:
+                return found
+        _log_miss(store, key)
+        built = build()
+        try:
+            kept = _pack(built, model, key)
+        except Unkeyable as reason:
+            return _bypassed(built, f"{reason}.")
+        if locked:
+            keep(store, key, _KIND, kept)
+    return replace(built, report=CacheReport(False, key.digest), shelf=Shelf(store, key))
+
+
+def _bypassed(built: Built, reason: str) -> Built:
+    logger.info("the export is not cached: %s", reason)
+    return replace(built, report=CacheReport(bypass_reason=reason))
+
+
+def _keys(model: torch.nn.Module, call: Call, settings: Mapping[str, Any]) -> tuple[Key, ...]:
+    """Keys to look under: for any size of the dimensions that vary, and for just these sizes."""
+    sizes = [_describe_sizes(t, spec) for t, spec in zip(call.tensors, call.dim_specs, strict=True)]
+    key = model_key(model, call.tensors, call.schema, sizes, settings)
+    if not any(call.dim_specs):
+        return (key,)
+    return key, key.with_sizes(call.schema, call.tensors)
+
+
+def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
+    """Fixed sizes, what is said about those that vary, and the order in memory."""
+    rules = dict(spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()))
+    dims = []
+    for axis, size in enumerate(tensor.shape):
+        rule = rules.get(axis)
+        if rule is None:
+            dims.append(str(size))
+        else:
+            # torch.export treats sizes 0 and 1 apart.
+            bounds = [getattr(rule, name, None) for name in ("min", "max")]
+            dims.append(f"{type(rule).__name__} {rule} {bounds} like {min(size, 2)}")
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+    memory = str(order) if any(rule is not None for rule in rules.values()) else f"strides {list(strides)}"
+    return f"[{', '.join(dims)}] {memory}"
+
+
+def _find(store: Store, keys: Sequence[Key], model: torch.nn.Module, call: Call) -> tuple[Built | None, Key]:
+    """The first entry that takes the call's sizes; else ``None``, and the first key that is free."""
+    shapes = [tensor.shape for tensor in call.tensors]
+    for key in keys:
+        entry = store.read(key.digest)
+        if entry is None:
+            return None, key
+        try:
+            built = _unpack(Kept(entry.manifest.data, entry.files), model, call, key)
+        except (Torch2OrtError, Unkeyable) as error:
+            logger.info("the cache entry %s does not fit this process: %s", key.digest, error)
+            continue
+        if built.interface.sizes.mismatch(shapes) is None:
+            report = CacheReport(True, key.digest)
+            return replace(built, report=report, shelf=Shelf(store, key)), key
+    return None, keys[-1]
+
+
+def _log_miss(store: Store, key: Key) -> None:
+    logger.info("no cache entry for %s (%s)", key.name, key.digest)
+    for name, content in key.components.items():
+        logger.debug("  %s: %s", name, content)
+
+
+# --- an entry's content
+
+
+def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
+    graph, interface = built.graph, built.interface
+    for name, tensor in _weights(model, graph.weights).items():
+        if tensor.data_ptr() != built.weights[name].data_ptr():
+            raise Unkeyable(f"the tensor {graph.weights[name]} is another one in the graph than in the model")
+    sizes = interface.sizes
+    data = {
+        "training": built.training,
+        "outputs": _stored_schema(interface.outputs),
+        "dims": [list(d) for d in sizes.dims],
+        "ranges": {name: list(bounds) for name, bounds in sizes.ranges.items()},
+        "guards": list(sizes.guards),
+        "graph_inputs": list(graph.inputs),
+        "graph_outputs": list(graph.outputs),
+        "weights": dict(graph.weights),
+        "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
+        "functions": {name: _place_of(site, key) for name, site in graph.sites.items() if not site.internal},
+    }
+    return Kept(data, {_FILE: graph.proto.SerializeToString()})
+
+
+def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
+    data = kept.data
+    proto = onnx.load_from_string(kept.files[_FILE])
+    sites = load_sites(proto.graph)
+    bind_classes(site for site in sites.values() if site.internal)
+    for name, site in sites.items():
+        if not site.internal:
+            site.function = located_function(data["functions"][name], key)
+    graph = Graph(
+        proto=proto,
+        inputs=tuple(data["graph_inputs"]),
+        weights=dict(data["weights"]),
+        outputs=tuple(data["graph_outputs"]),
+        mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
+        sites=sites,
+    )
+    ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
+    interface = Interface(
+        call.signature,
+        call.schema,
+        io_schema.Schema.from_json(data["outputs"]),
+        Sizes(graph.inputs, data["dims"], ranges, data["guards"]),
+    )
+    return Built(graph, _weights(model, graph.weights), interface, bool(data["training"]))
+
+
+def _place_of(site: Site, key: Key) -> list[str | int]:
+    """Where the site's class is found in another process."""
+    assert site.function is not None
+    text = load_site(site.func_name, dump_site(site))
+    for position, value in enumerate((*text.arguments, *text.known_result.outputs)):
+        if isinstance(value, UnstoredObject):
+            what = f"argument {position}" if position < len(text.arguments) else "an output"
+            raise Unkeyable(f"{site.func_name}: {what} is {value!r}, and exists in this process alone")
+    return locate_function(site.function, key)
+
+
+def _stored_schema(schema: io_schema.Schema) -> str:
+    try:
+        text = schema.to_json()
+        if io_schema.Schema.from_json(text) == schema:
+            return text
+        reason = "it is another one when it is read back"
+    except SchemaError as error:
+        reason = str(error).rstrip(".")
+    raise Unkeyable(f"the structure of the model's outputs cannot be written down: {reason}")
+
+
+def _weights(model: torch.nn.Module, origins: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The model's parameters, buffers and tensor attributes behind a graph's inputs."""
+    known = named_tensors(model)
+    weights: dict[str, torch.Tensor] = {}
+    for name, origin in origins.items():
+        tensor = known.get(origin)
+        if tensor is None:
+            path, _, attribute = origin.rpartition(".")
+            try:
+                tensor = getattr(model.get_submodule(path), attribute)
+            except AttributeError:
+                tensor = None
+        if not isinstance(tensor, torch.Tensor):
+            raise Unkeyable(
+                f"the tensor {origin} of the graph is no parameter, buffer or attribute of the model"
+            )
+        weights[name] = tensor
+    return weights

@@ -1,0 +1,75 @@
+"""Graphs as ONNX Runtime's optimisers leave them, to be kept for the next process."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch2ort.log import logger
+from torch2ort.options import Options
+from torch2ort.runtime import _ort_private as private
+
+MODEL_FILE = "model.onnx"
+_PROVIDERS = ("CPUExecutionProvider",)
+
+
+def optimize(model: bytes, settings: Any) -> bytes | None:
+    """Let ONNX Runtime optimise a model for this machine.
+
+    Args:
+        model: ONNX; its PythonOp nodes are bound.
+        settings: of the session that will run it; they are changed to run what comes out as it is.
+
+    Returns:
+        ONNX, or ``None`` if it cannot be written down; ``settings`` are then as before.
+    """
+    onnxruntime = private.onnxruntime()
+    level = settings.graph_optimization_level
+    try:
+        with tempfile.TemporaryDirectory(prefix="torch2ort-") as folder:
+            path = Path(folder, MODEL_FILE)
+            settings.optimized_model_filepath = str(path)
+            onnxruntime.InferenceSession(model, settings, providers=list(_PROVIDERS))
+            optimized = path.read_bytes()
+        settings.optimized_model_filepath = ""
+        run_as_it_is(settings)
+        # A disk that was full may have cut it off.
+        onnxruntime.InferenceSession(optimized, settings, providers=list(_PROVIDERS))
+    except Exception as error:
+        logger.info("the optimised graph is not kept: %s", error)
+        settings.optimized_model_filepath = ""
+        settings.graph_optimization_level = level
+        return None
+    return optimized
+
+
+def run_as_it_is(settings: Any) -> None:
+    """Let a session leave its model alone, which was optimised before."""
+    settings.graph_optimization_level = private.onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+def identity(options: Options) -> Mapping[str, str]:
+    """All that an optimised graph depends on besides the graph: the engine, the machine, the settings."""
+    onnxruntime = private.onnxruntime()
+    return {
+        "onnxruntime": f"{onnxruntime.__version__} {onnxruntime.get_build_info()}",
+        "machine": _machine(),
+        "deterministic": str(options.deterministic),
+    }
+
+
+@functools.cache
+def _machine() -> str:
+    # Optimised layouts depend on the width of the processor's vectors: on another one they would be wrong.
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as stream:
+            lines = stream.read(1 << 14).splitlines()
+        features = next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        features = platform.processor()
+    return f"{platform.machine()} {hashlib.sha256(features.encode()).hexdigest()}"
