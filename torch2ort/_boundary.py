@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from torch2ort import _torch_private as private
+from torch2ort._verify import Verification
 from torch2ort.errors import EngineError
 from torch2ort.runtime import ForwardState, TrainingEngine
 
@@ -15,12 +16,15 @@ class Boundary(torch.autograd.Function):
     """Runs a training engine: its forward half here, its backward half when autograd asks."""
 
     @staticmethod
-    def forward(ctx: Any, engine: TrainingEngine, *feeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, engine: TrainingEngine, verification: Verification | None, *feeds: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """One tensor per entry of the graph's fetches."""
         ctx.random_state = torch.get_rng_state() if engine.uses_rng else None
         outputs, state = engine.forward(feeds)
         ctx.engine, ctx.state, ctx.feeds, ctx.retained = engine, state, feeds, False
         ctx.versions = [private.version_of(feed) for feed in feeds]
+        ctx.verification = verification
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in engine.differentiable))
         return tuple(outputs)
@@ -45,9 +49,13 @@ class Boundary(torch.autograd.Function):
             _check_versions(ctx, ctx.engine.needed)
         ctx.state, ctx.retained = None, private.backward_keeps_graph()
         result = ctx.engine.backward(state, gradients)
+        if result is None:
+            result = ctx.engine.backward(_run_again(ctx), gradients)
+        if ctx.verification is not None:
+            ctx.verification.check_gradients(gradients, ctx.engine.weights, result)
         if not ctx.retained:
-            ctx.feeds = None
-        return (None, *result)
+            ctx.feeds = ctx.verification = None
+        return (None, None, *result)
 
 
 def _state_again(ctx: Any) -> ForwardState:
@@ -62,11 +70,15 @@ def _state_again(ctx: Any) -> ForwardState:
             "have already been freed). Specify retain_graph=True if you need to backward through the graph a "
             "second time"
         )
+    return _run_again(ctx)
+
+
+def _run_again(ctx: Any) -> ForwardState:
     _check_versions(ctx, ctx.engine.read)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         if ctx.random_state is not None:
             torch.set_rng_state(ctx.random_state)
-        _, state = ctx.engine.forward(ctx.feeds)
+        state: ForwardState = ctx.engine.forward(ctx.feeds)[1]
     return state
 
 

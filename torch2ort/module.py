@@ -14,6 +14,7 @@ from torch2ort import io_schema
 from torch2ort._boundary import Boundary
 from torch2ort._built import Built, Call
 from torch2ort._trace import DimSpec
+from torch2ort._verify import Verification
 from torch2ort._watch import Watch
 from torch2ort.errors import EngineError, ExportError
 from torch2ort.export import build
@@ -101,6 +102,7 @@ class _Variant:
     exported: ExportedModel
     requires_grad: frozenset[str]
     options: Options
+    verified: bool = False
     _training: TrainingEngine | None = None
     _inference: InferenceEngine | None = None
     _picks: tuple[tuple[str, ...], list[int | torch.Tensor]] | None = None
@@ -191,14 +193,26 @@ class _Runner:
         self.exported = variant.exported
         built = variant.built
         feeds = [*tensors, *variant.pick(self._watch.names, weights)]
+        verification = self._verification(variant, schema, tensors)
         if variant.requires_grad and torch.is_grad_enabled() and variant.training_engine().differentiable:
-            fetched = Boundary.apply(variant.training_engine(), *feeds)
+            fetched = Boundary.apply(variant.training_engine(), verification, *feeds)
         else:
             fetched = variant.inference_engine().run(feeds)
         count = len(built.graph.outputs)
+        if verification is not None:
+            verification.check_outputs(fetched[:count])
         if len(fetched) > count:
             self._write_back(built, tensors, fetched[count:])
         return io_schema.unflatten(fetched[:count], built.interface.outputs)
+
+    def _verification(
+        self, variant: _Variant, schema: io_schema.Schema, tensors: list[torch.Tensor]
+    ) -> Verification | None:
+        """The eager run that the first run of a graph is compared with, if that was asked for."""
+        if not self.options.verify or variant.verified:
+            return None
+        variant.verified = True
+        return Verification(self.model, self._signature, schema, tensors)
 
     def _flatten(self, bound: dict[str, Any]) -> tuple[list[torch.Tensor], io_schema.Schema]:
         """The call's tensors and their schema; a call like the last one is only compared, not described."""

@@ -20,6 +20,7 @@ from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, UnstoredObject, use
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.pool import pool
 
 _serial = itertools.count()
 
@@ -81,15 +82,6 @@ def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, .
     )
 
 
-def register(site: native.Site) -> None:
-    """Make ``site`` callable by onnxruntime-training's PythonOp kernel under its key."""
-    ort = private.training_pybind()
-    # onnxruntime insists on a class whose direct base is Function, and reads these two attributes of it:
-    # being the native site themselves, they reach the runner without a look-up.
-    proxy = type("SiteProxy", (torch.autograd.Function,), {"apply": site, "backward": site})
-    ort.register_torch_autograd_function(site.key, proxy)
-
-
 def bind_sites(sites: Mapping[str, Site], *, training: bool) -> dict[str, native.Site]:
     """Make sites callable by onnxruntime-training.
 
@@ -106,7 +98,7 @@ def bind_sites(sites: Mapping[str, Site], *, training: bool) -> dict[str, native
         # With gradients, the graph keeps these alive and unwritten (see gradient.py, _protect_memory).
         protected = site.known_result.kept if training else ()
         own = native_site(site, f"{site.key}/{next(_serial)}", training=training, protected=protected)
-        register(own)
+        pool.register(own)
         bound[name] = own
     return bound
 

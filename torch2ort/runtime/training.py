@@ -95,6 +95,7 @@ class TrainingEngine:
             between forward and backward.
         read: positions of the feeds that the graph does not itself write to.
         uses_rng: whether a run draws from PyTorch's random generator.
+        weights: names of the tensors that are fed behind the model's inputs.
 
     Raises:
         RuntimeNotFoundError: no training build of onnxruntime is installed.
@@ -119,6 +120,7 @@ class TrainingEngine:
         origins = [*graph.inputs, *graph.weights.values()]
         self.read = tuple(i for i, origin in enumerate(origins) if origin not in written)
         self.uses_rng = graph.uses_rng
+        self.weights = tuple(graph.weights.values())
         # onnxruntime knows the sites by name; here they live.
         self._sites = sites = bind_sites(graph.sites, training=True)
         self._site_nodes = {bound.key: name for name, bound in sites.items()}

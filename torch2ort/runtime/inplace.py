@@ -1,0 +1,162 @@
+"""In-place maps in one session's graph: those of the declared ones that are safe there.
+
+onnxruntime's planner shares memory where a node's ``tensor_reuse_map`` says so, and its kernel insists that
+the Function did. So the node and the native site must say the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import onnx
+
+from torch2ort.pythonop import TENSOR, Site
+
+_MAP = "tensor_reuse_map"
+_BACKWARD_MAP = "bw_tensor_reuse_map"
+
+# Their output may be their first input's memory.
+_PASSING_ON = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "View"})
+# Somebody outside of the graph, or a body of it, may hold their output's memory.
+_SHARED = frozenset({"ATen", "If", "Loop", "PythonOp", "PythonOpGrad", "Scan", "YieldOp"})
+
+
+@dataclass(frozen=True, slots=True)
+class InplacePlan:
+    """What a site's memory is in one session.
+
+    Attributes:
+        forward: output position -> argument position.
+        backward: argument position -> output position.
+    """
+
+    forward: Mapping[int, int] = field(default_factory=dict)
+    backward: Mapping[int, int] = field(default_factory=dict)
+
+
+def views_only(site: Site) -> InplacePlan:
+    """The plan for a session whose graph nobody looked at: nothing is written to."""
+    result = site.known_result
+    return InplacePlan({o: a for o, a in result.forward_map if a not in result.mutated})
+
+
+def plan_inplace(
+    graph: onnx.GraphProto, sites: Mapping[str, Site], fetched: Collection[str]
+) -> dict[str, InplacePlan]:
+    """Choose the maps that are safe in ``graph``, and write them to its nodes, in place.
+
+    A Function may only write to memory that nobody else reads, and what leaves the graph is memory of its
+    own.
+
+    Args:
+        graph: a session's copy, forward only or with its gradient; PythonOp nodes have their exported names,
+            and PythonOpGrad nodes these as ``func_name``.
+        sites: the site of each PythonOp node, by node name.
+        fetched: names of the values that are given to the user.
+
+    Returns:
+        The plan of each site that declares a map.
+    """
+    plans = {
+        name: InplacePlan({}, {})
+        for name, site in sites.items()
+        if site.known_result.forward_map or site.known_result.backward_map
+    }
+    if not plans:
+        return plans
+    memory = _Memory(graph, fetched)
+    for node in graph.node:
+        if node.op_type == "PythonOp" and node.name in plans:
+            forward = _forward_plan(node, sites[node.name], memory)
+            plans[node.name] = InplacePlan(forward, plans[node.name].backward)
+        elif node.op_type == "PythonOpGrad" and (name := _function_of(node)) in plans:
+            plans[name] = InplacePlan(plans[name].forward, _backward_plan(node, sites[name], memory))
+    return plans
+
+
+def mapped_arguments(site: Site, plan: InplacePlan) -> set[int]:
+    """Arguments whose memory an output goes on being, so that nobody may write over it."""
+    return set(plan.forward.values()) - set(site.known_result.mutated)
+
+
+class _Memory:
+    """Who reads which value of a graph."""
+
+    def __init__(self, graph: onnx.GraphProto, fetched: Collection[str]) -> None:
+        self.leaving = {value.name for value in graph.output} | set(fetched)
+        self._given = {value.name for value in graph.input}
+        self._producers = {name: node for node in graph.node for name in node.output if name}
+        self._readers = Counter(name for node in graph.node for name in node.input if name)
+        self._varying: dict[str, bool] = {}
+
+    def read_once(self, name: str) -> bool:
+        """Whether one node alone reads ``name``."""
+        return self._readers[name] == 1 and name not in self.leaving
+
+    def may_be_written(self, name: str) -> bool:
+        """Whether nobody but the one node that reads ``name`` ever sees its memory."""
+        producer = self._producers.get(name)
+        if producer is None or not self.read_once(name) or producer.op_type in _SHARED:
+            return False
+        if producer.op_type in _PASSING_ON:
+            return self.may_be_written(producer.input[0])
+        return self._varies(name)
+
+    def _varies(self, name: str) -> bool:
+        """Whether ``name`` depends on an input; else it may become a constant, which is kept for all runs."""
+        if name in self._given:
+            return True
+        if name not in self._varying:
+            producer = self._producers.get(name)
+            self._varying[name] = producer is not None and any(map(self._varies, producer.input))
+        return self._varying[name]
+
+
+def _forward_plan(node: onnx.NodeProto, site: Site, memory: _Memory) -> dict[int, int]:
+    result = site.known_result
+    outputs, arguments = _tensor_outputs(site), site.tensor_positions
+    plan: dict[int, int] = {}
+    reuse = [-1] * len(node.output)
+    for output, argument in result.forward_map:
+        position = 1 + outputs.index(output)
+        given, made = node.input[arguments.index(argument)], node.output[position]
+        writes = argument in result.mutated
+        if made and made not in memory.leaving and (not writes or memory.may_be_written(given)):
+            plan[output] = argument
+            reuse[position] = arguments.index(argument)
+    _write(node, _MAP, reuse)
+    return plan
+
+
+def _backward_plan(node: onnx.NodeProto, site: Site, memory: _Memory) -> dict[int, int]:
+    outputs, arguments = _tensor_outputs(site), site.tensor_positions
+    plan: dict[int, int] = {}
+    reuse = [-1] * len(node.output)
+    for argument, output in site.known_result.backward_map:
+        position, source = arguments.index(argument), 1 + outputs.index(output)
+        given = node.input[source] if source < len(node.input) else ""
+        made = node.output[position] if position < len(node.output) else ""
+        # Whether backward writes to the gradient is not known, so that nobody else may read it.
+        if given and made and made not in memory.leaving and memory.read_once(given):
+            plan[argument] = output
+            reuse[position] = source
+    _write(node, _MAP, reuse)
+    return plan
+
+
+def _write(node: onnx.NodeProto, name: str, reuse: list[int]) -> None:
+    kept = [a for a in node.attribute if a.name not in (name, _BACKWARD_MAP)]
+    if any(position >= 0 for position in reuse):
+        kept.append(onnx.helper.make_attribute(name, reuse))
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+def _tensor_outputs(site: Site) -> list[int]:
+    return [i for i, value in enumerate(site.known_result.outputs) if value is TENSOR]
+
+
+def _function_of(node: onnx.NodeProto) -> str:
+    return next((a.s.decode() for a in node.attribute if a.name == "func_name"), "")
