@@ -21,6 +21,7 @@ from torch2ort._trace import flat_dim_specs, trace
 from torch2ort.exported_model import ExportedModel, Interface, frozen
 from torch2ort.log import apply_level, logger
 from torch2ort.options import DEFAULT_OPSET, Options, with_arguments
+from torch2ort.runtime.stages import save_stage
 
 
 def export(
@@ -142,6 +143,7 @@ def _export(
         )
         opset = options.opset or DEFAULT_OPSET
         graph, weights = lower(model, traced, call.schema, differentiate=differentiate, opset=opset)
+    save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     nodes = len(graph.proto.graph.node)
     logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, nodes, len(graph.sites))
     interface = Interface(call.signature, call.schema, traced.output_schema, sizes_of(traced, graph.inputs))

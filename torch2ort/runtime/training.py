@@ -31,6 +31,7 @@ from torch2ort.runtime.guard import contexts_in, python_op_lock
 from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.pool import pool
 from torch2ort.runtime.reach import Edge, Reach
+from torch2ort.runtime.stages import save_optimized, save_stage
 
 
 def session_settings(options: Options) -> Any:
@@ -55,10 +56,11 @@ def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Opt
     settings = session_settings(options)
     if gradient.optimized:
         run_as_it_is(settings)
+    model = rename_functions(gradient.model, functions)
+    save_stage(options, "gradient", model)
+    save_optimized(options, "optimized", settings)
     try:
-        return private.onnxruntime().InferenceSession(
-            rename_functions(gradient.model, functions), settings, providers=["CPUExecutionProvider"]
-        )
+        return private.onnxruntime().InferenceSession(model, settings, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise no_gradient(error) from error
 
