@@ -16,7 +16,9 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes, rename_functions
 from torch2ort.runtime.graph import Graph
+from torch2ort.runtime.inplace import InplacePlan, mapped_arguments, plan_inplace
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
+from torch2ort.runtime.registered_gradients import hide_operators, restore_operators
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class GradientGraph:
         gradient_of: feed -> position among :attr:`gradients`.
         needed: positions among the exported graph's feeds that the backward half reads.
         skipped: positions of the outputs that take no gradient.
+        inplace: PythonOp node -> the in-place maps in force for it, see :attr:`plans`.
     """
 
     model: bytes
@@ -45,6 +48,12 @@ class GradientGraph:
     gradient_of: Mapping[str, int]
     needed: tuple[int, ...]
     skipped: tuple[int, ...]
+    inplace: Mapping[str, Any]
+
+    @property
+    def plans(self) -> dict[str, InplacePlan]:
+        """The in-place maps of each PythonOp node that has some."""
+        return {name: InplacePlan.of(data) for name, data in self.inplace.items()}
 
     def description(self) -> dict[str, Any]:
         """All but the model, as JSON can hold it."""
@@ -68,6 +77,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         UnsupportedOperatorError: it has no gradient for an operator.
     """
     proto = _session_graph(graph)
+    hidden = hide_operators(proto)
     ort = private.training_pybind()
     builder = ort.OrtModuleGraphBuilder()
     try:
@@ -81,10 +91,12 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         raise no_gradient(error) from error
     info = builder.get_graph_info()
     model = onnx.load_from_string(builder.get_gradient_model())
+    restore_operators(model.graph, hidden)
     gradients = tuple(output.name for output in model.graph.output)
+    plans = plan_inplace(model.graph, graph.sites, graph.fetches)
     _restore_output_types(model.graph, proto.graph)
-    _protect_memory(model.graph, graph)
-    _allow_empty_tensors(model.graph, proto.graph)
+    _protect_memory(model.graph, graph, plans)
+    _allow_empty_tensors(model.graph)
     gradient_of = dict(
         zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
     )
@@ -98,6 +110,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         gradient_of={name: gradients.index(g) for name, g in gradient_of.items() if g in gradients},
         needed=_read_in_backward(model.graph, graph.feeds),
         skipped=tuple(info.output_grad_indices_non_differentiable),
+        inplace={name: plan.description() for name, plan in plans.items()},
     )
 
 
@@ -172,12 +185,12 @@ def _restore_output_types(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> 
     gradient.value_info.extend(output for output in graph.output if output.name not in known)
 
 
-def _protect_memory(gradient: onnx.GraphProto, graph: Graph) -> None:
+def _protect_memory(gradient: onnx.GraphProto, graph: Graph, plans: Mapping[str, InplacePlan]) -> None:
     """Keep ONNX Runtime from writing over what a Function may still hold.
 
     Its memory planner lets an operator write its result over an input that nothing reads afterwards,
     and cannot know that a Function still does. A graph output is never written over. So the inputs that
-    sites keep, and their outputs, become graph outputs, which nobody fetches: no byte is copied.
+    sites keep or pass on, and their outputs, become graph outputs, which nobody fetches: no byte is copied.
     """
     taken = {value.name for value in (*gradient.input, *gradient.output)}
     types = {value.name: value for value in gradient.value_info}
@@ -186,17 +199,19 @@ def _protect_memory(gradient: onnx.GraphProto, graph: Graph) -> None:
         if site is None or node.op_type != "PythonOp":
             continue
         arguments = dict(zip(site.tensor_positions, node.input, strict=True))
-        for name in (*(arguments[position] for position in site.known_result.kept), *node.output[1:]):
+        held = {*site.known_result.kept, *mapped_arguments(site, plans.get(node.name, InplacePlan()))}
+        for name in (*(arguments[position] for position in sorted(held)), *node.output[1:]):
             if name and name not in taken:
                 taken.add(name)
                 gradient.output.append(types.get(name) or onnx.helper.make_empty_tensor_value_info(name))
 
 
-def _allow_empty_tensors(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> None:
-    """Let a size of 0 mean 0 in the shapes that the gradient builder computes, not "as before"."""
-    own = {node.name for node in graph.node}
+def _allow_empty_tensors(gradient: onnx.GraphProto) -> None:
+    """Let a size of 0 mean 0 where a tensor gets another one's shape, not "the size that it has"."""
+    shapes = {name for node in gradient.node if node.op_type == "Shape" for name in node.output}
     for node in gradient.node:
-        if node.op_type == "Reshape" and node.name not in own:
+        # The builder also writes constant shapes, in which it uses 0 in the other sense.
+        if node.op_type == "Reshape" and node.input[1] in shapes:
             kept = [a for a in node.attribute if a.name != "allowzero"]
             del node.attribute[:]
             node.attribute.extend([*kept, onnx.helper.make_attribute("allowzero", 1)])
