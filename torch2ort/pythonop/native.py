@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 
 import torch
 
 from torch2ort import _native
 from torch2ort import _native as native
 from torch2ort.errors import EngineError, InplaceMapError, Torch2OrtWarning
+from torch2ort.pythonop.site import Site, live_site
 
 __all__ = ["native"]
 
 
+# Per exported site: the aliasing that it was warned of. Each session has native sites of its own.
+_warned: weakref.WeakKeyDictionary[Site, set[tuple[str, int]]] = weakref.WeakKeyDictionary()
+
+
 def _warn_alias(site: _native.Site, kind: str, output: int, argument: int) -> None:
+    exported = live_site(site.key.rpartition("/")[0])
+    if exported is not None:
+        result = exported.known_result
+        declared = result.forward_map if kind == "forward" else result.backward_map
+        warned = _warned.setdefault(exported, set())
+        # A declared map may be no help in one session's graph, where others read the same memory.
+        if (output, argument) in declared or (kind, output) in warned:
+            return
+        warned.add((kind, output))
+    name = site.name.partition("#")[0]
     if kind == "forward":
         what = f"output {output} shares memory with argument {argument}"
     else:
         what = f"the gradient of argument {output} shares memory with the gradient of output {argument}"
     warnings.warn(
         f"{site.name}: {what}, which was made correct by a copy. To save the copy, declare "
-        f"torch2ort.register_inplace_map({site.name!r}, {kind}={{{output}: {argument}}})",
+        f"torch2ort.register_inplace_map({name!r}, {kind}={{{output}: {argument}}})",
         Torch2OrtWarning,
         stacklevel=2,
     )

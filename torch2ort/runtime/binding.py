@@ -20,6 +20,7 @@ from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, UnstoredObject, use
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.inplace import InplacePlan
 from torch2ort.runtime.pool import pool
 
 _serial = itertools.count()
@@ -33,7 +34,9 @@ _CONSTANT_ATTRIBUTES = tuple(
 )  # fmt: skip
 
 
-def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, ...]) -> native.Site:
+def native_site(
+    site: Site, key: str, *, training: bool, protected: tuple[int, ...], plan: InplacePlan
+) -> native.Site:
     """The native counterpart of ``site``.
 
     Args:
@@ -41,6 +44,7 @@ def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, .
         key: name of the native site, unique in the process.
         training: whether contexts are kept for a backward.
         protected: argument positions whose memory the session's graph never overwrites.
+        plan: the in-place maps in force.
 
     Raises:
         ExportError: an argument is an object that the site's file could not hold.
@@ -79,14 +83,19 @@ def native_site(site: Site, key: str, *, training: bool, protected: tuple[int, .
         mutated=result.mutated,
         protected_inputs=protected,
         training=training,
+        forward_map=dict(plan.forward),
+        backward_map=dict(plan.backward),
     )
 
 
-def bind_sites(sites: Mapping[str, Site], *, training: bool) -> dict[str, native.Site]:
+def bind_sites(
+    sites: Mapping[str, Site], plans: Mapping[str, InplacePlan], *, training: bool
+) -> dict[str, native.Site]:
     """Make sites callable by onnxruntime-training.
 
     Args:
         sites: the site of each PythonOp node, by node name.
+        plans: the in-place maps in force in the session's graph, by node name.
         training: whether the session computes gradients.
 
     Returns:
@@ -97,7 +106,9 @@ def bind_sites(sites: Mapping[str, Site], *, training: bool) -> dict[str, native
     for name, site in sites.items():
         # With gradients, the graph keeps these alive and unwritten (see gradient.py, _protect_memory).
         protected = site.known_result.kept if training else ()
-        own = native_site(site, f"{site.key}/{next(_serial)}", training=training, protected=protected)
+        plan = plans.get(name, InplacePlan())
+        key = f"{site.key}/{next(_serial)}"
+        own = native_site(site, key, training=training, protected=protected, plan=plan)
         pool.register(own)
         bound[name] = own
     return bound

@@ -7,7 +7,7 @@ the Function did. So the node and the native site must say the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -34,6 +34,16 @@ class InplacePlan:
 
     forward: Mapping[int, int] = field(default_factory=dict)
     backward: Mapping[int, int] = field(default_factory=dict)
+
+    def description(self) -> list[list[list[int]]]:
+        """The plan as JSON can hold it."""
+        return [[list(pair) for pair in pairs.items()] for pairs in (self.forward, self.backward)]
+
+    @classmethod
+    def of(cls, description: Sequence[Sequence[Sequence[int]]]) -> InplacePlan:
+        """What :meth:`description` described."""
+        forward, backward = ({key: value for key, value in pairs} for pairs in description)
+        return cls(forward, backward)
 
 
 def views_only(site: Site) -> InplacePlan:

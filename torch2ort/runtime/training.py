@@ -124,8 +124,7 @@ class TrainingEngine:
         self.uses_rng = graph.uses_rng
         self.weights = tuple(graph.weights.values())
         # onnxruntime knows the sites by name; here they live.
-        self._sites = sites = bind_sites(graph.sites, training=True)
-        self._site_nodes = {bound.key: name for name, bound in sites.items()}
+        sites = bind_sites(graph.sites, {}, training=True)
         self._feeds = Feeds(self._ort, len(graph.inputs))
         self._lock: Any = python_op_lock if sites else contextlib.nullcontext()
         functions = {name: bound.key for name, bound in sites.items()}
@@ -135,6 +134,11 @@ class TrainingEngine:
             gradient = kept_gradient_graph(
                 graph, requires_grad, functions, session_settings(options), identity(options), shelf
             )
+        if gradient.inplace:
+            sites = bind_sites(graph.sites, gradient.plans, training=True)
+            functions = {name: bound.key for name, bound in sites.items()}
+        self._sites = sites
+        self._site_nodes = {bound.key: name for name, bound in sites.items()}
         self.needed = gradient.needed
         self._feed_order = [graph.feeds.index(name) for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
