@@ -23,6 +23,7 @@ def mend(model: ir.Model, trained: frozenset[str]) -> None:
     differentiated = {v for node, _ in nodes for v in node.outputs}
     carrying = {node.inputs[i] for node, inputs in nodes for i in inputs}
     for node, inputs in nodes:
+        _tell_apart(model.graph, node, inputs)
         if node.op_type == "Where":
             _expand_branches(model.graph, node, inputs)
         elif node.op_type == "Split":
@@ -39,6 +40,20 @@ _WITH_CONSTANTS = frozenset({"Cos", "Erf", "Pow", "ReduceL2", "Sqrt", "Where"})
 
 # ONNX Runtime fuses those that take one value apart into a Split, whose gradient needs that of every part.
 _PARTS = frozenset({"Slice", "Gather"})
+
+
+def _tell_apart(graph: ir.Graph, node: ir.Node, inputs: frozenset[int]) -> None:
+    """Give a node that takes one graph input twice two names for it; its gradients would get one."""
+    seen: set[ir.Value] = set()
+    for position in sorted(inputs):
+        value = node.inputs[position]
+        assert value is not None
+        if value in seen and value.producer() is None:
+            shape = _insert(graph, node, "Shape", [value], ir.DataType.INT64, None)
+            node.replace_input_with(
+                position, _insert(graph, node, "Reshape", [value, shape], value.dtype, value.shape)
+            )
+        seen.add(value)
 
 
 def _is_scalar(value: ir.Value) -> bool:

@@ -34,7 +34,7 @@ class SiteMaker:
         self._graph = program.graph_module.graph
         self._training = training
         self._mode = private.fake_mode(program)
-        self._needed = requires_grad(program) if training else frozenset()
+        self._needed = set(requires_grad(program)) if training else set()
         self._token: torch.fx.Node | None = None
 
     def passes_by(self, node: torch.fx.Node) -> None:
@@ -90,7 +90,9 @@ class SiteMaker:
             outputs = [self._node(node, operator.getitem, (call, i)) for i in range(count)]
             if random:
                 self._token = outputs.pop()
-            if not any(needed):
+            if any(needed):
+                self._needed.update(outputs)
+            else:
                 outputs = [self._node(node, _DETACH, (o,)) if _is_float(o) else o for o in outputs]
         self._hand_over(node, outputs)
 

@@ -50,7 +50,7 @@ def std(
     self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> torch.Tensor:
     """The square root of the variance."""
-    return torch.sqrt(_var_mean(self, dim, correction, keepdim)[0])
+    return _root(_var_mean(self, dim, correction, keepdim)[0])
 
 
 @decomposes(aten.std_mean.correction)
@@ -59,7 +59,7 @@ def std_mean(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Standard deviation and mean."""
     variance, average = _var_mean(self, dim, correction, keepdim)
-    return torch.sqrt(variance), average
+    return _root(variance), average
 
 
 @decomposes(aten.norm.Scalar, aten.norm.ScalarOpt_dim)
@@ -81,6 +81,13 @@ def adaptive_avg_pool2d(self: torch.Tensor, output_size: Sequence[int]) -> torch
         return NotImplemented  # type: ignore[no-any-return]
     kernel = [height // rows, width // columns]
     return torch.nn.functional.avg_pool2d(self, kernel, kernel)
+
+
+def _root(variance: torch.Tensor) -> torch.Tensor:
+    # The gradient where nothing varies is zero, not infinite.
+    none = variance == 0
+    one = torch.ones((), dtype=variance.dtype, device=variance.device)
+    return torch.where(none, one - 1, torch.sqrt(torch.where(none, one, variance)))
 
 
 def _var_mean(
