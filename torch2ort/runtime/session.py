@@ -16,6 +16,7 @@ from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import binding, stock
 from torch2ort.runtime.guard import contexts_in, python_op_lock
+from torch2ort.runtime.inplace import plan_inplace
 
 _RUN_METHODS = ("run", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector")
 
@@ -49,7 +50,8 @@ def inference_session(
         copy.CopyFrom(proto)
         proto = copy
         if private.has_training():
-            native_sites = binding.bind_sites(sites, training=False)
+            plans = plan_inplace(proto.graph, sites, {value.name for value in proto.graph.output})
+            native_sites = binding.bind_sites(sites, plans, training=False)
             functions = {name: site.key for name, site in native_sites.items()}
             binding.bind_nodes(proto.graph, sites, functions, training=False)
             bound = list(native_sites.values())

@@ -20,6 +20,7 @@ from torch2ort.pythonop import Site, load_site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.binding import native_site
 from torch2ort.runtime.classes import bind_classes
+from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.nodes import python_op_nodes
 
 KEY_ATTRIBUTE = "site_key"
@@ -67,7 +68,8 @@ def resolve(func_name: str, key: str, text: str) -> native.Site:
         return site
     described = load_site(func_name, text)
     bind_classes([described])
-    return native_site(described, func_name, training=False, protected=())
+    plan = views_only(described)
+    return native_site(described, func_name, training=False, protected=(), plan=plan)
 
 
 def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site]) -> list[native.Site]:
@@ -84,7 +86,8 @@ def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site]) -> list[native.Si
     for node in python_op_nodes(graph):
         site = sites[node.name]
         key = secrets.token_hex(16)
-        own = native_site(site, f"{site.key}/{key}", training=False, protected=())
+        plan = views_only(site)
+        own = native_site(site, f"{site.key}/{key}", training=False, protected=(), plan=plan)
         _bound[key] = own
         bound.append(own)
         kept = [a for a in node.attribute if a.name in _READ_ATTRIBUTES]
