@@ -54,6 +54,8 @@ class BackwardCall {
   bool ReturnGradient(size_t i, PyObject* gradient);
   bool ReturnZeros(size_t i);
   bool Conform(size_t i, Ref* gradient);
+  bool View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
+  bool RaiseDevice(size_t i, const TensorMeta& expected, const char* found);
   bool Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
   bool Disentangle(size_t i, PyObject* gradient, Managed* managed);
   bool HeldByContext(const Span& span);
@@ -219,30 +221,49 @@ bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
   return true;
 }
 
-// Brings a gradient to its argument's shape and dtype as torch's engine does, or raises what it raises.
+// Brings a gradient to its argument's shape, dtype and device as torch's engine does, or raises what it
+// raises.
 bool BackwardCall::Conform(size_t i, Ref* gradient) {
   DLTensor view;
-  if (config.exchange->dltensor_from_py_object_no_sync(gradient->get(), &view) != 0) {
-    // A sparse gradient has no single piece of memory.
-    PyErr_Clear();
-    *gradient = CallMethod(gradient->get(), method_names.to_dense);
-    if (!*gradient || config.exchange->dltensor_from_py_object_no_sync(gradient->get(), &view) != 0)
-      return false;
-  }
   TensorMeta expected = InputMeta(i);
-  if (!Reduce(i, expected, gradient, &view)) return false;
+  if (!View(i, expected, gradient, &view) || !Reduce(i, expected, gradient, &view)) return false;
   DLDataType dtype = inputs_[i].dtype;
-  if (view.dtype == dtype) return true;
-  if (!IsFloating(view.dtype) && (view.dtype.code == kDLComplex) != (dtype.code == kDLComplex)) {
-    PyErr_SetString(
-        PyExc_RuntimeError,
-        "Expected isFloatingType(grad.scalar_type()) || (input_is_complex == grad_is_complex) to be true, "
-        "but got false.  (Could this error message be improved?  If so, please report an enhancement "
-        "request to PyTorch.)");
-    return false;
+  if (view.dtype != dtype) {
+    if (!IsFloating(view.dtype) && (view.dtype.code == kDLComplex) != (dtype.code == kDLComplex)) {
+      PyErr_SetString(PyExc_RuntimeError,
+                      "Expected isFloatingType(grad.scalar_type()) || (input_is_complex == grad_is_complex) "
+                      "to be true, but got "
+                      "false.  (Could this error message be improved?  If so, please report an enhancement "
+                      "request to PyTorch.)");
+      return false;
+    }
+    *gradient = CallMethod(gradient->get(), method_names.to, inputs_[i].torch_dtype.get());
   }
-  *gradient = CallMethod(gradient->get(), method_names.to, inputs_[i].torch_dtype.get());
-  return static_cast<bool>(*gradient);
+  if (view.device == expected.device || !*gradient) return static_cast<bool>(*gradient);
+  if (view.ndim != 0) return RaiseDevice(i, expected, DeviceName(view.device).c_str());
+  Ref device = Ref::Steal(PyUnicode_FromString(DeviceName(expected.device).c_str()));
+  if (device) *gradient = CallMethod(gradient->get(), method_names.to, device.get());
+  return device && *gradient;
+}
+
+// What the gradient looks like; a sparse one is made dense first, as it has no single piece of memory.
+bool BackwardCall::View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view) {
+  if (config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0) return true;
+  PyErr_Clear();
+  *gradient = CallMethod(gradient->get(), method_names.to_dense);
+  if (!*gradient) return false;
+  if (config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0) return true;
+  PyErr_Clear();
+  Ref device = Ref::Steal(PyObject_GetAttrString(gradient->get(), "device"));
+  if (device) device = Ref::Steal(PyObject_Str(device.get()));
+  return device && RaiseDevice(i, expected, PyUnicode_AsUTF8(device.get()));
+}
+
+bool BackwardCall::RaiseDevice(size_t i, const TensorMeta& expected, const char* found) {
+  PyErr_Format(PyExc_RuntimeError,
+               "Function %s returned an invalid gradient at index %zu - expected device %s but got %s",
+               site_->backward_name->c_str(), i, DeviceName(expected.device).c_str(), found);
+  return false;
 }
 
 bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view) {

@@ -206,4 +206,13 @@ std::string ShapeText(const int64_t* shape, int32_t rank) {
   return text + "]";
 }
 
+std::string DeviceName(DLDevice device) {
+  if (device.device_type == kDLCPU) return "cpu";
+  constexpr int32_t kCuda = 2, kRocm = 10;  // torch calls both by one name
+  return (device.device_type == kCuda || device.device_type == kRocm
+              ? "cuda:"
+              : "DLPack device type " + std::to_string(device.device_type) + ", number ") +
+         std::to_string(device.device_id);
+}
+
 }  // namespace torch2ort

@@ -82,6 +82,10 @@ inline bool operator==(DLDataType a, DLDataType b) {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 inline bool operator!=(DLDataType a, DLDataType b) { return !(a == b); }
+inline bool operator==(DLDevice a, DLDevice b) {
+  return a.device_type == b.device_type && a.device_id == b.device_id;
+}
+inline bool operator!=(DLDevice a, DLDevice b) { return !(a == b); }
 inline bool IsFloating(DLDataType dtype) {
   return dtype.code == kDLFloat || dtype.code == kDLBfloat || dtype.code >= kDLFloat8_e4m3fn;
 }
@@ -90,5 +94,7 @@ inline bool IsFloating(DLDataType dtype) {
 bool ParseDType(PyObject* name, DLDataType* dtype);
 std::string DTypeName(DLDataType dtype);
 std::string ShapeText(const int64_t* shape, int32_t rank);
+// As torch spells it: "cpu", "cuda:0".
+std::string DeviceName(DLDevice device);
 
 }  // namespace torch2ort

@@ -10,10 +10,11 @@ namespace {
 
 class ForwardCall {
  public:
-  ForwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs)
+  ForwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs, std::vector<Ref>* storages)
       : site_(site),
         loans_(loans),
         outputs_(outputs),
+        storages_(storages),
         inputs_(*site->inputs),
         tensors_(inputs_.size()),
         access_(inputs_.size()),
@@ -43,6 +44,7 @@ class ForwardCall {
   bool ReturnMutated(PyObject** items, Py_ssize_t count);
   bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
   bool Disentangle(size_t index, PyObject* value, Managed* managed);
+  bool ReturnAlias(PyObject* value, Managed* managed, Ref* storage);
   bool KeepOrDropContext();
   bool Settle();
   void Abandon();
@@ -50,6 +52,7 @@ class ForwardCall {
   Site* site_;
   Loans& loans_;
   std::vector<Managed>* outputs_;
+  std::vector<Ref>* storages_;  // one an output, or null
   std::vector<InputSpec>& inputs_;
   SmallArray<Ref, 8> tensors_;      // as forward gets them
   SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
@@ -82,6 +85,10 @@ bool ForwardCall::Receive() {
 
 bool ForwardCall::ReceiveInput(size_t i) {
   const InputSpec& input = inputs_[i];
+  if (loans_[i] == nullptr) {
+    PyErr_Format(config.error_type, "%U: no tensor arrived for argument %zd", site_->name, input.argument);
+    return false;
+  }
   DLDataType& dtype = loans_[i]->dl_tensor.dtype;
   // Runtimes pass bool as bytes in DLPack's older form, which knows no bool.
   if (input.dtype.code == kDLBool && dtype.code == kDLUInt && dtype.bits == 8) dtype = input.dtype;
@@ -182,13 +189,22 @@ bool ForwardCall::CheckConstant(Py_ssize_t position, PyObject* value) {
 }
 
 bool ForwardCall::CheckTensor(const OutputSpec& spec, const DLTensor& tensor) {
-  if (tensor.dtype == spec.dtype && tensor.ndim == spec.rank) return true;
+  if (tensor.dtype != spec.dtype || tensor.ndim != spec.rank) {
+    PyErr_Format(config.error_type,
+                 "%U: output %zd of forward was exported as a tensor of %s with %d dimensions, but forward "
+                 "returned one "
+                 "of %s with %d dimensions",
+                 site_->name, spec.position, DTypeName(spec.dtype).c_str(), spec.rank,
+                 DTypeName(tensor.dtype).c_str(), tensor.ndim);
+    return false;
+  }
+  bool foreign = !inputs_.empty();
+  for (size_t i = 0; i < inputs_.size(); ++i) foreign &= tensor.device != loans_[i]->dl_tensor.device;
+  if (!foreign) return true;
   PyErr_Format(config.error_type,
-               "%U: output %zd of forward was exported as a tensor of %s with %d dimensions, but forward "
-               "returned one of "
-               "%s with %d dimensions",
-               site_->name, spec.position, DTypeName(spec.dtype).c_str(), spec.rank,
-               DTypeName(tensor.dtype).c_str(), tensor.ndim);
+               "%U: output %zd of forward is on %s, but its first tensor argument is on %s", site_->name,
+               spec.position, DeviceName(tensor.device).c_str(),
+               DeviceName(loans_[0]->dl_tensor.device).c_str());
   return false;
 }
 
@@ -200,10 +216,35 @@ bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
     return false;
   }
   Managed managed = ExportContiguous(value);
-  if (!managed || !CheckTensor(spec, managed->dl_tensor)) return false;
+  if (!managed) {
+    RaiseFromPending("%U: output %zd of forward is a tensor that cannot be handed to ONNX Runtime",
+                     site_->name, spec.position);
+    return false;
+  }
+  if (!CheckTensor(spec, managed->dl_tensor)) return false;
+  const void* data = managed->dl_tensor.data;
   if (!Disentangle(outputs_->size(), value, &managed)) return false;
+  if (storages_ != nullptr) {
+    storages_->emplace_back();
+    bool own = spec.mapped_input < 0 && managed->dl_tensor.data == data;
+    if (own && !ReturnAlias(value, &managed, &storages_->back())) return false;
+  }
   outputs_->push_back(std::move(managed));
   return true;
+}
+
+// Gives a large output as an alias, beside its storage: the tensor itself is then the Function's alone, and
+// the storage tells whether the Function holds on to it.
+bool ForwardCall::ReturnAlias(PyObject* value, Managed* managed, Ref* storage) {
+  if (SpanOf((*managed)->dl_tensor).size() < kLargeOutputBytes) return true;
+  Ref alias = CallMethod(value, method_names.detach);
+  Managed other = alias ? ExportTensor(alias.get()) : nullptr;
+  if (!other) return false;
+  // A contiguous copy of the value is not what its storage holds.
+  if (other->dl_tensor.data != (*managed)->dl_tensor.data || !IsContiguous(other->dl_tensor)) return true;
+  *managed = std::move(other);
+  *storage = CallMethod(value, method_names.untyped_storage);
+  return static_cast<bool>(*storage);
 }
 
 // Gives an output memory of its own, unless it has that or is declared to be an input's memory.
@@ -311,6 +352,7 @@ void ForwardCall::Abandon() {
     if (tensors_[i] && access_[i] == Access::kShared) watched[i] = WatchStorage(tensors_[i].get());
   }
   outputs_->clear();
+  if (storages_ != nullptr) storages_->clear();
   context_.reset();
   argument_tuple_.reset();
   result_.reset();
@@ -327,8 +369,12 @@ void ForwardCall::Abandon() {
 }  // namespace
 
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs) {
+  return RunForward(site, inputs, outputs, nullptr);
+}
+
+bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages) {
   try {
-    return ForwardCall(site, inputs, outputs).Run();
+    return ForwardCall(site, inputs, outputs, storages).Run();
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
     return false;

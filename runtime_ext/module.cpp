@@ -54,6 +54,10 @@ PyObject* CallDirectly(PyObject* args, const char* format,
   for (size_t i = 0; i < count; ++i) {
     PyObject* tensor = PySequence_Fast_GET_ITEM(tensors.get(), static_cast<Py_ssize_t>(i));
     if (tensor == Py_None) continue;
+    if (!IsTensor(tensor)) {
+      PyErr_Format(PyExc_TypeError, "item %zu of the tensors is of type %.200s", i, Py_TYPE(tensor)->tp_name);
+      return nullptr;
+    }
     Managed managed = ExportTensor(tensor);
     if (!managed) return nullptr;
     loans[i] = LendVersioned(managed.release());

@@ -1,5 +1,7 @@
 #include "policy.h"
 
+#include <cstdarg>
+
 namespace torch2ort {
 
 MethodNames method_names;
@@ -11,6 +13,7 @@ bool InitPolicy() {
   } names[] = {
       {&method_names.clone, "clone"},
       {&method_names.contiguous, "contiguous"},
+      {&method_names.detach, "detach"},
       {&method_names.requires_grad, "requires_grad"},
       {&method_names.untyped_storage, "untyped_storage"},
       {&method_names.set, "set_"},
@@ -41,7 +44,23 @@ Managed ExportContiguous(PyObject* tensor) {
 
 long WritesTo(PyObject* tensor) {
   Ref version = Ref::Steal(PyObject_GetAttr(tensor, method_names.version));
-  return version ? PyLong_AsLong(version.get()) : -1;
+  if (version) return PyLong_AsLong(version.get());
+  if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
+  PyErr_Clear();
+  return 0;
+}
+
+void RaiseFromPending(const char* format, ...) {
+  Ref cause = Ref::Steal(TakeRaised());
+  va_list arguments;
+  va_start(arguments, format);
+  PyErr_FormatV(config.error_type, format, arguments);
+  va_end(arguments);
+  Ref error = Ref::Steal(TakeRaised());
+  if (!error) return;
+  PyException_SetCause(error.get(), Ref::Share(cause.get()).release());
+  PyException_SetContext(error.get(), cause.release());
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
 }
 
 Ref CopyTensor(Site* site, PyObject* tensor) {
@@ -83,7 +102,7 @@ namespace {
 // out of it, such as a numpy array: that is why a site's first call works on copies.
 bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
   int64_t bytes = SpanOf(loan->dl_tensor).size();
-  Ref storage = Dereference(watched);
+  Ref storage = loan->dl_tensor.device.device_type == kDLCPU ? Dereference(watched) : Ref();
   if (storage) {
     Ref handle = Ref::Steal(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(config.tensor_type)));
     if (!handle || !CallMethod(handle.get(), method_names.set, storage.get())) return false;
@@ -93,8 +112,8 @@ bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
   if (loan->holder_count() == others) return true;
   PyErr_Format(
       config.error_type,
-      "%U keeps memory of ONNX Runtime after the call, and it could not be given memory of its own: save a "
-      "clone() of the tensor instead",
+      "%U began to keep memory of ONNX Runtime after its first call, and it could not be given memory of its "
+      "own: save a clone() of the tensor instead",
       site->name);
   return false;
 }
@@ -108,10 +127,9 @@ bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access
   }
   int others = 1 + exports;
   if (loan->holder_count() == others) return true;
-  if (!Privatize(site, loan, others, watched)) return false;
   // With a copy from the start, the next calls are spared the costly exchange.
   if (exports == 0) *next = Access::kCopied;
-  return true;
+  return Privatize(site, loan, others, watched);
 }
 
 bool WarnAlias(Site* site, const char* kind, Py_ssize_t key, Py_ssize_t value) {

@@ -26,8 +26,14 @@ class Loans {
   SmallArray<Loan*, 8> loans_;
 };
 
+// Outputs from here on are worth more than a look at who holds them.
+constexpr int64_t kLargeOutputBytes = 1 << 16;
+
 // Runs forward; gives one output per Site::tensor_outputs. False with an exception set on failure.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs);
+// `storages` gets one entry an output: torch's storage of an output of at least kLargeOutputBytes that is not
+// an argument's memory, else nothing.
+bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages);
 
 // Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor
 // argument, null for those that need none. False with an exception set on failure.
@@ -39,7 +45,7 @@ bool InitPolicy();
 
 // Interned names of the tensor methods that the policy calls.
 struct MethodNames {
-  PyObject *clone, *contiguous, *requires_grad, *untyped_storage, *set, *sum_to_size, *to, *to_dense,
+  PyObject *clone, *detach, *contiguous, *requires_grad, *untyped_storage, *set, *sum_to_size, *to, *to_dense,
       *resolve_neg, *version;
 };
 extern MethodNames method_names;
@@ -55,11 +61,14 @@ inline Ref CallMethod(PyObject* self, PyObject* name, PyObject* argument) {
 
 // The tensor as a contiguous exchange struct; null with an exception set on failure.
 Managed ExportContiguous(PyObject* tensor);
+// Raises the configured error with the message that `format` makes, the pending exception as its cause.
+void RaiseFromPending(const char* format, ...);
 // A private copy of it, its bytes counted on the site.
 Managed ExportCopy(Site* site, PyObject* tensor);
 Ref CopyTensor(Site* site, PyObject* tensor);
 
-// How often torch wrote to the tensor or a view of it since it was made; -1 with an exception set on failure.
+// How often torch wrote to the tensor or a view of it since it was made; 0 in inference mode, where torch
+// does not count; -1 with an exception set on failure.
 long WritesTo(PyObject* tensor);
 
 // A weak handle on the storage behind a tensor: it outlives neither the storage nor keeps it alive.

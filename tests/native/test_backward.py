@@ -127,6 +127,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, answer: Callable[[torch.Tensor], An
         lambda g: (torch.ones(2, 0), None, None),
         lambda g: (torch.ones(3, 2), None, None),
         lambda g: (g * 1j, None, None),
+        lambda g: (g.to("meta"), None, None),
     ],
 )
 def test_wrong_gradients_raise_what_eager_raises(

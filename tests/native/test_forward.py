@@ -10,6 +10,7 @@ import torch
 
 from tests.native.calls import InRun, check_against_eager, error_of, make_site, run_forward
 from torch2ort.errors import EngineError
+from torch2ort.pythonop.native import native
 
 Function = torch.autograd.Function
 # Whether aliasing is noticed is test_memory's concern.
@@ -287,6 +288,53 @@ def test_a_wrong_number_of_tensors_is_refused() -> None:
     assert (
         str(error) == f"{__name__}.Record: forward was given 2 tensors, but its site has 1 tensor arguments"
     )
+
+
+def test_a_tensor_that_did_not_arrive_is_named() -> None:
+    site = make_site(Record, data(2), 5, torch.ones(2))
+    error = error_of(native.call_forward, site, [torch.ones(2), None])
+    assert isinstance(error, EngineError)
+    assert str(error) == f"{__name__}.Record: no tensor arrived for argument 2"
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^item 0 of the tensors is of type int$"):
+        native.call_forward(make_site(Record, data(2)), [3])  # type: ignore[list-item]
+
+
+def test_an_output_without_plain_memory_is_refused() -> None:
+    Return.result = torch.ones(2)
+    site = make_site(Return, data(2))
+    Return.result = torch.ones(2).to_sparse()
+    error = error_of(run_forward, site, torch.ones(2))
+    assert isinstance(error, EngineError)
+    assert str(error) == (
+        f"{__name__}.Return: output 0 of forward is a tensor that cannot be handed to ONNX Runtime"
+    )
+    assert isinstance(error.__cause__, RuntimeError)
+
+
+@pytest.mark.cuda
+def test_an_output_on_another_device_is_refused() -> None:
+    Return.result = torch.ones(2)
+    site = make_site(Return, data(2))
+    Return.result = torch.ones(2, device="cuda")
+    error = error_of(run_forward, site, torch.ones(2))
+    assert str(error) == (
+        f"{__name__}.Return: output 0 of forward is on cuda:0, but its first tensor argument is on cpu"
+    )
+
+
+def test_calls_work_in_inference_mode_and_see_a_requires_grad_as_in_eager() -> None:
+    x = data(2, 3)
+    site = make_site(Record, x, training=False)
+    with torch.inference_mode():
+        Record.apply(x)
+        eager = Record.seen[1].requires_grad
+        for _ in range(3):
+            (y,) = native.call_forward(site, [x.detach()])
+        assert Record.seen[1].requires_grad is eager
+        torch.testing.assert_close(y, x * 1)
 
 
 def test_calls_are_counted() -> None:

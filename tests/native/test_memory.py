@@ -161,22 +161,24 @@ def test_all_views_of_a_kept_argument_move_together() -> None:
     assert views[2][0].tolist() == [0.0, 50.0]
 
 
-def test_memory_that_cannot_be_moved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_moved_is_refused_and_copied_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.UntypedStorage, "share_memory_", lambda storage: storage)
     monkeypatch.setattr(Keep, "way", WAYS["saved"], raising=False)
     monkeypatch.setattr(KeepLater, "step", 0)
     x, y = data(2, 3), data(2, 3)
     site = make_site(KeepLater, x, y)
-    with InRun():
-        run_forward(site, x, y)
+    run_native(site, [x, y], [torch.ones(2, 3)])
     monkeypatch.setattr(KeepLater, "step", 1)
-    with InRun():
-        error = error_of(run_forward, site, x, y)
+    error = error_of(run_native, site, [x, y], [torch.ones(2, 3)])
     assert isinstance(error, EngineError)
     assert str(error) == (
-        f"{site.name} keeps memory of ONNX Runtime after the call, and it could not be given memory of its "
-        "own: save a clone() of the tensor instead"
+        f"{site.name} began to keep memory of ONNX Runtime after its first call, and it could not be given "
+        "memory of its own: save a clone() of the tensor instead"
     )
+    expected = run_eager(KeepLater, [x, y], [torch.ones(2, 3)])
+    assert_same(run_native(site, [x, y], [torch.ones(2, 3)])[1], expected[1])
 
 
 class KeepGradient(Function):
