@@ -54,6 +54,40 @@ def registry(table: Table) -> _registration.ONNXRegistry:
     return result
 
 
+def _with_results_of_its_own(known: _registration.ONNXRegistry) -> _registration.ONNXRegistry:
+    """Keep a translation that has nothing to do from returning its argument.
+
+    torch.onnx names a result after the operator, and would rename the argument.
+    """
+    wrapped = _registration.ONNXRegistry()
+    for target, metas in known.functions.items():
+        wrapped.functions[target] = [
+            dataclasses.replace(meta, onnx_function=_fresh(meta.onnx_function), skip_signature_inference=True)
+            for meta in metas
+        ]
+    return wrapped
+
+
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if isinstance(result, ir.Value):
+            return _own(result)
+        return [_own(v) for v in result] if isinstance(result, (list, tuple)) else result
+
+    return translate
+
+
+def _own(value: Any) -> Any:
+    nodes = recorded_nodes()
+    if not isinstance(value, ir.Value) or any(value.producer() is node for node in nodes):
+        return value
+    node = ir.Node("", "Identity", [value], num_outputs=1)
+    nodes.append(node)
+    node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
+    return node.outputs[0]
+
+
 def decompose(
     program: torch.export.ExportedProgram,
     table: Table,
@@ -125,7 +159,7 @@ def to_onnx(program: torch.export.ExportedProgram, table: Table) -> ir.Model:
     ``torch.onnx.export`` would decompose a second time, and drop the values that only a mutation
     needs and the outputs that only a gradient reads.
     """
-    known = registry(table)
+    known = _with_results_of_its_own(registry(table))
     with quiet():
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
         return _core._exported_program_to_onnx_program(program, registry=known).model

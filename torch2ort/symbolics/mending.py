@@ -28,15 +28,16 @@ def mend(model: ir.Model, trained: frozenset[str]) -> None:
             _expand_branches(model.graph, node, inputs)
         elif node.op_type == "Split":
             _split_by_slices(model.graph, node, differentiated)
-        if node.op_type in _WITH_CONSTANTS and _is_scalar(node.outputs[0]):
+        if node.op_type in _NOT_OF_SCALARS and _is_scalar(node.outputs[0]):
             _with_one_axis(model.graph, node)
     for node in list(model.graph):
         if node.op_type in _PARTS and node.inputs[0] in carrying and node.outputs[0] not in differentiated:
             _stop_before(model.graph, node)
 
 
-# Their gradients are made with constants of shape [1], and so of a scalar have one axis too many.
-_WITH_CONSTANTS = frozenset({"Cos", "Erf", "Pow", "ReduceL2", "Sqrt", "Where"})
+# Their gradients are made with constants of shape [1], and so of a scalar have one axis too many;
+# FastGelu's kernel takes no scalar at all.
+_NOT_OF_SCALARS = frozenset({"Cos", "Erf", "FastGelu", "Pow", "ReduceL2", "Sqrt", "Where"})
 
 # ONNX Runtime fuses those that take one value apart into a Split, whose gradient needs that of every part.
 _PARTS = frozenset({"Slice", "Gather"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,11 +60,19 @@ def add_mutation_outputs(model: ir.Model, program: torch.export.ExportedProgram)
     for spec in signature.output_specs:
         if spec.kind not in _KINDS:
             continue
-        name = spec.arg.name
-        value = values[renamed.get(name, name)]
+        value = values[renamed.get(spec.arg.name) or _name_in_graph(program, spec.arg.name)]
         result = stop_node(value)
         graph.append(result)
         result.outputs[0].name = f"{spec.target}.updated"
         graph.outputs.append(result.outputs[0])
         mutations.append(Mutation(f"{spec.target}.updated", _KINDS[spec.kind], str(spec.target)))
     return tuple(mutations)
+
+
+def _name_in_graph(program: torch.export.ExportedProgram, name: str) -> str:
+    """The name of the value of FX node ``name``: of several nodes that take one result, the last."""
+    nodes = list(program.graph.nodes)
+    node = next(n for n in nodes if n.name == name)
+    if node.target is not operator.getitem:
+        return name
+    return str([n.name for n in nodes if n.target is operator.getitem and n.args == node.args][-1])
