@@ -31,13 +31,13 @@ def _codes(*names: str) -> set[int]:
 
 _SHIFTS = {
     opcode.opmap[name]: _FLAG_BITS.get(name, 0)
-    for name in (*_GLOBAL_NAMES, *_ATTRIBUTE_NAMES, "LOAD_SUPER_ATTR", "IMPORT_NAME")
+    for name in (*_GLOBAL_NAMES, *_ATTRIBUTE_NAMES, "LOAD_SUPER_ATTR", "IMPORT_NAME", "IMPORT_FROM")
     if name in opcode.opmap
 }
 _GLOBALS = _codes(*_GLOBAL_NAMES)
 _ATTRIBUTES = _codes(*_ATTRIBUTE_NAMES)
 _ONE_VALUE = _GLOBALS | _codes("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF")
-_IMPORT = opcode.opmap["IMPORT_NAME"]
+_IMPORT, _IMPORT_FROM = opcode.opmap["IMPORT_NAME"], opcode.opmap["IMPORT_FROM"]
 _CONSTANT = opcode.opmap["LOAD_CONST"]
 _CALLS = _codes("CALL", "PRECALL", "CALL_FUNCTION")
 _CACHE = opcode.opmap.get("CACHE")
@@ -53,13 +53,14 @@ class Uses:
     Attributes:
         chains: ``("torch", "nn", "functional")`` for ``torch.nn.functional``: a global variable and the
             attributes that are read from it at once.
-        imports: modules that the code itself imports.
+        imports: modules that the code itself imports, with a dot in front for each level of a relative
+            import -> the names that it takes from them.
         names: every attribute and global, and every string that ``getattr`` could be given.
         any_name: whether the code may read an attribute whose name is made while it runs.
     """
 
     chains: dict[tuple[str, ...], None] = field(default_factory=dict)
-    imports: dict[str, None] = field(default_factory=dict)
+    imports: dict[str, list[str]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     any_name: bool = False
 
@@ -100,6 +101,7 @@ def _read(code: CodeType, uses: Uses) -> None:
     uses.names.update(c for c in code.co_consts if type(c) is str and c.isidentifier())
     operations = list(_operations(code.co_code))
     chain: tuple[str, ...] = ()
+    taken: list[str] = []
     for position, (operation, argument) in enumerate(operations):
         name = code.co_names[argument >> _SHIFTS[operation]] if operation in _SHIFTS else ""
         if operation in _ATTRIBUTES and chain:
@@ -109,11 +111,21 @@ def _read(code: CodeType, uses: Uses) -> None:
             uses.chains[chain] = None
         chain = (name,) if operation in _GLOBALS else ()
         if operation == _IMPORT:
-            uses.imports[name] = None
+            level = _pushed_number(operations[position - 2], code.co_consts)
+            names = uses.imports.setdefault("." * level + name, [])
+            # `import a.b as c` has no list of names; what it takes is the module itself.
+            taken = names if code.co_consts[operations[position - 1][1]] is not None else []
+        elif operation == _IMPORT_FROM:
+            taken.append(name)
         if chain == ("getattr",) and not _gets_constant(operations[position + 1 :], code.co_consts):
             uses.any_name = True
     if chain:
         uses.chains[chain] = None
+
+
+def _pushed_number(operation: tuple[int, int], constants: Sequence[Any]) -> int:
+    code, argument = operation
+    return int(constants[argument]) if code == _CONSTANT else argument
 
 
 def _gets_constant(following: Sequence[tuple[int, int]], constants: Sequence[Any]) -> bool:

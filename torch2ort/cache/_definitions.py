@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -15,14 +16,20 @@ from torch2ort.cache._atoms import atom, words
 from torch2ort.cache._code import code_bytes, uses_of
 from torch2ort.cache._globals import (
     MISSING,
-    absolute_name,
     check_standard,
-    is_installed_import,
+    check_standard_module,
+    holds,
     is_operator_namespace,
     public_items,
     resolve,
 )
-from torch2ort.cache._packages import Package, package_of_class, package_of_function, package_of_module
+from torch2ort.cache._packages import (
+    Package,
+    package_of_class,
+    package_of_function,
+    package_of_import,
+    package_of_module,
+)
 from torch2ort.cache._walk import Unkeyable, Walk
 
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__"})
@@ -76,14 +83,10 @@ class Definitions:
         uses = uses_of(code)
         walk.names |= uses.names
         walk.any_name = walk.any_name or uses.any_name
-        where = f"{function.__module__}.{function.__qualname__}"
-        try:
-            for chain in uses.chains:
-                self._global(chain, function)
-            for name in uses.imports:
-                self._import(name, function)
-        except Unkeyable as reason:
-            raise Unkeyable(f"{where}: {reason}") from None
+        for chain in uses.chains:
+            self._global(chain, function)
+        for name, taken in uses.imports.items():
+            self._import(name, taken, function)
 
     def _state_of(self, function: FunctionType) -> None:
         """Defaults, closure and attributes of a function."""
@@ -127,12 +130,16 @@ class Definitions:
         self._value(value)
         return None
 
-    def _import(self, name: str, function: FunctionType) -> None:
-        full = absolute_name(name, function.__globals__)
+    def _import(self, name: str, taken: Sequence[str], function: FunctionType) -> None:
+        full = importlib.util.resolve_name(name, function.__globals__.get("__package__"))
         self._walk.atom(full)
-        if full in sys.modules:
-            self.module(sys.modules[full])
-        elif not is_installed_import(full):
+        package = package_of_import(full)
+        module = sys.modules.get(full)
+        if package is not None:
+            self._package_module(package, full)
+        elif module is not None and all(holds(module, part) for part in taken):
+            self.module(module)
+        else:
             raise Unkeyable(
                 f"it imports {name}, which cannot be read before it runs; import it at the top of the file"
             )
@@ -148,7 +155,12 @@ class Definitions:
         if package is None:
             self.whole_module(module)
         else:
-            self.package(package)
+            self._package_module(package, module.__name__)
+
+    def _package_module(self, package: Package, name: str) -> None:
+        self.package(package)
+        if package.name == "python":
+            check_standard_module(name)
 
     def whole_module(self, module: ModuleType) -> None:
         """Refer to everything that a module of the user's defines."""
@@ -188,7 +200,8 @@ class Definitions:
             self._walk.names.update(_constructor_of(base) for base in cls.__mro__)
 
     def _note_function(self, cls: type) -> None:
-        if issubclass(cls, torch.autograd.Function) and self._walk.once(("Function", cls)):
+        base = torch.autograd.Function
+        if cls is not base and issubclass(cls, base) and self._walk.once(("Function", cls)):
             self._walk.functions[f"{cls.__module__}.{cls.__qualname__}"].append(cls)
 
     def _own_class(self, cls: type) -> None:

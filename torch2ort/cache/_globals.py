@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -12,7 +11,6 @@ from typing import Any, Final
 import torch
 
 from torch2ort.cache._atoms import words
-from torch2ort.cache._packages import package_of_file, package_of_module
 from torch2ort.cache._walk import Unkeyable
 
 MISSING: Final = object()
@@ -42,7 +40,8 @@ def resolve(chain: tuple[str, ...], variables: Mapping[str, Any]) -> tuple[Any, 
         The value, or :data:`MISSING`, and how many names of ``chain`` lead to it.
 
     Raises:
-        Unkeyable: the name is an operator of ``torch.ops`` that somebody registered.
+        Unkeyable: the name is an operator of ``torch.ops`` that somebody registered, or the table of all
+            modules.
     """
     value = variables.get(chain[0], MISSING)
     if value is MISSING:
@@ -58,6 +57,8 @@ def resolve(chain: tuple[str, ...], variables: Mapping[str, Any]) -> tuple[Any, 
         if inner is MISSING:
             break
         value, used = inner, used + 1
+    if value is sys.modules:
+        raise Unkeyable("sys.modules holds every module of the process")
     return value, used
 
 
@@ -83,21 +84,15 @@ def check_standard(value: FunctionType | BuiltinFunctionType | type) -> None:
         raise Unkeyable(f"Python's {name} may give another result in each process")
 
 
-def absolute_name(name: str, variables: Mapping[str, Any]) -> str:
-    """The module that an ``import`` inside of code means; a relative one counts from its package."""
-    package = variables.get("__package__") or ""
-    candidate = f"{package}.{name}" if package else name
-    return candidate if candidate in sys.modules and name not in sys.modules else name
+def check_standard_module(name: str) -> None:
+    """Raise :class:`Unkeyable` for a module of Python's own that holds such functions."""
+    if name not in _PURE:
+        raise Unkeyable(f"functions of Python's module {name} may give other results in each process")
 
 
-def is_installed_import(name: str) -> bool:
-    """Whether an import that has not run yet would find an installed package; nothing is imported."""
-    if package_of_module(name) is not None:
-        return True
-    spec = importlib.util.find_spec(name.partition(".")[0])
-    if spec is None or spec.origin is None:
-        return False
-    return spec.origin in ("built-in", "frozen") or package_of_file(spec.origin) is not None
+def holds(module: ModuleType, name: str) -> bool:
+    """Whether a module has an attribute or a submodule of that name by now."""
+    return name in vars(module) or f"{module.__name__}.{name}" in sys.modules
 
 
 def public_items(module: ModuleType) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import site
@@ -79,6 +80,15 @@ def package_of_module(name: str) -> Package | None:
     top = name.partition(".")[0]
     # torch makes modules in C that have no file: torch._C._nn.
     return package_of_module(top) if top != name else None
+
+
+def package_of_import(name: str) -> Package | None:
+    """The package that an import of ``name`` would find; nothing is imported."""
+    top = name.partition(".")[0]
+    spec = importlib.util.find_spec(top) if top else None
+    if spec is None or spec.origin is None:
+        return None
+    return _python() if spec.origin in ("built-in", "frozen") else package_of_file(spec.origin)
 
 
 def package_of_function(function: FunctionType) -> Package | None:

@@ -122,7 +122,7 @@ class Walk:
         reason = self.attempt(write_value)
         if reason is not None:
             self.write(b"?")
-            self._unread.append((name, reason))
+            self._unread.append((name, f"{self._label}, attribute {name}: {reason}"))
 
     def refer(
         self, label: str, identity: Hashable, fill: Fill, *, own: bool = True, via: str | None = None
@@ -183,6 +183,8 @@ class Walk:
         try:
             text = job.fill()
         except RecursionError:
-            raise Unkeyable(f"{job.label} is nested too deep to be compared") from None
+            raise Unkeyable(f"{job.label}: it is nested too deep to be compared") from None
+        except Unkeyable as reason:
+            raise Unkeyable(f"{job.label}: {reason}") from None
         if job.own or self._out:
             self.components[job.label] = text if text is not None else hashlib.sha256(self._out).hexdigest()

@@ -44,7 +44,7 @@ def located_function(place: Sequence[Any], key: Key) -> type[torch.autograd.Func
     """
     kind, first, second = place
     if kind == _WALKED:
-        return key.functions[first][second]
+        return key.functions[first][int(second)]
     found = by_name(first, second)
     if isinstance(found, type) and issubclass(found, torch.autograd.Function) and package_of_class(found):
         installed: type[torch.autograd.Function] = found
