@@ -186,24 +186,34 @@ def _restore_output_types(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> 
 
 
 def _protect_memory(gradient: onnx.GraphProto, graph: Graph, plans: Mapping[str, InplacePlan]) -> None:
-    """Keep ONNX Runtime from writing over what a Function may still hold.
+    """Keep ONNX Runtime from writing over, or freeing, memory that somebody outside of the graph holds.
 
-    Its memory planner lets an operator write its result over an input that nothing reads afterwards,
-    and cannot know that a Function still does. A graph output is never written over. So the inputs that
-    sites keep or pass on, and their outputs, become graph outputs, which nobody fetches: no byte is copied.
+    Its memory planner lets an operator write its result over an input that nothing reads afterwards, and a
+    value that was written so does not own its memory. A graph output is never written over and owns its
+    memory, so what others hold becomes a graph output, which nobody fetches: no byte is copied.
     """
     taken = {value.name for value in (*gradient.input, *gradient.output)}
     types = {value.name: value for value in gradient.value_info}
     for node in gradient.node:
-        site = graph.sites.get(node.name)
-        if site is None or node.op_type != "PythonOp":
-            continue
-        arguments = dict(zip(site.tensor_positions, node.input, strict=True))
-        held = {*site.known_result.kept, *mapped_arguments(site, plans.get(node.name, InplacePlan()))}
-        for name in (*(arguments[position] for position in sorted(held)), *node.output[1:]):
+        for name in _held_outside(node, graph, plans):
             if name and name not in taken:
                 taken.add(name)
                 gradient.output.append(types.get(name) or onnx.helper.make_empty_tensor_value_info(name))
+
+
+def _held_outside(node: onnx.NodeProto, graph: Graph, plans: Mapping[str, InplacePlan]) -> list[str]:
+    """Values at ``node`` that a Function, the caller, or another value over the same memory holds."""
+    if node.op_type == "YieldOp":
+        return list(node.input)
+    if node.op_type == "ATen":
+        # A stop-gradient passes its input's memory on, which the planner does not know.
+        return [*node.input, *node.output]
+    site = graph.sites.get(node.name)
+    if site is None or node.op_type != "PythonOp":
+        return []
+    arguments = dict(zip(site.tensor_positions, node.input, strict=True))
+    held = {*site.known_result.kept, *mapped_arguments(site, plans.get(node.name, InplacePlan()))}
+    return [*(arguments[position] for position in sorted(held)), *node.output[1:]]
 
 
 def _allow_empty_tensors(gradient: onnx.GraphProto) -> None:
