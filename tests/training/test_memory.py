@@ -22,7 +22,7 @@ class Statistics(torch.nn.Module):
         hidden = self.layer(x)
         self.average.copy_(self.average * 0.5 + hidden.detach().mean(0) * 0.5 + x.shape[0] / 7)
         for _ in range(4):
-            hidden = torch.relu(hidden * hidden.detach() + self.layer.bias * 0.5)
+            hidden = torch.relu(torch.tanh(hidden) * hidden.detach() + self.layer.bias * 0.5)
         return hidden
 
 
