@@ -38,10 +38,13 @@ struct Loan : DLManagedTensorVersioned {
 
   void Hold() { holders.fetch_add(1, std::memory_order_relaxed); }
   void Drop();
+  // The owner takes the memory back after the call, whoever holds the loan.
+  bool borrowed() const { return give_back == nullptr; }
   int holder_count() const { return holders.load(std::memory_order_acquire); }
 };
 
-// A loan with one holder, the caller. `give_back(owner)` may run on any thread, without the GIL.
+// A loan with one holder, the caller. `give_back(owner)` may run on any thread, without the GIL; null says
+// that the memory is only borrowed for the length of the call.
 Loan* Lend(const DLTensor& tensor, void* owner, void (*give_back)(void* owner));
 Loan* LendLegacy(DLManagedTensor* tensor);
 Loan* LendVersioned(DLManagedTensorVersioned* tensor);

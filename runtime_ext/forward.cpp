@@ -349,7 +349,8 @@ void ForwardCall::Abandon() {
   PyObject* error = TakeRaised();
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (tensors_[i] && access_[i] == Access::kShared) watched[i] = WatchStorage(tensors_[i].get());
+    bool borrowed = tensors_[i] && access_[i] == Access::kShared && loans_[i]->borrowed();
+    if (borrowed) watched[i] = WatchStorage(tensors_[i].get());
   }
   outputs_->clear();
   if (storages_ != nullptr) storages_->clear();
@@ -358,7 +359,8 @@ void ForwardCall::Abandon() {
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (watched[i]) SettleTensor(site_, loans_[i], 0, watched[i].get(), access_[i], &inputs_[i].access);
+    Access unchanged = access_[i];  // that a traceback holds the tensor says nothing of the next call
+    if (watched[i]) SettleTensor(site_, loans_[i], 0, watched[i].get(), access_[i], &unchanged);
   }
   PyErr_Clear();  // the Function's own exception matters more than a tensor that could not be moved
   if (error == nullptr) return;
