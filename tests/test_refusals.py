@@ -1,0 +1,79 @@
+"""What cannot be done is refused by name, before any step has run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import torch2ort
+
+
+@torch.library.custom_op("torch2ort_tests::thrice", mutates_args=())
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    """An operator of somebody's library, which ONNX does not know."""
+    return x * 3
+
+
+@thrice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Unknown(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.steps = 0
+
+    def forward(self, x):
+        return thrice(self.layer(x))
+
+
+@pytest.mark.parametrize("wrap", ["export", "ORTModule"])
+def test_an_unknown_operator_is_named_with_its_line(wrap):
+    model, x = Unknown(), torch.randn(2, 4)
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        torch2ort.export(model, x) if wrap == "export" else torch2ort.ORTModule(model)(x)
+    text = str(caught.value)
+    assert "torch2ort_tests.thrice.default" in text
+    assert "test_refusals.py" in text
+    assert "return thrice(self.layer(x))" in text
+    assert model.layer.weight.grad is None
+
+
+def run_without_onnxruntime(code: str) -> str:
+    """What a fresh interpreter prints in which onnxruntime cannot be imported."""
+    blocked = "import sys; sys.modules['onnxruntime'] = None\n"
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", blocked + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
+
+
+def test_without_a_runtime_exports_work_and_runs_name_the_pip_command():
+    printed = run_without_onnxruntime(
+        """
+        import torch, torch2ort
+        exported = torch2ort.export(torch.nn.Linear(2, 2), torch.randn(1, 2))
+        print(len(exported.proto.graph.node))
+        for run in (exported, torch2ort.ORTModule(torch.nn.Linear(2, 2))):
+            try:
+                run(torch.randn(1, 2))
+            except torch2ort.RuntimeNotFoundError as error:
+                print(error)
+        """
+    )
+    first, *errors = printed.splitlines()
+    assert first == "1"
+    assert len(errors) == 2
+    for error in errors:
+        assert "pip install 'torch2ort[training]'" in error
