@@ -10,6 +10,7 @@
 
 namespace torch2ort {
 
+struct OrtEnv;
 struct OrtStatus;
 struct OrtKernelInfo;
 struct OrtKernelContext;
@@ -24,6 +25,8 @@ struct OrtOpAttr;
 
 enum OrtErrorCode : int32_t { kOrtFail = 1, kOrtInvalidArgument = 2, kOrtNotImplemented = 9 };
 enum OrtOpAttrType : int32_t { kOrtAttributeInts = 2 };
+enum OrtLoggingLevel : int32_t { kOrtLogError = 3 };
+enum OrtAllocatorKind : int32_t { kOrtDeviceAllocator = 0 };
 enum OrtTypeKind : int32_t { kOrtTensor = 1 };
 enum OrtMemoryType : int32_t { kOrtMemoryDefault = 0 };
 enum OrtDeviceKind : int32_t { kOrtCpu = 0, kOrtGpu = 1 };
@@ -59,10 +62,21 @@ constexpr int kOrtMinorOfShapeReference = 24;  // of ORT 1.x
 
 struct OrtCustomOp;
 
+struct OrtAllocator {
+  uint32_t version;
+  void* (*Alloc)(OrtAllocator* self, size_t size);
+  void (*Free)(OrtAllocator* self, void* data);
+  const OrtMemoryInfo* (*Info)(const OrtAllocator* self);
+  // Read from version 18 on.
+  void* (*Reserve)(OrtAllocator* self, size_t size);
+};
+
 // clang-format off
 struct OrtApi {
   OrtStatus* (*CreateStatus)(OrtErrorCode code, const char* message);  // slot 0
-  void* unused_1[25];
+  void* unused_1[2];
+  OrtStatus* (*CreateEnv)(OrtLoggingLevel level, const char* name, OrtEnv** out);  // 3; the process's, if there is one
+  void* unused_4[22];
   OrtStatus* (*CreateCustomOpDomain)(const char* domain, OrtCustomOpDomain** out);  // 26
   OrtStatus* (*CustomOpDomain_Add)(OrtCustomOpDomain* domain, const OrtCustomOp* op);  // 27
   OrtStatus* (*AddCustomOpDomain)(OrtSessionOptions* options, OrtCustomOpDomain* domain);  // 28
@@ -79,7 +93,9 @@ struct OrtApi {
   OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* sizes, size_t rank);  // 62
   void* unused_63[2];
   OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** out);  // 65
-  void* unused_66[6];
+  void* unused_66[2];
+  OrtStatus* (*CreateMemoryInfo)(const char* name, OrtAllocatorKind kind, int id, OrtMemoryType type, OrtMemoryInfo** out);  // 68
+  void* unused_69[3];
   OrtStatus* (*MemoryInfoGetId)(const OrtMemoryInfo* info, int* out);  // 72
   void* unused_73[14];
   OrtStatus* (*KernelInfoGetAttribute_string)(const OrtKernelInfo* info, const char* name, char* out, size_t* size);  // 87
@@ -87,14 +103,17 @@ struct OrtApi {
   OrtStatus* (*KernelContext_GetOutputCount)(const OrtKernelContext* context, size_t* out);  // 89
   OrtStatus* (*KernelContext_GetInput)(const OrtKernelContext* context, size_t index, const OrtValue** out);  // 90
   OrtStatus* (*KernelContext_GetOutput)(OrtKernelContext* context, size_t index, const int64_t* sizes, size_t rank, OrtValue** out);  // 91
-  void* unused_92;
+  void (*ReleaseEnv)(OrtEnv* environment);  // 92
   void (*ReleaseStatus)(OrtStatus* status);  // 93
   void* unused_94[4];
   void (*ReleaseTypeInfo)(OrtTypeInfo* info);  // 98
   void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);  // 99
   void* unused_100[30];
   OrtStatus* (*AddSessionConfigEntry)(OrtSessionOptions* options, const char* key, const char* value);  // 130
-  void* unused_131[62];
+  void* unused_131[45];
+  OrtStatus* (*RegisterAllocator)(OrtEnv* environment, OrtAllocator* allocator);  // 176
+  OrtStatus* (*UnregisterAllocator)(OrtEnv* environment, const OrtMemoryInfo* info);  // 177
+  void* unused_178[15];
   OrtStatus* (*KernelContext_GetGPUComputeStream)(const OrtKernelContext* context, void** out);  // 193
   OrtStatus* (*GetTensorMemoryInfo)(const OrtValue* value, const OrtMemoryInfo** out);  // 194
   void* unused_195[30];
@@ -120,6 +139,8 @@ struct OrtApi {
   OrtStatus* (*GetTensorElementTypeAndShapeDataReference)(const OrtValue* value, OrtElementType* type, const int64_t** sizes, size_t* rank);  // 414
 };
 // clang-format on
+static_assert(offsetof(OrtApi, CreateMemoryInfo) == 68 * sizeof(void*));
+static_assert(offsetof(OrtApi, RegisterAllocator) == 176 * sizeof(void*));
 static_assert(offsetof(OrtApi, KernelContext_GetOutput) == 91 * sizeof(void*));
 static_assert(offsetof(OrtApi, KernelContext_GetGPUComputeStream) == 193 * sizeof(void*));
 static_assert(offsetof(OrtApi, ReadOpAttr) == 272 * sizeof(void*));

@@ -112,15 +112,18 @@ OrtStatus* Register(OrtSessionOptions* options) {
 }
 
 PyObject* ConfigureCustomOp(PyObject*, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"resolve", "is_grad_enabled", "set_grad_enabled", "stream", nullptr};
+  static const char* names[] = {"resolve", "is_grad_enabled", "set_grad_enabled",
+                                "stream",  "is_sole_holder",  nullptr};
   CustomOpConfiguration given;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOO:configure_custom_op", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOO:configure_custom_op", const_cast<char**>(names),
                                    &given.resolve, &given.is_grad_enabled, &given.set_grad_enabled,
-                                   &given.stream)) {
+                                   &given.stream, &given.is_sole_holder)) {
     return nullptr;
   }
-  for (PyObject* object : {given.resolve, given.is_grad_enabled, given.set_grad_enabled, given.stream}) {
-    Py_INCREF(object);  // for good, with those of an earlier call: a kernel may be using them
+  // For good, with those of an earlier call: a kernel may be using them.
+  for (PyObject* object :
+       {given.resolve, given.is_grad_enabled, given.set_grad_enabled, given.stream, given.is_sole_holder}) {
+    Py_INCREF(object);
   }
   custom_op_config = given;
   Py_RETURN_NONE;
@@ -130,6 +133,8 @@ PyMethodDef methods[] = {
     {"configure_custom_op", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ConfigureCustomOp)),
      METH_VARARGS | METH_KEYWORDS, nullptr},
     {"take_custom_op_error", TakeCustomOpError, METH_O, nullptr},
+    {"lend_allocator", LendAllocator, METH_NOARGS, nullptr},
+    {"withdraw_allocator", WithdrawAllocator, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

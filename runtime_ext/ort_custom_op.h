@@ -18,6 +18,7 @@ struct Kernel {
   bool has_shape_reference;
   bool keeps_errors;  // the session's caller asks for them
   bool on_cuda;
+  bool gives_memory;     // its session may take outputs without a copy
   std::string where;     // Function and node, for messages
   Site* site = nullptr;  // owned
 };
@@ -28,6 +29,7 @@ struct CustomOpConfiguration {
   PyObject* is_grad_enabled = nullptr;
   PyObject* set_grad_enabled = nullptr;
   PyObject* stream = nullptr;
+  PyObject* is_sole_holder = nullptr;
 };
 extern CustomOpConfiguration custom_op_config;
 
@@ -56,6 +58,30 @@ OrtStatus* StatusOfException(const OrtApi* api, const std::string& where, bool k
 
 // DLPack's name for an element type; false for one without.
 bool ToDLDataType(OrtElementType type, DLDataType* dtype);
+
+// ---- outputs without a copy ----
+
+// While it lives, the next memory of the tensor's size that ONNX Runtime asks this thread for is the tensor's
+// own, if the session allocates with the allocator that lend_allocator() gave it. `tensor` may be null.
+class Gift {
+ public:
+  Gift(Managed* tensor, Span memory);
+  ~Gift();
+  Gift(const Gift&) = delete;
+  Gift& operator=(const Gift&) = delete;
+
+  void* Take(size_t size);
+
+ private:
+  Managed* tensor_;
+  Span memory_;
+};
+
+// Whether sessions that are made now can allocate with it.
+extern bool allocator_lent;
+
+PyObject* LendAllocator(PyObject* module, PyObject*);
+PyObject* WithdrawAllocator(PyObject* module, PyObject*);
 
 // ---- the callbacks of the operator ----
 

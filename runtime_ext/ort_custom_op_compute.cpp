@@ -10,8 +10,6 @@ namespace torch2ort {
 
 namespace {
 
-// Outputs from here on are copied while other threads run Python.
-constexpr int64_t kLongCopyBytes = 1 << 18;
 constexpr int32_t kDLCUDA = 2;
 
 // Turns gradient recording off, as eager does around a Function's forward, and back on at the end.
@@ -72,7 +70,8 @@ class Computation {
   OrtStatus* Lend(size_t index);
   OrtStatus* Sizes(const OrtValue* value, const int64_t** sizes, size_t* rank);
   OrtStatus* EnterStream(OnStream* stream);
-  OrtStatus* Write(size_t index, const DLTensor& tensor);
+  OrtStatus* Write(size_t index, const DLTensor& tensor, Managed* gift);
+  OrtStatus* WriteOutputs(std::vector<Managed>* outputs, std::vector<Ref>* storages);
   OrtStatus* WriteContext();
   OrtStatus* CopyOnDevice(const DLTensor& from, const DLTensor& to);
   OrtStatus* PythonError() { return StatusOfException(api_, kernel_.where, kernel_.keeps_errors); }
@@ -144,20 +143,22 @@ OrtStatus* Computation::CopyOnDevice(const DLTensor& from, const DLTensor& to) {
   return good ? nullptr : PythonError();
 }
 
-OrtStatus* Computation::Write(size_t index, const DLTensor& tensor) {
+OrtStatus* Computation::Write(size_t index, const DLTensor& tensor, Managed* gift) {
+  Span span = SpanOf(tensor);
   OrtValue* value = nullptr;
   void* target = nullptr;
-  T2O_RETURN_IF_ERROR(
-      api_->KernelContext_GetOutput(context_, index, tensor.shape, static_cast<size_t>(tensor.ndim), &value));
-  if (value == nullptr) return nullptr;  // nobody reads this output
+  {
+    Gift offer(gift, span);
+    auto rank = static_cast<size_t>(tensor.ndim);
+    T2O_RETURN_IF_ERROR(api_->KernelContext_GetOutput(context_, index, tensor.shape, rank, &value));
+  }
+  if (value == nullptr || span.size() == 0) return nullptr;  // nobody reads it, or there is nothing to read
+  if (gift != nullptr && *gift == nullptr) return nullptr;
   T2O_RETURN_IF_ERROR(api_->GetTensorMutableData(value, &target));
-  Span span = SpanOf(tensor);
-  if (span.size() == 0) return nullptr;
   if (tensor.device.device_type != device_.device_type || tensor.device.device_id != device_.device_id) {
-    return api_->CreateStatus(kOrtFail,
-                              (kernel_.where + ": output " + std::to_string(index - 1) +
-                               " of forward is on another device than its inputs; return it on theirs")
-                                  .c_str());
+    std::string message = kernel_.where + ": output " + std::to_string(index - 1) +
+                          " of forward is on another device than its inputs; return it on theirs";
+    return api_->CreateStatus(kOrtFail, message.c_str());
   }
   if (kernel_.on_cuda) {
     DLTensor copy = tensor;
@@ -167,7 +168,7 @@ OrtStatus* Computation::Write(size_t index, const DLTensor& tensor) {
     return CopyOnDevice(tensor, copy);
   }
   auto bytes = static_cast<size_t>(span.size());
-  if (span.size() < kLongCopyBytes) {
+  if (span.size() < kLargeOutputBytes) {
     std::memcpy(target, reinterpret_cast<void*>(span.begin), bytes);
     return nullptr;
   }
@@ -177,11 +178,28 @@ OrtStatus* Computation::Write(size_t index, const DLTensor& tensor) {
   return nullptr;
 }
 
+OrtStatus* Computation::WriteOutputs(std::vector<Managed>* outputs, std::vector<Ref>* storages) {
+  for (size_t i = 0; i < outputs->size(); ++i) {
+    Managed& output = (*outputs)[i];
+    // Its tensor is no more when this is empty: the runtime has it. The fields of it are still read.
+    DLTensor tensor = output->dl_tensor;
+    bool give = i < storages->size() && (*storages)[i];
+    if (give) {
+      Ref sole = Ref::Steal(PyObject_CallOneArg(custom_op_config.is_sole_holder, (*storages)[i].get()));
+      if (!sole) return PythonError();
+      give = sole.get() == Py_True;
+      (*storages)[i].reset();
+    }
+    T2O_RETURN_IF_ERROR(Write(i + 1, tensor, give ? &output : nullptr));
+  }
+  return nullptr;
+}
+
 // The first output stands for the context, which inference needs not; its memory must still hold something.
 OrtStatus* Computation::WriteContext() {
   int64_t zero = 0, one = 1;
   DLTensor tensor{&zero, device_, 1, {kDLInt, 64, 1}, &one, nullptr, 0};
-  if (!kernel_.on_cuda) return Write(0, tensor);
+  if (!kernel_.on_cuda) return Write(0, tensor, nullptr);
   OrtValue* value = nullptr;
   return api_->KernelContext_GetOutput(context_, 0, &one, 1, &value);
 }
@@ -192,10 +210,13 @@ OrtStatus* Computation::Run() {
   T2O_RETURN_IF_ERROR(EnterStream(&stream));
   NoGrad no_grad;
   std::vector<Managed> outputs;
-  if (no_grad.failed() || !RunForward(kernel_.site, loans_, &outputs)) return PythonError();
+  std::vector<Ref> storages;
+  if (no_grad.failed() ||
+      !RunForward(kernel_.site, loans_, &outputs, kernel_.gives_memory ? &storages : nullptr)) {
+    return PythonError();
+  }
   T2O_RETURN_IF_ERROR(WriteContext());
-  for (size_t i = 0; i < outputs.size(); ++i) T2O_RETURN_IF_ERROR(Write(i + 1, outputs[i]->dl_tensor));
-  return nullptr;
+  return WriteOutputs(&outputs, &storages);
 }
 
 }  // namespace

@@ -112,6 +112,7 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   if (!PythonRuns()) return Fail(api, kernel->where + ": its Function needs a running Python interpreter");
   std::string key = ReadAttribute(api, info, "site_key");
   kernel->keeps_errors = !key.empty();
+  kernel->gives_memory = kernel->keeps_errors && allocator_lent && !kernel->on_cuda;
   Gil gil;
   PyObject* site = ResolveSite(name, key, ReadAttribute(api, info, "site"));
   if (site == nullptr) return StatusOfException(api, kernel->where, kernel->keeps_errors);

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 def configure(
     *,
@@ -235,6 +235,7 @@ def configure_custom_op(
     is_grad_enabled: Callable[[], bool],
     set_grad_enabled: Callable[[bool], object],
     stream: Callable[[int, int], AbstractContextManager[object]],
+    is_sole_holder: Callable[[UntypedStorage], bool],
 ) -> None:
     """Hands the custom operator what it needs of Python.
 
@@ -247,6 +248,8 @@ def configure_custom_op(
         is_grad_enabled: ``torch.is_grad_enabled``.
         set_grad_enabled: ``torch.set_grad_enabled``.
         stream: Called as ``stream(address, device)``; makes a CUDA stream torch's current one.
+        is_sole_holder: Called with the storage of an output that one tensor holds besides; says whether nobody else
+            does, so that the runtime may have the memory for its own.
 
     Raises:
         TypeError: An argument is missing.
@@ -258,6 +261,17 @@ def take_custom_op_error(number: int) -> BaseException | None:
     Args:
         number: What ``[torch2ort error N]`` at the end of onnxruntime's message says. The last 64 are kept.
     """
+
+def lend_allocator() -> bool:
+    """Lets sessions that are made from now on, with ``session.use_env_allocators``, take a Function's large outputs as
+    they are: gives the process's onnxruntime an allocator of this module for the CPU.
+
+    Returns:
+        Whether onnxruntime took it. Before 1.23 it does not, nor if the process gave it another.
+    """
+
+def withdraw_allocator() -> None:
+    """Takes it back. Sessions made in between keep it."""
 
 def call_forward(site: Site, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Runs a site's forward on torch tensors, as a runtime without callbacks of its own would.

@@ -13,7 +13,7 @@ from torch2ort.options import Options
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.graph import Graph
-from torch2ort.runtime.session import inference_session, surroundings, take_error
+from torch2ort.runtime.session import surroundings, take_error, tuned_session
 
 
 class InferenceEngine:
@@ -34,7 +34,7 @@ class InferenceEngine:
         if graph.weights:
             # They are inputs, which training changes between calls.
             settings.add_session_config_entry("session.disable_prepacking", "1")
-        self._session = inference_session(graph.proto, graph.sites, session_options=settings)
+        self._session = tuned_session(graph.proto, graph.sites, settings)
         self._feeds = Feeds(self._ort, len(graph.inputs))
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -17,13 +17,15 @@ from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import binding, stock
 from torch2ort.runtime.guard import contexts_in, python_op_lock
 from torch2ort.runtime.inplace import plan_inplace
+from torch2ort.runtime.memory import forget_output_sizes, lent_allocator
+from torch2ort.runtime.pool import pool
 
 _RUN_METHODS = ("run", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector")
 
 
 def inference_session(
     proto: onnx.ModelProto,
-    sites: dict[str, Site],
+    sites: Mapping[str, Site],
     *,
     providers: Sequence[Any] | None = None,
     session_options: Any = None,
@@ -42,28 +44,67 @@ def inference_session(
         RuntimeNotFoundError: no onnxruntime is installed.
         EngineError: onnxruntime refuses the model.
     """
-    onnxruntime = private.onnxruntime()
-    options = onnxruntime.SessionOptions() if session_options is None else session_options
-    bound: Sequence[native.Site] = ()
-    if sites:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
-        proto = copy
-        if private.has_training():
-            plans = plan_inplace(proto.graph, sites, {value.name for value in proto.graph.output})
-            native_sites = binding.bind_sites(sites, plans, training=False)
-            functions = {name: site.key for name, site in native_sites.items()}
-            binding.bind_nodes(proto.graph, sites, functions, training=False)
-            bound = list(native_sites.values())
-        else:
-            bound = stock.bind_nodes(proto.graph, sites)
-            stock.register_library(options)
+    if session_options is None:
+        return tuned_session(proto, sites, private.onnxruntime().SessionOptions(), providers=providers)
+    model, bound = _bind(proto, sites)
+    if bound and not private.has_training():
+        stock.register_library(session_options)
+    return _make(model, bound, session_options, providers)
+
+
+def tuned_session(
+    proto: onnx.ModelProto,
+    sites: Mapping[str, Site],
+    settings: Any,
+    *,
+    providers: Sequence[Any] | None = None,
+) -> Any:
+    """As :func:`inference_session`, with settings that are torch2ort's to change.
+
+    Args:
+        proto: an exported model; it is not changed.
+        sites: the site of each PythonOp node, by node name.
+        settings: ``SessionOptions`` of nobody else's making.
+        providers: as for ``InferenceSession``; the CPU by default.
+
+    Raises:
+        EngineError: onnxruntime refuses the model.
+    """
+    model, bound = _bind(proto, sites)
+    if not bound or private.has_training():
+        return _make(model, bound, settings, providers)
+    stock.register_library(settings)
+    with lent_allocator(settings) as lent:
+        if lent:
+            forget_output_sizes(model.graph)
+        return _make(model, bound, settings, providers)
+
+
+def _bind(proto: onnx.ModelProto, sites: Mapping[str, Site]) -> tuple[onnx.ModelProto, Sequence[native.Site]]:
+    """The model as the installed runtime takes it, and the native sites behind its PythonOp nodes."""
+    if not sites:
+        return proto, ()
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    if not private.has_training():
+        return model, stock.bind_nodes(model.graph, sites)
+    plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})
+    bound = binding.bind_sites(sites, plans, training=False)
+    functions = {name: site.key for name, site in bound.items()}
+    binding.bind_nodes(model.graph, sites, functions, training=False)
+    return model, list(bound.values())
+
+
+def _make(
+    model: onnx.ModelProto, bound: Sequence[native.Site], settings: Any, providers: Sequence[Any] | None
+) -> Any:
     try:
         return _session_class()(
-            bound, proto.SerializeToString(), options, providers=list(providers or ["CPUExecutionProvider"])
+            bound, model.SerializeToString(), settings, providers=list(providers or ["CPUExecutionProvider"])
         )
     except Exception as error:
-        raise EngineError(f"onnxruntime {onnxruntime.__version__} refuses the model: {error}") from error
+        version = private.onnxruntime().__version__
+        raise EngineError(f"onnxruntime {version} refuses the model: {error}") from error
 
 
 @contextlib.contextmanager
@@ -71,6 +112,8 @@ def surroundings(sites: Sequence[native.Site]) -> Iterator[None]:
     """What a run of a session with these sites needs around it."""
     if sites and private.has_training():
         with python_op_lock, contexts_in(None), torch.no_grad():
+            pool.tidy()
+            pool.add(len(sites))
             yield
     else:
         yield

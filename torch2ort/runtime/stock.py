@@ -10,6 +10,7 @@ import functools
 import re
 import secrets
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -21,6 +22,7 @@ from torch2ort.pythonop.native import native
 from torch2ort.runtime.binding import native_site
 from torch2ort.runtime.classes import bind_classes
 from torch2ort.runtime.inplace import views_only
+from torch2ort.runtime.memory import is_sole_holder
 from torch2ort.runtime.nodes import python_op_nodes
 
 KEY_ATTRIBUTE = "site_key"
@@ -72,7 +74,7 @@ def resolve(func_name: str, key: str, text: str) -> native.Site:
     return native_site(described, func_name, training=False, protected=(), plan=plan)
 
 
-def bind_nodes(graph: onnx.GraphProto, sites: dict[str, Site]) -> list[native.Site]:
+def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[native.Site]:
     """Turn the graph's PythonOp nodes into what the custom operator takes, in place.
 
     Args:
@@ -124,4 +126,5 @@ native.configure_custom_op(
     is_grad_enabled=torch.is_grad_enabled,
     set_grad_enabled=torch.set_grad_enabled,
     stream=_on_stream,
+    is_sole_holder=is_sole_holder,
 )

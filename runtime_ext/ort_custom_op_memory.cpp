@@ -1,0 +1,184 @@
+// An allocator for ONNX Runtime that can give it a tensor of torch's as the memory of an output.
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+#include "ort_custom_op.h"
+
+namespace torch2ort {
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+// ONNX Runtime rounds the sizes that it asks for up; what lies behind a tensor's end it never touches.
+constexpr size_t kMaxRounding = 256;
+// Blocks from here on are mapped and kept for the next request of their size: on the heap they would lie in
+// the way of torch's own, which then find no hole of their size and get memory that is cold.
+constexpr size_t kLargeBlock = 1 << 20;
+constexpr size_t kMaxKeptBytes = size_t{1} << 28;
+
+// What this thread offers to the next request.
+thread_local Gift* offered = nullptr;
+
+// Memory that ONNX Runtime holds and that is not the heap's.
+struct Held {
+  DLManagedTensorVersioned* tensor;  // torch's, or null for a mapped block
+  size_t size;
+};
+
+class Holdings {
+ public:
+  void Give(void* data, DLManagedTensorVersioned* tensor) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Add(data, {tensor, 0});
+  }
+
+  void* Map(size_t size) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<void*>& kept = kept_[size];
+    void* data = kept.empty() ? NewBlock(size) : kept.back();
+    if (!kept.empty()) {
+      kept.pop_back();
+      kept_bytes_ -= size;
+    }
+    Add(data, {nullptr, size});
+    return data;
+  }
+
+  // False if the memory is the heap's.
+  bool TakeBack(void* data) {
+    if (count_.load(std::memory_order_relaxed) == 0) return false;
+    Managed tensor;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto found = held_.find(data);
+      if (found == held_.end()) return false;
+      tensor.reset(found->second.tensor);
+      if (tensor == nullptr) Keep(data, found->second.size);
+      held_.erase(found);
+      count_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    // Without an interpreter torch could not free it.
+    if (tensor && !PythonRuns()) tensor.release();
+    return true;
+  }
+
+ private:
+  static void* NewBlock(size_t size) {
+    void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    return data;
+  }
+
+  void Add(void* data, Held held) {
+    held_.emplace(data, held);
+    count_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  void Keep(void* data, size_t size) {
+    if (kept_bytes_ + size > kMaxKeptBytes) {
+      munmap(data, size);
+      return;
+    }
+    kept_[size].push_back(data);
+    kept_bytes_ += size;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<void*, Held> held_;
+  std::unordered_map<size_t, std::vector<void*>> kept_;
+  size_t kept_bytes_ = 0;
+  std::atomic<size_t> count_{0};
+};
+
+// Never destroyed: sessions may outlive the library's statics.
+Holdings& holdings = *new Holdings;
+
+OrtMemoryInfo* memory_info = nullptr;
+
+void* Allocate(OrtAllocator*, size_t size) {
+  if (offered != nullptr) {
+    if (void* data = offered->Take(size)) return data;
+  }
+  if (size >= kLargeBlock) return holdings.Map(size);
+  void* data = nullptr;
+  if (size > 0 && posix_memalign(&data, kAlignment, size) != 0) throw std::bad_alloc();
+  return data;
+}
+
+void Free(OrtAllocator*, void* data) {
+  if (!holdings.TakeBack(data)) std::free(data);
+}
+
+const OrtMemoryInfo* Info(const OrtAllocator*) { return memory_info; }
+
+OrtAllocator allocator{kOrtApiVersion, Allocate, Free, Info, nullptr};
+
+// True if there was no error.
+bool Succeeded(OrtStatus* status) {
+  if (status != nullptr) ort_api->ReleaseStatus(status);
+  return status == nullptr;
+}
+
+// The environment that all of the process's sessions share; null where an older runtime does not share it.
+class Environment {
+ public:
+  Environment() {
+    if (!Succeeded(ort_api->CreateEnv(kOrtLogError, "torch2ort", &environment_))) environment_ = nullptr;
+  }
+  ~Environment() {
+    if (environment_ != nullptr) ort_api->ReleaseEnv(environment_);
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+  OrtEnv* get() const { return environment_; }
+
+ private:
+  OrtEnv* environment_ = nullptr;
+};
+
+}  // namespace
+
+bool allocator_lent = false;
+
+Gift::Gift(Managed* tensor, Span memory) : tensor_(tensor), memory_(memory) {
+  if (tensor != nullptr && memory.begin % kAlignment == 0) offered = this;
+}
+
+Gift::~Gift() { offered = nullptr; }
+
+void* Gift::Take(size_t size) {
+  auto bytes = static_cast<size_t>(memory_.size());
+  if (size < bytes || size - bytes >= kMaxRounding) return nullptr;
+  void* data = reinterpret_cast<void*>(memory_.begin);
+  holdings.Give(data, tensor_->release());
+  offered = nullptr;
+  return data;
+}
+
+PyObject* LendAllocator(PyObject*, PyObject*) {
+  if (ort_api == nullptr) Py_RETURN_FALSE;
+  Environment environment;
+  if (environment.get() == nullptr) Py_RETURN_FALSE;
+  if (memory_info == nullptr &&
+      !Succeeded(ort_api->CreateMemoryInfo("Cpu", kOrtDeviceAllocator, 0, kOrtMemoryDefault, &memory_info))) {
+    Py_RETURN_FALSE;
+  }
+  allocator_lent = Succeeded(ort_api->RegisterAllocator(environment.get(), &allocator));
+  return PyBool_FromLong(allocator_lent);
+}
+
+PyObject* WithdrawAllocator(PyObject*, PyObject*) {
+  if (allocator_lent) {
+    Environment environment;
+    allocator_lent = !Succeeded(ort_api->UnregisterAllocator(environment.get(), memory_info));
+  }
+  Py_RETURN_NONE;
+}
+
+}  // namespace torch2ort

@@ -1,0 +1,17 @@
+"""Every private name of torch that torch2ort.runtime touches, with the versions tried.
+
+| name | tried on |
+| --- | --- |
+| torch._C._storage_Use_Count, UntypedStorage._cdata | 2.13.0 |
+"""
+
+from __future__ import annotations
+
+import torch
+
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """How many tensors and handles share the storage; 0 if this torch cannot tell."""
+    return 0 if _use_count is None else int(_use_count(storage._cdata))
