@@ -14,7 +14,7 @@ from torch2ort._torch_private import BatchNorm
 @contextlib.contextmanager
 def traceable_modules(model: torch.nn.Module) -> Iterator[None]:
     """Let the modules below ``model`` be traced; they are as before afterwards."""
-    changed = [m for m in model.modules() if _averages_over_all_batches(m)]
+    changed = [m for m in model.modules() if isinstance(m, BatchNorm) and _averages_over_all_batches(m)]
     for module in changed:
         module.__dict__["forward"] = functools.partial(_cumulative_batch_norm, module)
     try:
@@ -24,10 +24,9 @@ def traceable_modules(model: torch.nn.Module) -> Iterator[None]:
             del module.__dict__["forward"]
 
 
-def _averages_over_all_batches(module: torch.nn.Module) -> bool:
+def _averages_over_all_batches(module: BatchNorm) -> bool:
     return (
-        isinstance(module, BatchNorm)
-        and module.training
+        module.training
         and module.track_running_stats
         and module.momentum is None
         and "forward" not in module.__dict__

@@ -79,9 +79,8 @@ class Verification:
         if not pairs or not wanted:
             return
         outputs, grad_outputs = zip(*pairs, strict=True)
-        expected = torch.autograd.grad(
-            outputs, [leaves[i] for i in wanted], grad_outputs, allow_unused=True, retain_graph=True
-        )
+        inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        expected = torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True, retain_graph=True)
         for i, gradient in zip(wanted, expected, strict=True):
             _compare(f"gradient of {names[i]}", gradients[i], gradient)
 

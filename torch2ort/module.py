@@ -114,7 +114,7 @@ class _Variant:
             where = {name: i for i, name in enumerate(names)}
             picks = [where.get(origin, constants[name]) for name, origin in graph.weights.items()]
             self._picks = (names, picks)
-        return [tensors[p] if type(p) is int else p for p in self._picks[1]]
+        return [tensors[p] if isinstance(p, int) else p for p in self._picks[1]]
 
     def training_engine(self) -> TrainingEngine:
         if self._training is None:

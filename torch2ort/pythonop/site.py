@@ -78,7 +78,7 @@ class Result:
     backward_map: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(eq=False)
 class Site:
     """One call of a Function: which one, with what, and what comes of it.
 
@@ -93,6 +93,7 @@ class Site:
         mapped: whether an exporter's operators compute the outputs, which are the site's last arguments, so
             that only ``backward`` is the Function's.
         result: what ``forward`` gives; ``None`` until the abstract run.
+        shapes: shape of each tensor output in the trace; empty for a loaded site.
         key: name of this site that is unique in the process.
     """
 
@@ -104,6 +105,7 @@ class Site:
     internal: bool = False
     mapped: bool = False
     result: Result | None = None
+    shapes: tuple[tuple[int | torch.SymInt, ...], ...] = ()
     key: str = field(default="")
 
     def __post_init__(self) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.dlpack import to_dlpack
+from torch.utils import dlpack
 
 from torch2ort.errors import EngineError
+
+# Documented by torch, though its module does not list it.
+to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]
 
 
 class Feeds:
@@ -54,5 +57,5 @@ class Feeds:
         plain = tensor.detach().contiguous()
         if tensor.dtype is torch.bool:
             # onnxruntime-training 1.19.2 is older than DLPack's own code for bool.
-            return self._from_dlpack(to_dlpack(plain.view(torch.uint8)), True)
-        return self._from_dlpack(to_dlpack(plain))
+            return self._from_dlpack(to_capsule(plain.view(torch.uint8)), True)
+        return self._from_dlpack(to_capsule(plain))

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.dlpack import from_dlpack
 
 from torch2ort.cache import Shelf
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_sites, rename_functions, reraise
-from torch2ort.runtime.feeds import Feeds
+from torch2ort.runtime.feeds import Feeds, to_capsule
 from torch2ort.runtime.gradient import (
     GradientGraph,
     build_gradient_graph,
@@ -211,7 +211,7 @@ class TrainingEngine:
                 # The builder's backward breaks on a scalar zero: always the full shape.
                 shape, dtype, device = state.outputs[i]
                 gradient = torch.zeros(shape, dtype=dtype, device=device)
-            given.push_back(to_dlpack(gradient.detach().contiguous()), False)
+            given.push_back(to_capsule(gradient.detach().contiguous()), False)
         computed = self._ort.OrtValueVector()
         with self._lock, contexts_in(state.run):
             if self._sites and state.epoch != pool.epoch:
