@@ -105,8 +105,7 @@ def _check_repeatable(site: Site) -> None:
         f"{site.func_name}: its exporter has gradient='function', for which backward must run forward a "
         f"second "
         f"time, and that is not sound here: {reason}. Return None where g.training is true, so that the "
-        f"call stays "
-        f"a PythonOp, or register the exporter with gradient='engine'"
+        f"call stays a PythonOp, or register the exporter with gradient='engine'"
     )
 
 

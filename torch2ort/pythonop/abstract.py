@@ -22,7 +22,7 @@ from torch2ort.pythonop.site import Site
 
 
 def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensor outputs of ``site`` as fake tensors; fills ``site.result``.
+    """The tensor outputs of ``site`` as fake tensors; fills ``site.result`` and ``site.shapes``.
 
     Args:
         site: the call.
@@ -35,8 +35,12 @@ def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
         InplaceMapError: the Function's in-place map is wrong.
     """
     inferer = inferer_of(site.func_name, site.function)
-    if inferer is not None:
-        return inferred_outputs(site, inputs, inferer)
+    outputs = _outputs(site, inputs) if inferer is None else inferred_outputs(site, inputs, inferer)
+    site.shapes = tuple(tuple(t.shape) for t in outputs)
+    return outputs
+
+
+def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     try:
         seen = observe(site, [fresh_like(t) for t in inputs])
     except Torch2OrtError:

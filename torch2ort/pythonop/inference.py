@@ -53,15 +53,13 @@ def infer_outputs(
     if not _is_list(returned) or len(returned) != 2 or not all(map(_is_list, returned)):
         raise ShapeInferenceError(
             f"{name}: the shape inferer returned {returned!r}; expected a pair of lists, the shapes and the "
-            f"dtypes "
-            f"of the tensor outputs"
+            f"dtypes of the tensor outputs"
         )
     found, types = returned
     if len(found) != len(types):
         raise ShapeInferenceError(
             f"{name}: the shape inferer returned {len(found)} shapes and {len(types)} dtypes; expected one "
-            f"of each "
-            f"per tensor output"
+            f"of each per tensor output"
         )
     return tuple(
         InferredTensor(_shape(name, i, s), _dtype(name, i, t))
@@ -75,8 +73,7 @@ def _shape(name: str, output: int, shape: Any) -> tuple[Dim, ...] | None:
     if not _is_list(shape):
         raise ShapeInferenceError(
             f"{name}: the shape inferer returned {shape!r} as the shape of output {output}; expected a list "
-            f"of "
-            f"dimensions, or None for an unknown rank"
+            f"of dimensions, or None for an unknown rank"
         )
     return tuple(_dim(name, output, axis, dim) for axis, dim in enumerate(shape))
 
@@ -99,8 +96,7 @@ def _dim(name: str, output: int, axis: int, dim: Any) -> Dim:
             f"{name}: the shape inferer returned {dim!r} for dimension {axis} of output {output}; expected "
             f"a whole "
             f"number from 0 up, a sympy expression, a name or expression of names such as '2*batch', or "
-            f"None for "
-            f"an unknown size"
+            f"None for an unknown size"
         )
     return int(found) if found.is_Integer else found
 
@@ -110,8 +106,7 @@ def _dtype(name: str, output: int, dtype: Any) -> torch.dtype:
         return dtype
     raise ShapeInferenceError(
         f"{name}: the shape inferer returned {dtype!r} as the dtype of output {output}; expected a "
-        f"torch.dtype "
-        f"such as torch.float32"
+        f"torch.dtype such as torch.float32"
     )
 
 

@@ -147,8 +147,7 @@ def _check(site: Site, space: SizeSpace, inferred: Sequence[InferredTensor], see
     if len(inferred) != returned:
         raise ShapeInferenceError(
             f"{site.func_name}: the shape inferer returned {len(inferred)} shapes, but forward returns "
-            f"{returned} "
-            f"tensors; expected one shape and one dtype per tensor output"
+            f"{returned} tensors; expected one shape and one dtype per tensor output"
         )
     for i, (tensor, kind, shape) in enumerate(
         zip(inferred, seen.observation.result.tensors, seen.shapes, strict=False)
@@ -161,16 +160,14 @@ def _check(site: Site, space: SizeSpace, inferred: Sequence[InferredTensor], see
         if len(tensor.shape) != len(shape):
             raise ShapeInferenceError(
                 f"{says} {len(tensor.shape)} dimensions, [{', '.join(map(_text, tensor.shape))}], but "
-                f"forward "
-                f"returned {len(shape)}, {list(shape)}, for inputs of {_shapes(seen)}"
+                f"forward returned {len(shape)}, {list(shape)}, for inputs of {_shapes(seen)}"
             )
         for axis, (dim, size) in enumerate(zip(tensor.shape, shape, strict=True)):
             number = dim if dim is None or isinstance(dim, int) else space.hint(dim)
             if number is not None and number != size:
                 raise ShapeInferenceError(
                     f"{says} size {_text(dim)}{'' if dim == number else f' = {number}'} in dimension "
-                    f"{axis}, but "
-                    f"forward returned {size}, for inputs of {_shapes(seen)}"
+                    f"{axis}, but forward returned {size}, for inputs of {_shapes(seen)}"
                 )
 
 

@@ -47,14 +47,12 @@ def _check_positions(site: Site, result: Result, declared: InplaceMap) -> None:
         if output not in outputs:
             raise InplaceMapError(
                 f"{site.func_name}: the in-place map {which}={{{key}: {value}}} names output {output}; the "
-                f"tensors "
-                f"among the {len(result.outputs)} outputs are {_listed(outputs)}"
+                f"tensors among the {len(result.outputs)} outputs are {_listed(outputs)}"
             )
         if argument not in arguments:
             raise InplaceMapError(
                 f"{site.func_name}: the in-place map {which}={{{key}: {value}}} names argument {argument}; "
-                f"the "
-                f"tensors among the {len(site.arguments)} arguments are {_listed(arguments)}"
+                f"the tensors among the {len(site.arguments)} arguments are {_listed(arguments)}"
             )
 
 

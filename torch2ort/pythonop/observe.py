@@ -173,8 +173,7 @@ def _refuse_nested_tensors(site: Site, values: tuple[Any, ...]) -> None:
         if isinstance(value, (list, tuple, dict)) and holds_tensor(value):
             raise ExportError(
                 f"{site.func_name}: forward returned a {type(value).__name__} with tensors in it as output "
-                f"{i}; "
-                f"expected a tensor or a tuple of tensors and constants. Return the tensors themselves"
+                f"{i}; expected a tensor or a tuple of tensors and constants. Return the tensors themselves"
             )
 
 

@@ -123,6 +123,5 @@ def _check(name: str, inferred: Sequence[InferredTensor], ranks: Sequence[int], 
         if tensor.shape is not None and len(tensor.shape) != ranks[i]:
             raise ShapeInferenceError(
                 f"{name}: the shape inferer says that output {i} has {len(tensor.shape)} dimensions, but "
-                f"the node "
-                f"says {ranks[i]}"
+                f"the node says {ranks[i]}"
             )

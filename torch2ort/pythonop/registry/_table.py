@@ -76,8 +76,7 @@ class Table(Generic[Value]):
             if name in entries and not override:
                 raise RegistryError(
                     f"{self.verb}: '{name}' already has {self.noun}; pass override=True to replace it, or "
-                    f"call "
-                    f"torch2ort.unregister('{name}') first"
+                    f"call torch2ort.unregister('{name}') first"
                 )
             entries[name] = Entry(name, function, value)
             self._matched.discard(name)

@@ -102,8 +102,7 @@ def _positions(given: Mapping[int, int] | None, which: str) -> Mapping[int, int]
         if any(type(position) is not int or position < 0 for position in pair):
             raise RegistryError(
                 f"register_inplace_map: {which}={dict(given)!r} is no map of positions; expected whole "
-                f"numbers "
-                f"from 0 up, such as {{0: 0}}"
+                f"numbers from 0 up, such as {{0: 0}}"
             )
     if len(set(given.values())) != len(given):
         raise RegistryError(

@@ -54,8 +54,7 @@ def _fault(entry: Entry[Any], table: Table[Any], met: dict[str, Any], known: dic
             return None
         return (
             f"'{name}' was registered for another class of that name than the one in the exported model (a "
-            f"class "
-            f"that was defined again?); register the new class with override=True"
+            f"class that was defined again?); register the new class with override=True"
         )
     if name in known:
         return None

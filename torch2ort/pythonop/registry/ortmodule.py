@@ -59,8 +59,7 @@ def own_inplace_map(site: Site) -> InplaceMap | None:
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
         raise InplaceMapError(
             f"{site.func_name}: alias_input returned {returned!r}; expected a pair of lists, the inputs "
-            f"that the "
-            f"outputs are, and the output gradients that the input gradients are"
+            f"that the outputs are, and the output gradients that the input gradients are"
         )
     forward, backward = map(list, returned)
     if len(forward) != len(tensors) or len(backward) != len(site.arguments):

@@ -106,8 +106,7 @@ class GraphBuilder:
         if value._owner is not self:
             raise ExportError(
                 f"{self._who}: {where} is a value of another call's graph, {value!r}; expected an argument "
-                f"of this "
-                f"call, or what this g made"
+                f"of this call, or what this g made"
             )
         return value._value
 
@@ -136,8 +135,7 @@ class GraphBuilder:
             else:
                 raise ExportError(
                     f"{self._who}: input {i} of g.op({name!r}) is {argument!r}; expected a graph value, a "
-                    f"number, a "
-                    f"bool, a torch.Tensor or None. Use g.constant for lists and arrays"
+                    f"number, a bool, a torch.Tensor or None. Use g.constant for lists and arrays"
                 )
         return given
 

@@ -12,6 +12,7 @@ from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.pythonop import ONNX_TYPES, Site
 from torch2ort.pythonop.observe import UserError
 from torch2ort.pythonop.registry import Exporter
+from torch2ort.pythonop.symbols import named
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.values import GraphValue
@@ -57,16 +58,24 @@ def map_site(
         if value.dtype not in (None, expected):
             raise ExportError(
                 f"{site.func_name}: its exporter returned output {i} as {builder.wrap(value).dtype}, but "
-                f"forward "
-                f"returns {kind.dtype}; add g.op('Cast', value, to={kind.dtype})"
+                f"forward returns {kind.dtype}; add g.op('Cast', value, to={kind.dtype})"
             )
-        if value.shape is not None and len(value.shape) != kind.rank:
+        shape = [named(size, names) for size in site.shapes[i]]
+        if value.shape is not None and _contradict(builder.wrap(value).shape or [], shape):
             raise ExportError(
-                f"{site.func_name}: its exporter returned output {i} with {len(value.shape)} dimensions, "
-                f"{builder.wrap(value).shape}, but forward returns {kind.rank}"
+                f"{site.func_name}: its exporter returned output {i} with shape "
+                f"{builder.wrap(value).shape}, but "
+                f"forward returns [{', '.join(map(str, shape))}]"
             )
         value.dtype = expected
     return commit(builder, values, inputs)
+
+
+def _contradict(shape: Sequence[Any], expected: Sequence[int | str]) -> bool:
+    """Whether two shapes cannot be the same."""
+    return len(shape) != len(expected) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, expected, strict=True)
+    )
 
 
 def run_user(
@@ -100,8 +109,7 @@ def returned_values(builder: GraphBuilder, returned: Any, who: str, what: str, c
     if len(values) != count:
         raise ExportError(
             f"{who}: its {what} returned {len(values)} value{'s' * (len(values) != 1)}; expected {count}, "
-            f"one for "
-            f"each tensor output"
+            f"one for each tensor output"
         )
     return [builder.unwrap(v, f"output {i} of its {what}") for i, v in enumerate(values)]
 

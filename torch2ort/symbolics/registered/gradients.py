@@ -133,8 +133,7 @@ class GradientBuilder:
         if not isinstance(value, GradientValue):
             raise ExportError(
                 f"{self._who}: input {position} of g.op({name!r}) is {value!r}; expected one of inputs, "
-                f"outputs or "
-                f"grads, a value of g.op, a number, or None"
+                f"outputs or grads, a value of g.op, a number, or None"
             )
         return value.name
 
@@ -166,8 +165,7 @@ def _define(name: str, node: ir.Node, gradient: Callable[..., Any]) -> GradientD
     if not given or not all(isinstance(value, GradientValue) for value in given.values()):
         raise ExportError(
             f"register_gradient('{name}'): the gradient returned {returned!r}; expected the gradient of the "
-            f"first "
-            f"input, or a tuple with one for each input, None for those that have none"
+            f"first input, or a tuple with one for each input, None for those that have none"
         )
     if len(values) > len(inputs):
         raise ExportError(

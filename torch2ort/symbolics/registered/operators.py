@@ -90,8 +90,7 @@ def _translation(
             if default is None:
                 raise ExportError(
                     f"{name}: its translation returned None, and nothing else translates {target}; return a "
-                    f"graph "
-                    f"value for every call"
+                    f"graph value for every call"
                 )
             return default(*arguments, **keywords)
         count = output_count(target)
