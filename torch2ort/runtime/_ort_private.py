@@ -9,8 +9,10 @@
 | register_torch_autograd_function | training 1.19.2 |
 | register_aten_op_executor, register_custom_stop_gradient_edges | training 1.19.2 |
 | unregister_python_functions | training 1.19.2 |
-| OrtValue.from_dlpack, OrtValue.to_dlpack, OrtDevice, Severity | training 1.19.2 |
-| InferenceSession._sess.run_with_ort_values | training 1.19.2 |
+| OrtValue.from_dlpack, OrtValue.to_dlpack | training 1.19.2, stock 1.22.1, 1.24.4, 1.31.1 (not in 1.20.1) |
+| OrtValue.ortvalue_from_shape_and_onnx_type, data_ptr, element_type | stock 1.20.1 |
+| OrtDevice, Severity | training 1.19.2, stock 1.20.1, 1.31.1 |
+| InferenceSession._sess.run_with_ort_values | training 1.19.2, stock 1.20.1, 1.22.1, 1.24.4, 1.31.1 |
 """
 
 from __future__ import annotations

@@ -6,24 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import dlpack
 
 from torch2ort.errors import EngineError
-
-# Documented by torch, though its module does not list it.
-to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]
+from torch2ort.runtime.values import to_capsule as to_capsule
+from torch2ort.runtime.values import shares_memory, to_value
 
 
 class Feeds:
     """Turns the feeds of a session into OrtValues; those of weights are made once and kept.
 
     Args:
-        ort: onnxruntime's extension module.
         inputs: number of feeds in front that are another tensor in every call.
     """
 
-    def __init__(self, ort: Any, inputs: int) -> None:
-        self._from_dlpack = ort.OrtValue.from_dlpack
+    def __init__(self, inputs: int) -> None:
         self._inputs = inputs
         # Per weight: address and shape of the memory that the value refers to, and the value. The value keeps
         # that memory alive, so the same address is the same memory.
@@ -43,7 +39,7 @@ class Feeds:
             address, shape, value = self._kept[i]
             if tensor.data_ptr() != address or tensor.shape != shape:
                 value = self._value(tensor)
-                if tensor.is_contiguous():
+                if tensor.is_contiguous() and shares_memory():
                     self._kept[i] = (tensor.data_ptr(), tensor.shape, value)
             values.append(value)
         return values
@@ -54,8 +50,4 @@ class Feeds:
                 f"a tensor is on {tensor.device}; the installed engine runs on the CPU. "
                 f"Move the model and its inputs with .cpu()"
             )
-        plain = tensor.detach().contiguous()
-        if tensor.dtype is torch.bool:
-            # onnxruntime-training 1.19.2 is older than DLPack's own code for bool.
-            return self._from_dlpack(to_capsule(plain.view(torch.uint8)), True)
-        return self._from_dlpack(to_capsule(plain))
+        return to_value(tensor.detach().contiguous())

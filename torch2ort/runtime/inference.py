@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from torch2ort.errors import EngineError
 from torch2ort.options import Options
@@ -14,6 +12,7 @@ from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.session import surroundings, take_error, tuned_session
+from torch2ort.runtime.values import to_tensor
 
 
 class InferenceEngine:
@@ -26,7 +25,6 @@ class InferenceEngine:
 
     def __init__(self, graph: Graph, options: Options) -> None:
         self._graph = graph
-        self._ort = private.pybind()
         settings = private.onnxruntime().SessionOptions()
         settings.log_severity_level = 3
         settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
@@ -35,7 +33,7 @@ class InferenceEngine:
             # They are inputs, which training changes between calls.
             settings.add_session_config_entry("session.disable_prepacking", "1")
         self._session = tuned_session(graph.proto, graph.sites, settings)
-        self._feeds = Feeds(self._ort, len(graph.inputs))
+        self._feeds = Feeds(len(graph.inputs))
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One tensor per entry of ``graph.fetches``.
@@ -59,9 +57,4 @@ class InferenceEngine:
             if kept is not None:
                 raise kept
             raise EngineError(f"ONNX Runtime failed: {failure}") from failure
-        return [_tensor(value) for value in fetched]
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    tensor = from_dlpack(value.to_dlpack())
-    return tensor.view(torch.bool) if value.data_type() == "tensor(bool)" else tensor
+        return [to_tensor(value) for value in fetched]

@@ -125,7 +125,7 @@ class TrainingEngine:
         self.weights = tuple(graph.weights.values())
         # onnxruntime knows the sites by name; here they live.
         sites = bind_sites(graph.sites, {}, training=True)
-        self._feeds = Feeds(self._ort, len(graph.inputs))
+        self._feeds = Feeds(len(graph.inputs))
         self._lock: Any = python_op_lock if sites else contextlib.nullcontext()
         functions = {name: bound.key for name, bound in sites.items()}
         if shelf is None:

@@ -1,0 +1,61 @@
+"""PyTorch's tensors as onnxruntime's values and back; without a copy where onnxruntime speaks DLPack."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch.utils import dlpack
+
+from torch2ort.pythonop import ONNX_TYPES
+from torch2ort.runtime import _ort_private as private
+
+# Documented by torch, though its module does not list it.
+to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]
+
+_DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
+
+
+def to_value(tensor: torch.Tensor) -> Any:
+    """An OrtValue of a contiguous tensor on the CPU that requires no gradient."""
+    if not shares_memory():
+        return _copy_to_value(tensor)
+    from_capsule = private.pybind().OrtValue.from_dlpack
+    if tensor.dtype is torch.bool:
+        # onnxruntime before 1.24 is older than DLPack's own code for bool.
+        return from_capsule(to_capsule(tensor.view(torch.uint8)), True)
+    return from_capsule(to_capsule(tensor), False)
+
+
+def to_tensor(value: Any) -> torch.Tensor:
+    """A tensor of an OrtValue on the CPU."""
+    if not shares_memory():
+        return _copy_to_tensor(value)
+    tensor: torch.Tensor = dlpack.from_dlpack(value.to_dlpack())
+    return tensor.view(torch.bool) if value.element_type() == ONNX_TYPES[torch.bool] else tensor
+
+
+@functools.cache
+def shares_memory() -> bool:
+    """Whether values are made without a copy: onnxruntime-training does it, and stock builds from 1.22 on."""
+    return hasattr(private.pybind().OrtValue, "from_dlpack")
+
+
+def _copy_to_value(tensor: torch.Tensor) -> Any:
+    ort = private.pybind()
+    device = ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
+    value = ort.OrtValue.ortvalue_from_shape_and_onnx_type(
+        list(tensor.shape), ONNX_TYPES[tensor.dtype], device
+    )
+    if tensor.numel():
+        ctypes.memmove(value.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return value
+
+
+def _copy_to_tensor(value: Any) -> torch.Tensor:
+    tensor = torch.empty(value.shape(), dtype=_DTYPES[value.element_type()])
+    if tensor.numel():
+        ctypes.memmove(tensor.data_ptr(), value.data_ptr(), tensor.nbytes)
+    return tensor
