@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torch2ort.errors import EngineError
-from torch2ort.runtime.values import to_capsule as to_capsule
 from torch2ort.runtime.values import shares_memory, to_value
+from torch2ort.runtime.values import to_capsule as to_capsule
 
 
 class Feeds:
