@@ -237,6 +237,11 @@ PyObject* GetSavedTensors(PyObject* self, void*) {
   return Ref::Share(context->to_save).release();
 }
 
+PyObject* GetSavedVariables(PyObject* self, void*) {
+  const char* message = "'saved_variables' is deprecated; use 'saved_tensors'";
+  return PyErr_WarnEx(PyExc_DeprecationWarning, message, 1) < 0 ? nullptr : GetSavedTensors(self, nullptr);
+}
+
 PyMethodDef methods[] = {
     {"save_for_backward", SaveForBackward, METH_VARARGS, nullptr},
     {"save_for_forward", SaveForForward, METH_VARARGS, nullptr},
@@ -262,6 +267,7 @@ PyMemberDef members[] = {
 
 PyGetSetDef properties[] = {
     {"saved_tensors", GetSavedTensors, nullptr, nullptr, nullptr},
+    {"saved_variables", GetSavedVariables, nullptr, nullptr, nullptr},
     {"materialize_grads", GetMaterializeGrads, AssignMaterializeGrads, nullptr, nullptr},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},

@@ -136,6 +136,7 @@ PyObject* Begin(PyObject*, PyObject* run) {
     PyErr_Format(PyExc_TypeError, "begin() takes a Run or None, not %.200s", Py_TYPE(run)->tp_name);
     return nullptr;
   }
+  Py_CLEAR(kept_error);  // an older one would be mistaken for the reason why a call in this run failed
   PyObject* before = current_run;
   current_run = run == Py_None ? nullptr : Ref::Share(run).release();
   if (before == nullptr) Py_RETURN_NONE;

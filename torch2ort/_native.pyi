@@ -70,6 +70,10 @@ class Context:
                 wording.
         """
 
+    @property
+    def saved_variables(self) -> tuple[Tensor | None, ...]:
+        """The old name of :attr:`saved_tensors`; issues the ``DeprecationWarning`` that torch issues."""
+
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Saves tensors for ``backward``.
 
@@ -206,7 +210,8 @@ class Run:
 def begin(run: Run | None) -> Run | None:
     """Makes ``run`` this thread's current run: where forward puts contexts and backward finds them.
 
-    Without a run, contexts are dropped at once.
+    Without a run, contexts are dropped at once. An exception that :func:`take_error` has not taken is
+    forgotten.
 
     Returns:
         The run that was current before.

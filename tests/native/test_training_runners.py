@@ -155,6 +155,18 @@ def test_an_exception_arrives_with_the_users_line(where: str, monkeypatch: pytes
     check_training(trainer, Fail.apply)
 
 
+def test_an_exception_that_nobody_took_is_not_mistaken_for_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = Trainer([node("Mul", "x w", "h"), python_op(site_of(Fail, data()), "h", "y")])
+    monkeypatch.setattr(Fail, "where", "forward")
+    monkeypatch.setattr(native, "take_error", lambda: None)
+    error_of(trainer.forward, torch.ones(2, 3), torch.ones(2, 3))
+    monkeypatch.undo()
+    native.begin(None)
+    assert native.take_error() is None
+
+
 def test_a_callback_that_is_no_site_is_refused() -> None:
     register(Fail.apply, "no site")
     trainer = Trainer([node("Mul", "x w", "h"), python_op("no site", "h", "y")])
