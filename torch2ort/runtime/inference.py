@@ -45,16 +45,19 @@ class InferenceEngine:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
         values = dict(zip(self._graph.feeds, self._feeds.values(feeds), strict=True))
-        failure: Exception | None = None
+        failure: BaseException | None = None
         with surroundings(self._session.python_op_sites):
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
             except Exception as error:
-                failure = error
+                failure = take_error(error) or _engine_error(error)
         # Outside of the handler, which would make onnxruntime's error the context of the Function's.
         if failure is not None:
-            kept = take_error(failure)
-            if kept is not None:
-                raise kept
-            raise EngineError(f"ONNX Runtime failed: {failure}") from failure
+            raise failure
         return [to_tensor(value) for value in fetched]
+
+
+def _engine_error(error: Exception) -> EngineError:
+    failure = EngineError(f"ONNX Runtime failed: {error}")
+    failure.__cause__ = error
+    return failure

@@ -120,7 +120,10 @@ def surroundings(sites: Sequence[native.Site]) -> Iterator[None]:
 
 
 def take_error(error: Exception) -> BaseException | None:
-    """The exception of a Function behind a failed run, with its traceback, if that was the cause."""
+    """The exception of a Function behind a failed run, with its traceback, if that was the cause.
+
+    To be called inside of the run's :func:`surroundings`, which forget it when they end.
+    """
     return native.take_error() if private.has_training() else stock.take_error(error)
 
 
@@ -142,9 +145,9 @@ def _session_class() -> Any:
                 try:
                     return method(self, *args, **kwargs)
                 except Exception as error:
-                    failure = error
+                    failure = take_error(error) or error
             # Outside of the handler, which would make onnxruntime's error the context of the Function's.
-            raise take_error(failure) or failure
+            raise failure
 
         return run
 
