@@ -83,7 +83,6 @@ class SiteNodes:
                 inputs=(*result.inputs, *result.tensors),
                 kept=site.tensor_positions,
                 forward_map=tuple((position, count + i) for i, position in enumerate(outputs)),
-                backward_map=(),
             ),
         )
         self._made.append(behind)

@@ -25,9 +25,9 @@ def own_gradient(site: Site, backward: Callable[..., Any]) -> tuple[Callable[...
         backward: the Function's own.
     """
     outputs = site.known_result.outputs
-    computed = sum(value is TENSOR for value in outputs)
-    count = len(site.arguments) - computed
-    original = site.arguments[:count]
+    original = site.own_arguments
+    count = len(original)
+    computed = len(site.arguments) - count
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         ctx.save_for_backward(*(a for a in arguments[:count] if isinstance(a, torch.Tensor)))

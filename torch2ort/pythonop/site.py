@@ -118,6 +118,14 @@ class Site:
         return tuple(i for i, value in enumerate(self.arguments) if value is TENSOR)
 
     @property
+    def own_arguments(self) -> tuple[Any, ...]:
+        """The arguments of ``apply``: all but the outputs that an exporter's operators computed."""
+        if not self.mapped:
+            return self.arguments
+        computed = sum(value is TENSOR for value in self.known_result.outputs)
+        return self.arguments[: len(self.arguments) - computed]
+
+    @property
     def constants(self) -> dict[int, Any]:
         """Argument position -> exact Python value, for the arguments that are no tensors."""
         return {i: value for i, value in enumerate(self.arguments) if value is not TENSOR}

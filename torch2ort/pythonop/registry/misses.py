@@ -22,7 +22,7 @@ from torch2ort.pythonop.registry._table import Entry, Table, did_you_mean, neare
 from torch2ort.pythonop.registry.exporters import exporters
 from torch2ort.pythonop.registry.inferers import inferers
 from torch2ort.pythonop.registry.inplace import inplace_maps
-from torch2ort.pythonop.registry.operators import overloads, symbolics
+from torch2ort.pythonop.registry.operators import known_operators, overloads, symbolics
 from torch2ort.pythonop.site import qualified_name
 
 _TABLES: tuple[Table[Any], ...] = (exporters, inferers, inplace_maps)
@@ -73,7 +73,7 @@ def _missing_operators() -> list[str]:
     sentences = []
     for entry in symbolics.take_unmatched():
         namespace = entry.name.partition("::")[0]
-        names = [f"{namespace}::{name}" for name in dir(getattr(torch.ops, namespace))]
+        names = known_operators(namespace)
         if names and not overloads(entry.name) and not symbolics.reported(entry.name):
             sentences.append(
                 f"register_symbolic: the library '{namespace}' has no operator '{entry.name}'"
@@ -103,10 +103,10 @@ def _cannot_exist(name: str) -> bool:
         if "__getattr__" in vars(held):
             return False
         if part not in vars(held):
-            is_module = (
-                held is sys.modules[module] and importlib.util.find_spec(f"{module}.{part}") is not None
-            )
-            return not (is_module and count + 1 < len(parts))
+            # Only a package has modules that are not imported yet.
+            last = count + 1 == len(parts)
+            package = held is sys.modules[module] and hasattr(held, "__path__") and not last
+            return not package or importlib.util.find_spec(f"{module}.{part}") is None
         held = vars(held)[part]
         if not isinstance(held, (type, types.ModuleType)):
             return True

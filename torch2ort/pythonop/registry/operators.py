@@ -52,7 +52,7 @@ def register_symbolic(
             f"or 'mylib::op.overload'"
         )
     if operator.startswith("aten::") and not overloads(operator):
-        names = [f"aten::{name}" for name in dir(torch.ops.aten)]
+        names = known_operators("aten")
         raise RegistryError(
             f"register_symbolic: torch {torch.__version__} has no operator '{operator}'"
             f"{did_you_mean(nearest(operator, names))}"
@@ -64,6 +64,12 @@ def register_symbolic(
         return call
 
     return register if symbolic is None else register(symbolic)
+
+
+def known_operators(namespace: str) -> list[str]:
+    """Names of the operators of a library, as far as somebody looked them up."""
+    library = getattr(torch.ops, namespace)
+    return [f"{namespace}::{name}" for name in dir(library) if hasattr(getattr(library, name), "overloads")]
 
 
 def overloads(operator: str) -> list[torch._ops.OpOverload]:
