@@ -31,7 +31,7 @@ def _image(h: torch.Tensor) -> torch.Tensor:
 def _square(h: torch.Tensor) -> torch.Tensor:
     """Well conditioned symmetric matrices."""
     a = h[:, :, :6]
-    return a @ a.transpose(1, 2) + 8 * torch.eye(6)
+    return a @ a.transpose(1, 2) / 8 + torch.eye(6)
 
 
 def _weight(*shape: int) -> torch.Tensor:

@@ -1,0 +1,66 @@
+"""Writes docs/operators.md: ``python -m tests.ops.page > docs/operators.md``."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+
+import torch
+
+from tests.ops.snippets import GROUPS
+from tests.ops.sweep import Outcome, run
+
+INTRODUCTION = """# Operators
+
+What each of {total} small uses of PyTorch's operators comes to in training, as `tests/ops` finds it out: every one
+of them gives eager's outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the first
+step. This page is written by `python -m tests.ops.page`; a test keeps it up to date.
+
+- **ONNX**: {onnx} run as ONNX operators, forward and backward.
+- **PyTorch's kernel**: {kernel} run, wholly or partly, in PyTorch's own kernels, called by the graph like a custom
+  Function. Random numbers are always PyTorch's, so `torch.manual_seed` gives what it gives in eager.
+- **refused**: {refused} raise `ExportError` (mostly `UnsupportedOperatorError`).
+
+Everything else that a model uses is treated the same way: an operator on the way of a gradient that ONNX Runtime
+differentiates correctly stays ONNX (a positive list decides), any other ATen operator is given to PyTorch's kernel, and
+what fits into no graph is refused. `float16` and `bfloat16` operators go to PyTorch's kernels too.
+"""
+
+
+def page(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """The page for the outcome of each snippet, by group and name."""
+    every = [o for group in outcomes.values() for o in group.values()]
+    lines = [
+        INTRODUCTION.format(
+            total=len(every),
+            onnx=sum(o.state == "equal" and not o.kernels for o in every),
+            kernel=sum(bool(o.kernels) for o in every),
+            refused=sum(o.state == "refused" for o in every),
+        )
+    ]
+    for group, found in outcomes.items():
+        lines += [f"## {group}", "", "| use | runs as |", "| --- | --- |"]
+        lines += [f"| {name} | {_state(outcome)} |" for name, outcome in found.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _state(outcome: Outcome) -> str:
+    if outcome.state != "equal":
+        return outcome.state
+    if not outcome.kernels:
+        return "ONNX"
+    return "PyTorch's kernel: " + ", ".join(f"`{name.removesuffix('.default')}`" for name in outcome.kernels)
+
+
+def main() -> None:
+    """Run every snippet by itself and print the page."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    print(page({g: {n: run({n: s}) for n, s in snippets.items()} for g, snippets in GROUPS.items()}), end="")
+
+
+if __name__ == "__main__":
+    main()
