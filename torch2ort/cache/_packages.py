@@ -120,7 +120,9 @@ def is_package_module(module: ModuleType) -> bool:
 
 @functools.cache
 def own_digest() -> str:
-    """The version of torch2ort and a digest of its own Python sources, which change while it is developed."""
+    """The version of torch2ort; of a working copy, also a digest of its Python sources, which change."""
+    if any(_below(_OWN, folder) for folder in _INSTALLED):
+        return version("torch2ort")
     digest = hashlib.sha256()
     root = Path(_OWN)
     for file in sorted(root.rglob("*.py")):

@@ -40,6 +40,7 @@ _HOOKS = words(
     """_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks _forward_hooks_with_kwargs
     _forward_hooks_always_called _forward_pre_hooks_with_kwargs"""
 )
+_TABLES = _HOOKS | words("_modules _buffers _parameters")
 
 
 class Values:
@@ -263,11 +264,11 @@ class Values:
         attributes = module.__dict__
         for name in sorted(attributes):
             value = attributes[name]
-            if name in _MODULE_SKIPPED:
+            if name in _MODULE_SKIPPED or (name in _TABLES and not value):
                 continue
             if name in _HOOKS:
                 value = list(value.values())
-            elif name == "_modules" or name == "_buffers" or name == "_parameters":
+            elif name in _TABLES:
                 value = list(value.items())
             self._walk.attribute(name, functools.partial(self.write, value))
 
