@@ -13,18 +13,18 @@ from tests.ops.sweep import Outcome, run
 
 INTRODUCTION = """# Operators
 
-What each of {total} small uses of PyTorch's operators comes to in training, as `tests/ops` finds it out: every one
-of them gives eager's outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the first
-step. This page is written by `python -m tests.ops.page`; a test keeps it up to date.
+What each of {total} small uses of PyTorch's operators comes to in training, as `tests/ops` finds it out:
+every one of them gives eager's outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by
+name before the first step. `python -m tests.ops.page` writes this page; a test keeps it up to date.
 
 - **ONNX**: {onnx} run as ONNX operators, forward and backward.
-- **PyTorch's kernel**: {kernel} run, wholly or partly, in PyTorch's own kernels, called by the graph like a custom
-  Function. Random numbers are always PyTorch's, so `torch.manual_seed` gives what it gives in eager.
+- **PyTorch's kernel**: {kernel} run, wholly or partly, in PyTorch's own kernels, called by the graph like a
+  custom Function. Random numbers are always PyTorch's: `torch.manual_seed` gives what it gives in eager.
 - **refused**: {refused} raise `ExportError` (mostly `UnsupportedOperatorError`).
 
-Everything else that a model uses is treated the same way: an operator on the way of a gradient that ONNX Runtime
-differentiates correctly stays ONNX (a positive list decides), any other ATen operator is given to PyTorch's kernel, and
-what fits into no graph is refused. `float16` and `bfloat16` operators go to PyTorch's kernels too.
+Whatever else a model uses is treated the same way: an operator on the way of a gradient that ONNX Runtime
+differentiates correctly stays ONNX (a positive list decides), any other ATen operator is given to PyTorch's
+kernel, and what fits into no graph is refused. `float16` and `bfloat16` go to PyTorch's kernels too.
 """
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 Snippet = Callable[[torch.Tensor], Any]
 
@@ -517,8 +517,10 @@ LOSSES: dict[str, Snippet] = {
 ATTENTION: dict[str, Snippet] = {
     "attention": lambda h: F.scaled_dot_product_attention(h, h * 2, h + 1),
     "attention, causal": lambda h: F.scaled_dot_product_attention(h, h * 2, h + 1, is_causal=True),
-    "attention, bool mask": lambda h: F.scaled_dot_product_attention(h, h, h, torch.ones(6, 6, dtype=torch.bool).triu()),
-    "attention, row hidden": lambda h: F.scaled_dot_product_attention(h, h, h, (torch.arange(6) > 0).unsqueeze(1)),
+    "attention, bool mask": lambda h: F.scaled_dot_product_attention(h, h, h, torch.ones(6, 6).bool().triu()),
+    "attention, row hidden": lambda h: F.scaled_dot_product_attention(
+        h, h, h, (torch.arange(6) > 0).unsqueeze(1)
+    ),
     "attention, float mask": lambda h: F.scaled_dot_product_attention(h, h, h, h[0, :, :6]),
     "attention, -inf mask": lambda h: F.scaled_dot_product_attention(
         h, h, h, torch.full((6, 6), -math.inf).triu(1)

@@ -46,5 +46,7 @@ def test_the_page_says_what_the_sweep_finds() -> None:
 
 
 def test_the_page_names_every_snippet() -> None:
-    rows = {line.split(" | ")[0].removeprefix("| ") for line in PAGE.read_text().splitlines() if " | " in line}
+    rows = {
+        line.split(" | ")[0].removeprefix("| ") for line in PAGE.read_text().splitlines() if " | " in line
+    }
     assert {name for snippets in GROUPS.values() for name in snippets} <= rows

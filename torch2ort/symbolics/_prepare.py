@@ -15,8 +15,8 @@ from torch2ort.symbolics.decompositions import decomposition_table
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.mutation import refuse_other_mutations
-from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
+from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.translations import translation_table
@@ -134,12 +134,12 @@ def _refuse_unrepresentable(program: torch.export.ExportedProgram, *, training: 
     for node in program.graph_module.graph.nodes:
         if node in gradient and any(d.is_complex for d in _dtypes(node)):
             raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} computes with complex numbers, which an ONNX graph that is "
-                f"trained cannot hold. Put the complex part of the model into a torch.autograd.Function, which "
-                f"keeps PyTorch's kernels"
+                f"{node.target} at {source_line(node)} computes with complex numbers, which an ONNX graph "
+                f"that is trained cannot hold. Put the complex part of the model into a "
+                f"torch.autograd.Function, which keeps PyTorch's kernels"
             )
         if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
             raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} cannot be put into an ONNX graph that is trained. Compute "
-                f"both branches and choose with torch.where, or unroll the loop"
+                f"{node.target} at {source_line(node)} cannot be put into an ONNX graph that is trained. "
+                f"Compute both branches and choose with torch.where, or unroll the loop"
             )

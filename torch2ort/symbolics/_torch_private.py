@@ -84,7 +84,7 @@ def _own(value: Any) -> Any:
         return value
     node = ir.Node("", "Identity", [value], num_outputs=1)
     nodes.append(node)
-    node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
     return node.outputs[0]
 
 
@@ -118,7 +118,7 @@ def decompose(
     decompositions.update({target: defaults[target] for target in decomposed})
     decompositions.update(own)
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
-    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = program.run_decompositions(decompositions)
     _fx_passes.remove_assertion_nodes(program.graph_module)
     return program
@@ -126,13 +126,16 @@ def decompose(
 
 # No arithmetic in them, or integers only.
 _HARMLESS = frozenset(
-    "_chunk_cat _reshape_alias alias_copy block_diag bucketize count_nonzero diagonal_copy expand_copy isin lift "
-    "lift_fresh linspace narrow_copy permute_copy split_with_sizes_copy squeeze_copy t_copy transpose_copy tril_indices "
-    "triu_indices unbind_copy unfold_copy unsafe_split_with_sizes unsqueeze_copy zero".split()
-)
+    {
+        "_chunk_cat", "_reshape_alias", "alias_copy", "block_diag", "bucketize", "count_nonzero",
+        "diagonal_copy", "expand_copy", "isin", "lift", "lift_fresh", "linspace", "narrow_copy",
+        "permute_copy", "split_with_sizes_copy", "squeeze_copy", "t_copy", "transpose_copy", "tril_indices",
+        "triu_indices", "unbind_copy", "unfold_copy", "unsafe_split_with_sizes", "unsqueeze_copy", "zero",
+    }
+)  # fmt: skip
 
 
-def _is_left(target: OpOverload, function: Callable[..., Any], *, training: bool) -> bool:
+def _is_left(target: Any, function: Callable[..., Any], *, training: bool) -> bool:
     if target._schema.name.removeprefix("aten::") in _HARMLESS:
         return False
     # A decomposed random operator draws other numbers, and PyTorch's kernel cannot take `prims`.

@@ -113,7 +113,12 @@ def _to_onnx(
             cause = _innermost(error)
             name = private.failing_node(error)
             node = next((n for n in program.graph.nodes if n.name == name), None)
-            if isinstance(cause, _DELIBERATE) or node is None or name in given_up or node.target is _PYTHON_OP:
+            if (
+                isinstance(cause, _DELIBERATE)
+                or node is None
+                or name in given_up
+                or node.target is _PYTHON_OP
+            ):
                 raise cause from None
             _hand_over(program, notes, {node.name}, given_up)
     mutations = add_mutation_outputs(model, program)
@@ -140,16 +145,16 @@ def _hand_to_kernels(
             node = node.args[0]
         if node is not None and node.target is _PYTHON_OP:
             raise UnsupportedOperatorError(
-                f"{site_by_key(node.args[1]).func_name}: its exporter maps the call at {source_line(node)} to "
-                f"{reason}, of which onnxruntime-training has no correct gradient. Return None from the exporter "
-                f"where g.training is true, so that the call stays a PythonOp; register the exporter with "
-                f"gradient='function'; or give the operator a gradient with torch2ort.register_gradient"
+                f"{site_by_key(node.args[1]).func_name}: its exporter maps the call at {source_line(node)} "
+                f"to {reason}, of which onnxruntime-training has no correct gradient. Return None from the "
+                f"exporter where g.training is true, so that the call stays a PythonOp; register the "
+                f"exporter with gradient='function'; or give the operator a gradient with torch2ort.register_gradient"
             )
         if node is None or node.name in given_up or not isinstance(node.target, OpOverload):
             where = "" if node is None else f" ({node.target} at {source_line(node)})"
             raise UnsupportedOperatorError(
-                f"onnxruntime-training has no correct gradient for {reason}{where}. Detach the value, or wrap "
-                f"the operation in a torch.autograd.Function"
+                f"onnxruntime-training has no correct gradient for {reason}{where}. Detach the value, or "
+                f"wrap the operation in a torch.autograd.Function"
             )
     _hand_over(program, notes, set(wrong), given_up)
 

@@ -101,7 +101,7 @@ def _restore_outputs(model: ir.Model) -> None:
             node.resize_outputs(count)
             for i in missing:
                 node.outputs[i].name = f"{node.outputs[0].name}.output{i}"
-                node.outputs[i].dtype = node.outputs[0].dtype
+                node.outputs[i].type = node.outputs[0].type
 
 
 def _replace_cast_like(model: ir.Model) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import typing
 
 import torch
 
@@ -51,7 +52,7 @@ def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
             results = [_stop(graph, r) for r in results]
     for user in list(call.users):
         assert user.target is operator.getitem
-        user.replace_all_uses_with(results[int(user.args[1])])  # type: ignore[call-overload]
+        user.replace_all_uses_with(results[typing.cast(int, user.args[1])])
         graph.erase_node(user)
     graph.erase_node(call)
     if not region.users:
@@ -59,7 +60,7 @@ def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
 
 
 def _flat(value: object) -> tuple[torch.fx.Node, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)  # type: ignore[return-value,arg-type]
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)  # type: ignore[return-value]
 
 
 def _stop(graph: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:
@@ -82,7 +83,7 @@ def _refuse_write(node: torch.fx.Node) -> None:
             and getattr(value.meta.get("val"), "requires_grad", False)
         ):
             raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} writes into a tensor that requires a gradient, inside "
-                f"torch.no_grad(); autograd does not see that write, and a graph cannot hide it. Compute a new "
-                f"tensor, or detach the tensor before writing into it"
+                f"{node.target} at {source_line(node)} writes into a tensor that requires a gradient, "
+                f"inside torch.no_grad(); autograd does not see that write, and a graph cannot hide it. "
+                f"Compute a new tensor, or detach the tensor before writing into it"
             )

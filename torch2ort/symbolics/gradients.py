@@ -17,9 +17,13 @@ def requires_grad(program: torch.export.ExportedProgram) -> frozenset[torch.fx.N
         if node.op == "placeholder":
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 found.add(node)
-        elif node.op == "call_function" and _is_float(value) and not _makes_constants(node.target):
-            if any(n in found for n in node.all_input_nodes):
-                found.add(node)
+        elif (
+            node.op == "call_function"
+            and _is_float(value)
+            and not _makes_constants(node.target)
+            and any(n in found for n in node.all_input_nodes)
+        ):
+            found.add(node)
     return frozenset(found)
 
 

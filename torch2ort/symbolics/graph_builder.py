@@ -77,7 +77,7 @@ def ops(
     elif op_type == "Where":
         default = next(v.dtype for v in values[1:] if v is not None)
     for value, dtype in zip(node.outputs, dtypes, strict=True):
-        value.dtype = dtype or default
+        _set_type(value, dtype or default)
     return node.outputs
 
 
@@ -91,9 +91,14 @@ def constant(value: Any, dtype: ir.DataType | None = None) -> ir.Value:
         tensor = ir.tensor(value, dtype=dtype or _natural_type(value))
     node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
     node.outputs[0].dtype = tensor.dtype
-    node.outputs[0].shape = ir.Shape(tensor.shape)
+    node.outputs[0].shape = ir.Shape(tensor.numpy().shape)
     private.recorded_nodes().append(node)
     return node.outputs[0]
+
+
+def _set_type(value: ir.Value, dtype: ir.DataType | None) -> None:
+    if dtype is not None:
+        value.dtype = dtype
 
 
 def static_size(value: ir.Value, axis: int) -> int | None:

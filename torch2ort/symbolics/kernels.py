@@ -113,10 +113,7 @@ class AtenKernel(Function):
         call = decode_call(text)
         ctx.set_materialize_grads(False)
         inputs = tensors[: call.tensors]
-        if any(ctx.needs_input_grad):
-            outputs = _forward_with_graph(ctx, call, inputs)
-        else:
-            outputs = call(inputs)
+        outputs = _forward_with_graph(ctx, call, inputs) if any(ctx.needs_input_grad) else call(inputs)
         ctx.mark_non_differentiable(*(o for o in outputs if not o.is_floating_point()))
         if call.random:
             token = torch.zeros(1, dtype=torch.int64)

@@ -74,7 +74,7 @@ def _with_one_axis(graph: ir.Graph, node: ir.Node) -> None:
     back = ir.Node("", "Reshape", [result, nothing], num_outputs=1)
     back.metadata_props.update(node.metadata_props)
     scalar = back.outputs[0]
-    scalar.name, scalar.dtype, scalar.shape = f"{result.name}.scalar", result.dtype, ir.Shape([])
+    scalar.name, scalar.type, scalar.shape = f"{result.name}.scalar", result.type, ir.Shape([])
     ir.convenience.replace_all_uses_with(result, scalar, replace_graph_outputs=True)
     back.replace_input_with(0, result)
     graph.insert_after(node, back)
@@ -152,7 +152,9 @@ def _insert(
 ) -> ir.Value:
     node = ir.Node("", op_type, inputs, num_outputs=1)
     node.metadata_props.update(before.metadata_props)
-    node.outputs[0].dtype, node.outputs[0].shape = dtype, shape
+    node.outputs[0].shape = shape
+    if dtype is not None:
+        node.outputs[0].dtype = dtype
     graph.insert_before(before, node)
     return node.outputs[0]
 

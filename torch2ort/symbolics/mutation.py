@@ -39,8 +39,9 @@ def refuse_other_mutations(program: torch.export.ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind != OutputKind.USER_OUTPUT and spec.kind not in _KINDS:
             raise UnsupportedOperatorError(
-                f"forward writes into {spec.target!r}, which is no buffer and no input ({spec.kind.name.lower()}); a "
-                f"graph can update buffers and inputs only. Update it outside of forward, or make it a buffer"
+                f"forward writes into {spec.target!r}, which is no buffer and no input "
+                f"({spec.kind.name.lower()}); a graph can update buffers and inputs only. Update it outside "
+                f"of forward, or make it a buffer"
             )
 
 

@@ -45,7 +45,9 @@ WHOLE: frozenset[OpOverload] = frozenset(
 )
 
 # torch.onnx's translation gives an invalid graph or other values than eager.
-_MISTRANSLATED: frozenset[OpOverload] = frozenset({aten.embedding_bag.padding_idx, aten._embedding_bag.default})
+_MISTRANSLATED: frozenset[OpOverload] = frozenset(
+    {aten.embedding_bag.padding_idx, aten._embedding_bag.default}
+)
 
 # topk: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
 # xlogy: its translation has no gradient where x is zero.

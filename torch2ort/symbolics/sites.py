@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,7 +105,7 @@ class SiteMaker:
     def _node(
         self, origin: torch.fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> torch.fx.Node:
-        result = self._graph.call_function(target, args, kwargs)
+        result: torch.fx.Node = self._graph.call_function(target, args, kwargs)
         result.meta = {k: v for k, v in origin.meta.items() if k in ("stack_trace", "nn_module_stack")}
         values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         assert self._mode is not None
@@ -119,7 +120,7 @@ class SiteMaker:
         else:
             for user in list(node.users):
                 assert user.target is operator.getitem, f"{user} takes all outputs of {node} at once"
-                user.replace_all_uses_with(outputs[int(user.args[1])])  # type: ignore[call-overload]
+                user.replace_all_uses_with(outputs[typing.cast(int, user.args[1])])
                 self._graph.erase_node(user)
         self._graph.erase_node(node)
 
@@ -159,9 +160,9 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
         if isinstance(value, torch.fx.Node):
             if not isinstance(value.meta["val"], torch.Tensor):
                 raise UnsupportedOperatorError(
-                    f"{target} at {source_line(node)} would run in PyTorch's kernel, which takes no size that varies "
-                    f"as an argument ({value.name}). Export with that size fixed, or compute the result with "
-                    f"other operators"
+                    f"{target} at {source_line(node)} would run in PyTorch's kernel, which takes no size "
+                    f"that varies as an argument ({value.name}). Export with that size fixed, or compute the "
+                    f"result with other operators"
                 )
             tensors.append(value)
             return {"tensor": len(tensors) - 1}
@@ -180,8 +181,8 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
         return encode_call(target, arguments, keywords, random=is_random(node)), tensors
     except TypeError as error:
         raise UnsupportedOperatorError(
-            f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, or wrap "
-            f"the call in a torch.autograd.Function"
+            f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, "
+            f"or wrap the call in a torch.autograd.Function"
         ) from None
 
 
@@ -199,5 +200,5 @@ def _memory_order(value: torch.Tensor) -> tuple[int, ...]:
     """Dimensions of ``value`` from the slowest to the fastest in memory."""
     strides = value.stride()
     order = list(range(value.dim()))
-    # Sizes that vary give strides that cannot be compared as numbers; those of an exported graph can be by hint.
+    # Strides out of sizes that vary are compared by what they were in the sample.
     return tuple(sorted(order, key=lambda d: -private.number(strides[d])))

@@ -43,7 +43,7 @@ def stop_node(value: ir.Value) -> ir.Node:
     floating = value.dtype is None or value.dtype.is_floating_point()
     domain, name = (_DOMAIN, _NAME) if floating else ("", "Identity")
     node = ir.Node(domain, name, [value], num_outputs=1, version=1 if floating else None)
-    node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
     return node
 
 

@@ -136,8 +136,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             "Abs", "Add", "Cast", "Concat", "Conv", "Cos", "Div", "Erf", "Exp", "Flatten", "Gemm", "Identity",
-            "LayerNormalization", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg", "Reciprocal", "Relu", "Sigmoid",
-            "Sin", "Softmax", "Sqrt", "Sub", "Tanh",
+            "LayerNormalization", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg", "Reciprocal", "Relu",
+            "Sigmoid", "Sin", "Softmax", "Sqrt", "Sub", "Tanh",
             "com.microsoft::Gelu", "com.microsoft::FastGelu", "com.microsoft::PythonOp",
             "org.pytorch.aten::ATen",
         ),

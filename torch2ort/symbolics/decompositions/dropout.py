@@ -17,7 +17,8 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return input.clone()
     if p == 1:
         return input * torch.zeros_like(input)
-    return input * operators.dropout_noise(input, p)
+    noise: torch.Tensor = operators.dropout_noise(input, p)
+    return input * noise
 
 
 @decomposes(aten.native_dropout.default, only_for_gradients=False)

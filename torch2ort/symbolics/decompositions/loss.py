@@ -31,7 +31,8 @@ def cross_entropy_loss(
         )
         return loss.squeeze(0) if loss.dim() else loss
     if label_smoothing == 0:
-        return operators.cross_entropy(self, target, weight, reduction, ignore_index)
+        found: torch.Tensor = operators.cross_entropy(self, target, weight, reduction, ignore_index)
+        return found
     return _smoothed(self, target, weight, reduction, ignore_index, label_smoothing)
 
 

@@ -31,7 +31,11 @@ def mean_dim(
 
 @decomposes(aten.var.correction)
 def var(
-    self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
 ) -> torch.Tensor:
     """The mean of the squared distance from the mean, with ``n - correction`` for ``n``."""
     return _var_mean(self, dim, correction, keepdim)[0]
@@ -39,7 +43,11 @@ def var(
 
 @decomposes(aten.var_mean.correction)
 def var_mean(
-    self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Variance and mean."""
     return _var_mean(self, dim, correction, keepdim)
@@ -47,7 +55,11 @@ def var_mean(
 
 @decomposes(aten.std.correction)
 def std(
-    self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
 ) -> torch.Tensor:
     """The square root of the variance."""
     return _root(_var_mean(self, dim, correction, keepdim)[0])
@@ -55,7 +67,11 @@ def std(
 
 @decomposes(aten.std_mean.correction)
 def std_mean(
-    self: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Standard deviation and mean."""
     variance, average = _var_mean(self, dim, correction, keepdim)
@@ -67,7 +83,8 @@ def norm(
     self: torch.Tensor, p: float | None = 2, dim: Sequence[int] | None = None, keepdim: bool = False
 ) -> torch.Tensor:
     """The newer operator for the same."""
-    return torch.linalg.vector_norm(self, 2 if p is None else p, dim or None, keepdim)
+    result: torch.Tensor = torch.linalg.vector_norm(self, 2 if p is None else p, dim or None, keepdim)
+    return result
 
 
 @decomposes(aten._adaptive_avg_pool2d.default)
