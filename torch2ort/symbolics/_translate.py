@@ -148,7 +148,8 @@ def _hand_to_kernels(
                 f"{site_by_key(node.args[1]).func_name}: its exporter maps the call at {source_line(node)} "
                 f"to {reason}, of which onnxruntime-training has no correct gradient. Return None from the "
                 f"exporter where g.training is true, so that the call stays a PythonOp; register the "
-                f"exporter with gradient='function'; or give the operator a gradient with torch2ort.register_gradient"
+                f"exporter with gradient='function'; or give the operator a gradient with "
+                f"torch2ort.register_gradient"
             )
         if node is None or node.name in given_up or not isinstance(node.target, OpOverload):
             where = "" if node is None else f" ({node.target} at {source_line(node)})"
