@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -220,7 +221,7 @@ class Seen(Function):
     """Records the gradients that backward gets."""
 
     materialize = True
-    got: list = []
+    got: ClassVar[list] = []
 
     @staticmethod
     def forward(ctx, x):
@@ -272,7 +273,7 @@ def test_a_none_gradient_beside_a_real_one():
 
 
 class Needs(Function):
-    seen: list = []
+    seen: ClassVar[list] = []
 
     @staticmethod
     def forward(ctx, x, constant, y):
@@ -477,8 +478,8 @@ def test_undeclared_aliasing_warns_once_and_names_the_map():
     name = f"{Identity.__module__}.Identity"
     assert sorted(texts) == sorted(
         [
-            f"{name}: output 0 shares memory with argument 0, which was made correct by a copy. To save the copy, "
-            f"declare torch2ort.register_inplace_map('{name}', forward={{0: 0}})",
+            f"{name}: output 0 shares memory with argument 0, which was made correct by a copy. "
+            f"To save the copy, declare torch2ort.register_inplace_map('{name}', forward={{0: 0}})",
             f"{name}: the gradient of argument 0 shares memory with the gradient of output 0, which was made "
             f"correct by a copy. To save the copy, declare "
             f"torch2ort.register_inplace_map('{name}', backward={{0: 0}})",

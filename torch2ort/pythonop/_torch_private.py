@@ -5,7 +5,8 @@
 | torch.autograd.function._SingleLevelFunction, _is_setup_context_defined | 2.13.0 |
 | torch._subclasses.fake_tensor.FakeTensor, FakeTensorMode, unset_fake_temporarily | 2.13.0 |
 | torch.Tensor._version | 2.13.0 |
-| OpOverload._schema | 2.13.0 |
+| torch._ops.OpOverload, OpOverload._schema | 2.13.0 |
+| torch.utils._python_dispatch.TorchDispatchMode | 2.13.0 |
 | SymInt.node.hint, SymInt.node.expr | 2.13.0 |
 | FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.13.0 |
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.13.0 |
@@ -20,8 +21,30 @@ from typing import Any
 
 import sympy
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.function import _is_setup_context_defined, _SingleLevelFunction
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "APPLY_OWNER",
+    "OpOverload",
+    "TorchDispatchMode",
+    "environment",
+    "expression",
+    "fake_mode",
+    "has_hint",
+    "is_fake",
+    "is_functorch_wrapped",
+    "named_symbols",
+    "original_apply",
+    "size_hint",
+    "size_of",
+    "uses_setup_context",
+    "version_of",
+    "without_fake_mode",
+    "written_arguments",
+]
 
 # `Function.apply` ends in `super().apply`, which looks the method up on this class: setting it here
 # also reaches `fn = MyFunction.apply` bound before the export.

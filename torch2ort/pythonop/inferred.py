@@ -111,9 +111,9 @@ def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
 def _cautious_result(
     site: Site, inputs: Sequence[torch.Tensor], inferred: Sequence[InferredTensor]
 ) -> Result:
-    """What is assumed of a ``forward`` that nobody could run: tensors out, every input kept.
+    """What is assumed of a ``forward`` that nobody could run: tensors out, every input kept, random.
 
-    A declared in-place map is believed. That nothing else is written to is checked in each run.
+    A declared in-place map is believed. The rest is checked in each run, see :mod:`unobserved`.
     """
     ranks = [len(_known_rank(site, i, tensor)) for i, tensor in enumerate(inferred)]
     types = tuple(TensorType(t.dtype, rank) for t, rank in zip(inferred, ranks, strict=True))
@@ -126,6 +126,7 @@ def _cautious_result(
             i for i, t in enumerate(types) if not (t.dtype.is_floating_point or t.dtype.is_complex)
         ),
         kept=site.tensor_positions,
+        uses_rng=True,
         observed=False,
     )
 

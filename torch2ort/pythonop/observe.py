@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
@@ -24,7 +23,7 @@ class UserError(Exception):
         self.error = error
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(private.TorchDispatchMode):
     """Notices operators that draw from the random generator, and the memory that operators write to.
 
     A tensor's version does not tell: nothing counts writes below autograd, where fake tensors are run.
@@ -95,14 +94,26 @@ def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
         ExportError: ``forward`` returned tensors inside a container.
         Exception: whatever ``forward`` raises.
     """
-    input_types = tuple(TensorType(t.dtype, t.dim()) for t in tensors)
     positions = site.tensor_positions
     for position, tensor in zip(positions, tensors, strict=True):
         if site.needs_input_grad[position] and tensor.dtype.is_floating_point:
             tensor.requires_grad_(True)
-    versions = [private.version_of(t) for t in tensors]
     storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]
     context = native.Context(site.needs_input_grad)
+    observation = _describe(site, context, tensors, storages)
+    # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
+    del tensor
+    tensors.clear()
+    kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
+    return replace(observation, result=replace(observation.result, kept=kept))
+
+
+def _describe(
+    site: Site, context: native.Context, tensors: list[torch.Tensor], storages: list[StorageWeakRef]
+) -> Observation:
+    """Run ``forward`` and describe what it did; nothing of the run is held afterwards but ``context``."""
+    positions = site.tensor_positions
+    versions = [private.version_of(t) for t in tensors]
     watch = _Watch()
     with watch:
         returned = run_forward(site, context, site.call_arguments(tensors))
@@ -115,16 +126,20 @@ def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
         if id(t) in dirty or storage in watch.written or private.version_of(t) != version
     )
     where = {id(t): p for p, t in zip(positions, tensors, strict=True)}
-    returned_inputs = {
-        i: where[id(v)] for i, v in enumerate(values) if id(v) in where and where[id(v)] in mutated
-    }
+    returned_inputs = {i: where[id(v)] for i, v in enumerate(values) if where.get(id(v)) in mutated}
     hidden = tuple(p for p in mutated if p not in returned_inputs.values())
     outputs = [v for v in values if isinstance(v, torch.Tensor)]
-    marked = {id(t) for t in context.non_differentiable or ()}
-    non_differentiable = tuple(
-        i
-        for i, t in enumerate(outputs)
-        if id(t) in marked or not (t.dtype.is_floating_point or t.dtype.is_complex)
+    all_outputs = [*outputs, *(tensors[positions.index(p)] for p in hidden)]
+    result = Result(
+        inputs=tuple(TensorType(t.dtype, t.dim()) for t in tensors),
+        outputs=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
+        tensors=tuple(TensorType(t.dtype, t.dim()) for t in all_outputs),
+        returns_tuple=isinstance(returned, tuple),
+        non_differentiable=_without_gradient(context, outputs),
+        mutated=mutated,
+        returned_inputs=tuple(sorted(returned_inputs.items())),
+        hidden=hidden,
+        uses_rng=watch.uses_rng,
     )
     aliases = frozenset(
         (i, p)
@@ -133,24 +148,17 @@ def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
         if isinstance(v, torch.Tensor) and _begins(v, storage)
     )
     contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if _is_contiguous(t))
-    outputs = [t.detach() for t in outputs] + [tensors[positions.index(p)].detach() for p in hidden]
-    result = Result(
-        inputs=input_types,
-        outputs=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
-        tensors=tuple(TensorType(t.dtype, t.dim()) for t in outputs),
-        returns_tuple=isinstance(returned, tuple),
-        non_differentiable=non_differentiable,
-        mutated=mutated,
-        returned_inputs=tuple(sorted(returned_inputs.items())),
-        hidden=hidden,
-        uses_rng=watch.uses_rng,
+    return Observation(result, [fresh_like(t.detach()) for t in all_outputs], aliases, contiguous)
+
+
+def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> tuple[int, ...]:
+    """Positions of the outputs that were marked so, or whose dtype has no gradient."""
+    marked = {id(t) for t in context.non_differentiable or ()}
+    return tuple(
+        i
+        for i, t in enumerate(outputs)
+        if id(t) in marked or not (t.dtype.is_floating_point or t.dtype.is_complex)
     )
-    metadata = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in outputs]
-    # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
-    del returned, values, outputs, where, tensor
-    tensors.clear()
-    kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
-    return Observation(replace(result, kept=kept), metadata, aliases, contiguous)
 
 
 def _begins(tensor: torch.Tensor, storage: StorageWeakRef) -> bool:

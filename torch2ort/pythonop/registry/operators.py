@@ -13,6 +13,7 @@ import onnx
 import torch
 
 from torch2ort.errors import RegistryError
+from torch2ort.pythonop._torch_private import OpOverload
 from torch2ort.pythonop.registry._table import Table, check_callable, did_you_mean, nearest
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -72,7 +73,7 @@ def known_operators(namespace: str) -> list[str]:
     return [f"{namespace}::{name}" for name in dir(library) if hasattr(getattr(library, name), "overloads")]
 
 
-def overloads(operator: str) -> list[torch._ops.OpOverload]:
+def overloads(operator: str) -> list[OpOverload]:
     """The operators that a registered name stands for; none while their library is not loaded."""
     namespace, _, rest = operator.partition("::")
     name, _, overload = rest.partition(".")
