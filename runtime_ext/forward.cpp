@@ -273,12 +273,19 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
   }
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!span.Overlaps(spans_[i])) continue;
+    if (storages_ != nullptr && access_[i] == Access::kShared) {
+      DLTensor view = (*managed)->dl_tensor;
+      *managed = Managed(ExportLoan(loans_[i], view));
+      ++exports_[i];
+      return true;
+    }
     *managed = ExportCopy(site_, value);
     if (!*managed) return false;
-    if (spec.warned || index >= site_->returned) return true;
+    if (spec.warned || index >= site_->returned || storages_ != nullptr) return true;
     spec.warned = true;
     return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
   }
+  if (storages_ != nullptr) return true;
   for (const Managed& earlier : *outputs_) {
     if (!span.Overlaps(SpanOf(earlier->dl_tensor))) continue;
     *managed = ExportCopy(site_, value);

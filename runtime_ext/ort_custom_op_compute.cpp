@@ -183,7 +183,7 @@ OrtStatus* Computation::WriteOutputs(std::vector<Managed>* outputs, std::vector<
     Managed& output = (*outputs)[i];
     // Its tensor is no more when this is empty: the runtime has it. The fields of it are still read.
     DLTensor tensor = output->dl_tensor;
-    bool give = i < storages->size() && (*storages)[i];
+    bool give = kernel_.gives_memory && (*storages)[i];
     if (give) {
       Ref sole = Ref::Steal(PyObject_CallOneArg(custom_op_config.is_sole_holder, (*storages)[i].get()));
       if (!sole) return PythonError();
@@ -211,8 +211,7 @@ OrtStatus* Computation::Run() {
   NoGrad no_grad;
   std::vector<Managed> outputs;
   std::vector<Ref> storages;
-  if (no_grad.failed() ||
-      !RunForward(kernel_.site, loans_, &outputs, kernel_.gives_memory ? &storages : nullptr)) {
+  if (no_grad.failed() || !RunForward(kernel_.site, loans_, &outputs, &storages)) {
     return PythonError();
   }
   T2O_RETURN_IF_ERROR(WriteContext());

@@ -31,8 +31,9 @@ constexpr int64_t kLargeOutputBytes = 1 << 16;
 
 // Runs forward; gives one output per Site::tensor_outputs. False with an exception set on failure.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs);
-// `storages` gets one entry an output: torch's storage of an output of at least kLargeOutputBytes that is not
-// an argument's memory, else nothing.
+// For a caller that copies the outputs: they may share memory with arguments and with each other. `storages`
+// gets one entry an output: torch's storage, if the caller may spare the copy once nobody else holds that.
+// Else nothing: the output has less than kLargeOutputBytes, or is an argument's memory.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages);
 
 // Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor
