@@ -54,6 +54,9 @@ def reuse_or_build(
     """
     if options.cache_dir is None:
         return build()
+    if options.save_onnx_dir is not None:
+        reason = "save_onnx_dir asks for the graph of every stage, which only an export makes."
+        return _bypassed(build(), reason)
     try:
         store = Store(options.cache_dir)
     except RefusedError as error:

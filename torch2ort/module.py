@@ -125,7 +125,7 @@ class _Variant:
 
     def inference_engine(self) -> InferenceEngine:
         if self._inference is None:
-            self._inference = InferenceEngine(self.built.graph, self.options)
+            self._inference = InferenceEngine(self.built.graph, self.options, self.built.shelf)
         return self._inference
 
 

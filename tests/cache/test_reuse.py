@@ -19,7 +19,7 @@ from tests.models.test_functions import Around, Mlp
 from tests.models.test_transformers import bert, bert_batch
 from torch2ort.cache import Store
 from torch2ort.errors import Torch2OrtWarning
-from torch2ort.runtime import gradient
+from torch2ort.runtime import gradient, kept
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -113,6 +113,29 @@ def test_a_module_out_of_the_cache_trains_like_eager(cache, nothing_is_built, ma
     torch.manual_seed(7)
     module = assert_trains_like_eager(make(), [batch()], torch.optim.AdamW, lr=0.01, steps=5)
     assert module.exported.cache.hit
+
+
+@pytest.mark.parametrize("call", [Square.apply, Numpy.apply, torch.relu])
+def test_a_module_out_of_the_cache_infers_like_eager(cache, nothing_is_built, monkeypatch, call):
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        torch2ort.ORTModule(Around(call))(x)
+        nothing_is_built()
+        monkeypatch.setattr(kept, "optimize", None)
+        model = Around(call)
+        module = torch2ort.ORTModule(copy.deepcopy(model))
+        for _ in range(3):
+            torch.testing.assert_close(module(x), model(x))
+        assert module.exported.cache.hit
+
+
+@pytest.mark.parametrize(("kind", "grad"), [("gradient graph", True), ("inference graph", False)])
+def test_what_onnxruntime_optimised_is_kept(cache, kind, grad):
+    with torch.set_grad_enabled(grad):
+        torch2ort.ORTModule(Around(Square.apply))(torch.randn(5, 4))
+    manifests = {e.manifest.kind: e.manifest for e in Store(cache).listed()}
+    assert manifests.keys() == {"graph", kind}
+    assert manifests[kind].data["optimized"]
 
 
 def test_sizes_that_vary_are_a_hit_in_another_order(cache, nothing_is_built):
@@ -288,6 +311,15 @@ def test_what_cannot_be_keyed_is_exported_each_time(cache):
             "code net.bias: functions of Python's module os may give other results in each process."
         )
         torch.testing.assert_close(exported(X), expected)
+
+
+def test_graphs_of_every_stage_are_made_when_asked_for(cache, tmp_path):
+    for _ in range(2):
+        options = torch2ort.Options(save_onnx_dir=tmp_path / "stages")
+        exported = torch2ort.export(torch.nn.Linear(4, 2), X, options=options)
+        assert exported.cache.bypass_reason == (
+            "save_onnx_dir asks for the graph of every stage, which only an export makes."
+        )
 
 
 # --- damage, and folders that do not serve

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from torch2ort.cache import Shelf
 from torch2ort.errors import EngineError
 from torch2ort.options import Options
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.graph import Graph
+from torch2ort.runtime.kept import can_keep, kept_session
+from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.session import surroundings, take_error, tuned_session
 from torch2ort.runtime.values import to_tensor
 
@@ -21,9 +24,10 @@ class InferenceEngine:
     Args:
         graph: the exported graph.
         options: threads.
+        shelf: where the optimised graph is kept for the next process.
     """
 
-    def __init__(self, graph: Graph, options: Options) -> None:
+    def __init__(self, graph: Graph, options: Options, shelf: Shelf | None = None) -> None:
         self._graph = graph
         settings = private.onnxruntime().SessionOptions()
         settings.log_severity_level = 3
@@ -32,7 +36,10 @@ class InferenceEngine:
         if graph.weights:
             # They are inputs, which training changes between calls.
             settings.add_session_config_entry("session.disable_prepacking", "1")
-        self._session = tuned_session(graph.proto, graph.sites, settings)
+        if shelf is None or not can_keep(graph):
+            self._session = tuned_session(graph.proto, graph.sites, settings)
+        else:
+            self._session = kept_session(graph, settings, identity(options), shelf)
         self._feeds = Feeds(len(graph.inputs))
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -49,7 +49,7 @@ def inference_session(
     model, bound = _bind(proto, sites)
     if bound and not private.has_training():
         stock.register_library(session_options)
-    return _make(model, bound, session_options, providers)
+    return make_session(model.SerializeToString(), bound, session_options, providers)
 
 
 def tuned_session(
@@ -72,12 +72,12 @@ def tuned_session(
     """
     model, bound = _bind(proto, sites)
     if not bound or private.has_training():
-        return _make(model, bound, settings, providers)
+        return make_session(model.SerializeToString(), bound, settings, providers)
     stock.register_library(settings)
     with lent_allocator(settings) as lent:
         if lent:
             forget_output_sizes(model.graph)
-        return _make(model, bound, settings, providers)
+        return make_session(model.SerializeToString(), bound, settings, providers)
 
 
 def _bind(proto: onnx.ModelProto, sites: Mapping[str, Site]) -> tuple[onnx.ModelProto, Sequence[native.Site]]:
@@ -95,13 +95,22 @@ def _bind(proto: onnx.ModelProto, sites: Mapping[str, Site]) -> tuple[onnx.Model
     return model, list(bound.values())
 
 
-def _make(
-    model: onnx.ModelProto, bound: Sequence[native.Site], settings: Any, providers: Sequence[Any] | None
+def make_session(
+    model: bytes, bound: Sequence[native.Site], settings: Any, providers: Sequence[Any] | None = None
 ) -> Any:
+    """A session over a model whose PythonOp nodes are bound already.
+
+    Args:
+        model: ONNX.
+        bound: the native sites behind its nodes.
+        settings: ``SessionOptions``.
+        providers: as for ``InferenceSession``; the CPU by default.
+
+    Raises:
+        EngineError: onnxruntime refuses the model.
+    """
     try:
-        return _session_class()(
-            bound, model.SerializeToString(), settings, providers=list(providers or ["CPUExecutionProvider"])
-        )
+        return _session_class()(bound, model, settings, providers=list(providers or ["CPUExecutionProvider"]))
     except Exception as error:
         version = private.onnxruntime().__version__
         raise EngineError(f"onnxruntime {version} refuses the model: {error}") from error

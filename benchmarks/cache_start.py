@@ -1,0 +1,122 @@
+"""From ``ORTModule(model)`` to the end of the first training step, with an empty and with a filled export cache.
+
+Each start is a process of its own; its imports, the model and the data come before the clock starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import onnxruntime  # noqa: F401 - an import, so not part of the start
+import torch
+from torch import Tensor, nn
+from train_step import BATCH, LENGTH, tiny_bert
+
+import torch2ort
+
+sys.path.append(str(Path(__file__).parent.parent / "examples"))
+
+ROUNDS = 3
+Step = Callable[[nn.Module], Tensor]
+
+
+def bert() -> tuple[nn.Module, Step]:
+    """Return `train_step.py`'s BERT, and what computes its loss."""
+    tokens, labels = torch.randint(1000, (BATCH, LENGTH)), torch.randint(2, (BATCH,))
+    return tiny_bert(), lambda module: module(input_ids=tokens, labels=labels).loss
+
+
+def demo() -> tuple[nn.Module, Step]:
+    """Return the example's transformer at its default size, and what computes its loss."""
+    from char_transformer import CharTransformer
+
+    tokens = torch.randint(90, (16, 65))
+    model = CharTransformer(symbols=90, context=64, width=128, layers=3, heads=4)
+    return model, lambda module: module(tokens[:, :-1], tokens[:, 1:])
+
+
+MODELS = {"tiny BERT": bert, "the demo's transformer": demo}
+
+
+def measure(name: str, cache: str | None) -> dict[str, float | bool]:
+    """Return the seconds of the first and of a later step, on eager if `cache` is None."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model, loss_of = MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(module: nn.Module) -> float:
+        loss = loss_of(module)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    start = time.perf_counter()
+    module = (
+        model if cache is None else torch2ort.ORTModule(model, options=torch2ort.Options(cache_dir=cache))
+    )
+    loss = step(module)
+    first = time.perf_counter() - start
+    later = []
+    for _ in range(3):
+        start = time.perf_counter()
+        step(module)
+        later.append(time.perf_counter() - start)
+    hit = cache is not None and module.exported.cache.hit
+    return {"first": first, "later": min(later), "hit": hit, "loss": loss}
+
+
+def measure_in_a_process(name: str, cache: str | None) -> dict[str, float | bool]:
+    """Return what :func:`measure` returns in a process of its own."""
+    command = [sys.executable, __file__, "--measure", name, *([cache] if cache else [])]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(name: str) -> None:
+    """Check that all starts reach the same loss, and print one line."""
+    runs: dict[str, list[dict[str, float | bool]]] = {"eager": [], "cold": [], "warm": []}
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory() as cache:
+            runs["eager"].append(measure_in_a_process(name, None))
+            runs["cold"].append(measure_in_a_process(name, cache))
+            runs["warm"].append(measure_in_a_process(name, cache))
+    assert not any(run["hit"] for run in runs["cold"])
+    assert all(run["hit"] for run in runs["warm"])
+    for way in ("cold", "warm"):
+        torch.testing.assert_close(runs[way][0]["loss"], runs["eager"][0]["loss"], rtol=1e-4, atol=1e-5)
+    first = {way: statistics.median(float(run["first"]) for run in found) for way, found in runs.items()}
+    added = {
+        way: statistics.median(float(run["first"]) - float(run["later"]) for run in found)
+        for way, found in runs.items()
+    }
+    print(
+        f"{name}, start to the end of the first step, 1 thread: cold {first['cold']:.2f} s, warm "
+        f"{first['warm']:.2f} s, ratio {first['cold'] / first['warm']:.1f} (without the step itself "
+        f"{added['cold'] / added['warm']:.0f}); eager's first step {first['eager']:.2f} s"
+    )
+
+
+def main() -> None:
+    """Measure one start if told to, else all of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", nargs="+", help="name of a model, and the folder of its cache")
+    measured = parser.parse_args().measure
+    if measured:
+        print(json.dumps(measure(measured[0], measured[1] if len(measured) > 1 else None)))
+        return
+    for name in MODELS:
+        compare(name)
+
+
+if __name__ == "__main__":
+    main()
