@@ -33,8 +33,9 @@ def inferer(node, shapes, dtypes):
 
 
 REGISTER = {
-    "register_exporter": lambda function, **options: torch2ort.register_exporter(function, exporter, "
-    "**options),
+    "register_exporter": lambda function, **options: torch2ort.register_exporter(
+        function, exporter, **options
+    ),
     "register_shape_inferer": lambda function, **options: torch2ort.register_shape_inferer(
         function, inferer, **options
     ),

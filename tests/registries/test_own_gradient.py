@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -45,7 +47,7 @@ class Round(torch.autograd.Function):
 class Parts(torch.autograd.Function):
     """Two outputs, of which a model may use one, and its own word on missing gradients."""
 
-    GIVEN: list[bool] = []
+    GIVEN: ClassVar[list[bool]] = []
 
     @staticmethod
     def forward(ctx, x):

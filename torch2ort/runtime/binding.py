@@ -19,6 +19,7 @@ from torch2ort.errors import EngineError, ExportError
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.own_gradient import own_gradient
+from torch2ort.pythonop.unobserved import watched
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.inplace import InplacePlan
 from torch2ort.runtime.pool import pool
@@ -186,7 +187,10 @@ def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any
     if site.mapped:
         forward, backward = own_gradient(site, backward)
         return forward, None, backward
-    return function.forward, function.setup_context if uses_setup_context(function) else None, backward
+    setup_context = function.setup_context if uses_setup_context(function) else None
+    if site.known_result.observed:
+        return function.forward, setup_context, backward
+    return *watched(site, function.forward, setup_context), backward
 
 
 def _backward_of(function: type[torch.autograd.Function]) -> Any:

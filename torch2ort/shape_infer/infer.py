@@ -17,7 +17,7 @@ from onnx_shape_inference import (
     registry,
 )
 
-from torch2ort.errors import ExportError
+from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.shape_infer.names import name_sizes
 from torch2ort.shape_infer.python_op import infer_python_op
 
@@ -37,6 +37,8 @@ def infer(model: ir.Model, names: Mapping[str, sympy.Expr] | None = None) -> Non
     try:
         infer_symbolic_shapes(model, policy="refine", warn_on_missing=False)
     except (OpUsageError, ShapeInferenceError) as error:
+        if isinstance(error.__cause__, Torch2OrtError):
+            raise error.__cause__ from None
         raise ExportError(f"the exported graph's shapes contradict each other: {error}") from error
     name_sizes(model, {})
 
