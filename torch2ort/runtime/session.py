@@ -46,9 +46,9 @@ def inference_session(
     """
     if session_options is None:
         return tuned_session(proto, sites, private.onnxruntime().SessionOptions(), providers=providers)
-    model, bound = _bind(proto, sites)
-    if bound and not private.has_training():
+    if sites and not private.has_training():
         stock.register_library(session_options)
+    model, bound = _bind(proto, sites, session_options)
     return make_session(model.SerializeToString(), bound, session_options, providers)
 
 
@@ -70,23 +70,27 @@ def tuned_session(
     Raises:
         EngineError: onnxruntime refuses the model.
     """
-    model, bound = _bind(proto, sites)
-    if not bound or private.has_training():
+    if not sites or private.has_training():
+        model, bound = _bind(proto, sites, settings)
         return make_session(model.SerializeToString(), bound, settings, providers)
     stock.register_library(settings)
+    model, bound = _bind(proto, sites, settings)
     with lent_allocator(settings) as lent:
         if lent:
             forget_output_sizes(model.graph)
         return make_session(model.SerializeToString(), bound, settings, providers)
 
 
-def _bind(proto: onnx.ModelProto, sites: Mapping[str, Site]) -> tuple[onnx.ModelProto, Sequence[native.Site]]:
-    """The model as the installed runtime takes it, and the native sites behind its PythonOp nodes."""
+def _bind(
+    proto: onnx.ModelProto, sites: Mapping[str, Site], settings: Any
+) -> tuple[onnx.ModelProto, Sequence[native.Site]]:
+    """The model as a session with these settings takes it, and the native sites behind its PythonOp nodes."""
     if not sites:
         return proto, ()
     model = onnx.ModelProto()
     model.CopyFrom(proto)
-    if not private.has_training():
+    # The library's operator goes before onnxruntime-training's own.
+    if stock.has_library(settings):
         return model, stock.bind_nodes(model.graph, sites)
     plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})
     bound = binding.bind_sites(sites, plans, training=False)
@@ -133,7 +137,8 @@ def take_error(error: Exception) -> BaseException | None:
 
     To be called inside of the run's :func:`surroundings`, which forget it when they end.
     """
-    return native.take_error() if private.has_training() else stock.take_error(error)
+    kept = stock.take_error(error)
+    return native.take_error() if kept is None and private.has_training() else kept
 
 
 @functools.cache

@@ -26,6 +26,8 @@ from torch2ort.runtime.memory import is_sole_holder
 from torch2ort.runtime.nodes import python_op_nodes
 
 KEY_ATTRIBUTE = "site_key"
+# The library adds it to the options that it is registered with.
+_REGISTERED_ENTRY = "torch2ort.custom_ops"
 _READ_ATTRIBUTES = frozenset({"func_name", "output_tensor_types", "output_tensor_ranks"})
 _KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
 
@@ -104,6 +106,14 @@ def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[native
 def register_library(session_options: Any) -> None:
     """Let sessions of these options run PythonOp nodes; a second time does nothing."""
     session_options.register_custom_ops_library(custom_ops_library_path())
+
+
+def has_library(session_options: Any) -> bool:
+    """Whether sessions of these options run PythonOp nodes in the library's operator."""
+    try:
+        return bool(session_options.get_session_config_entry(_REGISTERED_ENTRY))
+    except Exception:  # onnxruntime's own, for an entry that nobody added
+        return False
 
 
 def take_error(error: Exception) -> BaseException | None:
