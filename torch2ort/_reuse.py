@@ -7,6 +7,7 @@ was made: keys are equal only if what stands there is.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torch2ort import io_schema
 from torch2ort._built import Built, Call
 from torch2ort._sizes import Sizes
 from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, Unkeyable, keep, model_key, named_tensors
+from torch2ort.cache.explain import differences, nearest
 from torch2ort.cache.functions import locate_function, located_function
 from torch2ort.errors import SchemaError, Torch2OrtError, Torch2OrtWarning
 from torch2ort.exported_model import CacheReport, Interface
@@ -138,8 +140,14 @@ def _find(store: Store, keys: Sequence[Key], model: torch.nn.Module, call: Call)
 
 def _log_miss(store: Store, key: Key) -> None:
     logger.info("no cache entry for %s (%s)", key.name, key.digest)
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
     for name, content in key.components.items():
         logger.debug("  %s: %s", name, content)
+    other = nearest(_KIND, key.name, key.components, store.listed())
+    if other is not None:
+        changes = "; ".join(map(str, differences(other.manifest.components, key.components)))
+        logger.debug("the nearest entry, %s, differs in %s", other.manifest.digest, changes)
 
 
 # --- an entry's content

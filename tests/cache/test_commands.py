@@ -1,0 +1,90 @@
+"""``python -m torch2ort cache``, and what the log says of a miss."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch2ort
+from tests.cache.nets import SOURCE, changed, imported
+from torch2ort.__main__ import main
+from torch2ort.cache import Store
+
+X = torch.zeros(3, 4)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with two exports, which differ in one number."""
+    monkeypatch.setenv("TORCH2ORT_CACHE_DIR", str(tmp_path / "cache"))
+    for source in (SOURCE, changed("SCALE = 2.0", "SCALE = 2.5")):
+        with imported(source) as module:
+            torch2ort.export(module.make(), X)
+    return tmp_path / "cache"
+
+
+def newest(cache: Path) -> str:
+    return max(Store(cache).listed(), key=lambda entry: entry.manifest.created).manifest.digest
+
+
+def test_list(cache, capsys):
+    assert main(["cache", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(newest(cache)[:12])
+    assert lines[0].split()[-2:] == ["graph", "Net"]
+    assert lines[2].startswith("2 entries, ")
+
+
+def test_explain_says_what_differs(cache, capsys):
+    assert main(["cache", "explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{newest(cache)}: graph of Net, made ")
+    assert lines[1].startswith("It differs from the nearest other one, ")
+    assert lines[2:] == ["  global net.SCALE: float 2.0 -> float 2.5"]
+
+
+def test_explain_all_shows_every_component(cache, capsys):
+    key = newest(cache)
+    assert main(["cache", "explain", key[:10], "--all"]) == 0
+    entry = next(e for e in Store(cache).listed() if e.manifest.digest == key)
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert shown == [f"  {name}: {content}" for name, content in entry.manifest.components.items()]
+
+
+def test_explain_needs_a_key_that_is_there(cache, capsys):
+    assert main(["cache", "explain", "zzz"]) == 1
+    assert capsys.readouterr().err == (
+        "no entry with a key that starts with 'zzz'; `python -m torch2ort cache list` shows the keys\n"
+    )
+
+
+def test_clear(cache, capsys):
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out.startswith("removed 2 entries, ")
+    assert Store(cache).listed() == []
+
+
+@pytest.mark.parametrize("action", ["list", "clear", "explain"])
+def test_a_folder_is_needed(action, capsys, tmp_path):
+    assert main(["cache", action]) == 1
+    assert capsys.readouterr().err == "no folder: pass --dir FOLDER, or set TORCH2ORT_CACHE_DIR\n"
+    assert main(["cache", "--dir", str(tmp_path / "none"), action]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'none'} is no folder\n"
+
+
+def test_a_miss_is_explained_at_debug_level(cache, caplog):
+    with (
+        caplog.at_level(logging.DEBUG, "torch2ort"),
+        imported(changed("SCALE = 2.0", "SCALE = 3.0")) as module,
+    ):
+        torch2ort.export(module.make(), X)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any(m.startswith("no cache entry for Net (") for m in messages)
+    assert "  opset: 18" in messages
+    (explained,) = (m for m in messages if m.startswith("the nearest entry, "))
+    assert explained.endswith(("differs in global net.SCALE: float 2.0 -> float 3.0",
+                               "differs in global net.SCALE: float 2.5 -> float 3.0"))  # fmt: skip

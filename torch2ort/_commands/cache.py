@@ -1,0 +1,117 @@
+"""``python -m torch2ort cache``: look into the export cache, and empty it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch2ort.cache import RefusedError, Store
+from torch2ort.cache.explain import differences, nearest
+from torch2ort.cache.store import Listed
+from torch2ort.options import Options
+
+_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
+    parser = commands.add_parser("cache", help="list, explain or clear the export cache")
+    parser.add_argument(
+        "--dir", metavar="FOLDER", help="folder of the cache (default: the variable TORCH2ORT_CACHE_DIR)"
+    )
+    actions = parser.add_subparsers(required=True, metavar="action")
+    actions.add_parser("list", help="one line per entry, the last used first").set_defaults(run=_list)
+    actions.add_parser("clear", help="remove every entry").set_defaults(run=_clear)
+    explain = actions.add_parser(
+        "explain", help="which parts of an entry's key differ from the nearest other entry of that model"
+    )
+    explain.add_argument(
+        "key", nargs="?", default="", help="first digits of the entry's key (default: the newest export)"
+    )
+    explain.add_argument("--all", action="store_true", help="print every part of the key")
+    explain.set_defaults(run=_explain)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    store = _open(arguments)
+    entries = [] if store is None else store.listed()
+    for entry in entries:
+        manifest = entry.manifest
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        print(f"{manifest.digest[:12]}  {used}  {_size(entry.size):>9}  {manifest.kind:<15}  {manifest.name}")
+    print(f"{len(entries)} entries, {_size(sum(entry.size for entry in entries))}")
+    return int(store is None)
+
+
+def _clear(arguments: argparse.Namespace) -> int:
+    store = _open(arguments)
+    if store is None:
+        return 1
+    count, size = store.clear()
+    print(f"removed {count} entries, {_size(size)}")
+    return 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    store = _open(arguments)
+    if store is None:
+        return 1
+    entries = store.listed()
+    chosen = _choose(entries, arguments.key)
+    if chosen is None:
+        return 1
+    manifest = chosen.manifest
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
+    print(f"{manifest.digest}: {manifest.kind} of {manifest.name}, made {made}")
+    if arguments.all:
+        for name, content in manifest.components.items():
+            print(f"  {name}: {content}")
+        return 0
+    other = nearest(manifest.kind, manifest.name, manifest.components, entries)
+    if other is None:
+        print(f"There is no other {manifest.kind} of {manifest.name} to compare it with.")
+        return 0
+    print(f"It differs from the nearest other one, {other.manifest.digest[:12]}, in:")
+    for difference in differences(other.manifest.components, manifest.components):
+        print(f"  {difference}")
+    return 0
+
+
+def _choose(entries: list[Listed], start: str) -> Listed | None:
+    """The graph whose key starts like that; the newest if nothing is asked for."""
+    found = [
+        e for e in entries if e.manifest.digest.startswith(start) and (start or e.manifest.kind == "graph")
+    ]
+    if not found or (start and len(found) > 1):
+        what = "no entry" if not found else f"{len(found)} entries"
+        wanted = f"with a key that starts with {start!r}" if start else "of an export"
+        print(f"{what} {wanted}; `python -m torch2ort cache list` shows the keys", file=sys.stderr)
+        return None
+    return max(found, key=lambda entry: entry.manifest.created)
+
+
+def _open(arguments: argparse.Namespace) -> Store | None:
+    """The store of the folder that was named; ``None``, with a message, if there is none."""
+    folder = arguments.dir or Options().cache_dir
+    if folder is None:
+        print("no folder: pass --dir FOLDER, or set TORCH2ORT_CACHE_DIR", file=sys.stderr)
+        return None
+    if not Path(folder).is_dir():
+        print(f"{folder} is no folder", file=sys.stderr)
+        return None
+    try:
+        return Store(folder)
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return None
+
+
+def _size(count: float) -> str:
+    """``1.5 MiB`` for 1572864."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count} B"
