@@ -222,12 +222,12 @@ bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
     return false;
   }
   if (!CheckTensor(spec, managed->dl_tensor)) return false;
-  const void* data = managed->dl_tensor.data;
+  const void* exported = managed.get();
   if (!Disentangle(outputs_->size(), value, &managed)) return false;
   if (storages_ != nullptr) {
     storages_->emplace_back();
-    bool own = spec.mapped_input < 0 && managed->dl_tensor.data == data;
-    if (own && !ReturnAlias(value, &managed, &storages_->back())) return false;
+    bool unchanged = managed.get() == exported;  // neither copied nor an argument's memory
+    if (unchanged && !ReturnAlias(value, &managed, &storages_->back())) return false;
   }
   outputs_->push_back(std::move(managed));
   return true;
