@@ -57,6 +57,8 @@ wheel: build  ## Build a wheel into dist/
 bench: build  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/pythonop_overhead.py
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/call_policy.py
+	$(BIN)/python benchmarks/io_schema.py
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist
