@@ -42,6 +42,7 @@ from torch2ort.pythonop import (
     unregister,
 )
 from torch2ort.runtime import custom_ops_library_path
+from torch2ort.symbolics.registered import GraphBuilder, GraphValue
 
 __all__ = [
     "CacheReport",
@@ -50,6 +51,8 @@ __all__ = [
     "ExportedModel",
     "Exporter",
     "FunctionNotFoundError",
+    "GraphBuilder",
+    "GraphValue",
     "InplaceMap",
     "InplaceMapError",
     "ModelLoadError",

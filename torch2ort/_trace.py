@@ -18,6 +18,7 @@ import torch
 
 from torch2ort import _torch_private as private
 from torch2ort import io_schema
+from torch2ort._tensor_attributes import TensorAttributes
 from torch2ort._traceable import traceable_modules
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Capture, Site
@@ -63,10 +64,12 @@ class FlatCall(torch.nn.Module):
         self._with_hooks = with_hooks
         self._signature = signature
         self._schema = schema
+        self._attributes = TensorAttributes(model)
         self.training = model.training
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on ``tensors``, one per leaf of its input schema."""
+        self._attributes.hang_on(self.model)
         args, kwargs = self._signature.unbind(io_schema.unflatten(list(tensors), self._schema))
         run = self.model if self._with_hooks else self.model.forward
         outputs, self.output_schema = io_schema.flatten(run(*args, **kwargs))

@@ -35,6 +35,9 @@ from torch2ort.pythonop.site import (
     site_by_key,
 )
 
+# Last, as the handlers use what is above.
+from torch2ort.pythonop import handlers  # isort: skip
+
 __all__ = [
     "ONNX_TYPES",
     "SITE_ATTRIBUTE",
@@ -49,6 +52,7 @@ __all__ = [
     "TensorType",
     "UnstoredObject",
     "dump_site",
+    "handlers",
     "internal_site",
     "load_site",
     "node_attributes",

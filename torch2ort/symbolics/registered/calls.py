@@ -125,7 +125,7 @@ def commit(builder: GraphBuilder, values: list[ir.Value], inputs: Sequence[ir.Va
     for value in values:
         if id(value) in taken:
             node = ir.Node("", "Identity", [value], num_outputs=1)
-            node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
             builder.nodes.append(node)
             outputs.append(node.outputs[0])
         else:
