@@ -22,7 +22,8 @@ from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.translations import translation_table
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
-_FLOATS = frozenset({torch.float32, torch.float64})
+_HALF = frozenset({torch.float16, torch.bfloat16})
+_CASTS = frozenset({"_to_copy", "to", "convert_element_type", "detach", "clone"})
 
 
 class Notes:
@@ -63,6 +64,7 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
     """
     notes = Notes(training=training)
     inline_grad_regions(program.graph_module)
+    varying = _varying_sizes(program)
     users = user_operators()
     decompositions = decomposition_table(training=training)
     program = private.decompose(
@@ -73,11 +75,37 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
         whole=WHOLE - users,
         training=training,
     )
+    _refuse_fixed_sizes(varying, _varying_sizes(program))
     refuse_other_mutations(program)
     _refuse_unrepresentable(program, training=training)
     to_kernels(program, notes, _needs_kernel(program, training=training))
     _notes[program] = notes
     return program
+
+
+def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[str, int], str]:
+    """Name and dimension of each size of an input that varies -> its expression."""
+    signature = program.graph_signature
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    shapes = {str(name): nodes[name].meta["val"].shape for name in signature.user_inputs if name in nodes}
+    return {
+        (name, d): str(size)
+        for name, shape in shapes.items()
+        for d, size in enumerate(shape)
+        if not isinstance(size, int)
+    }
+
+
+def _refuse_fixed_sizes(before: dict[tuple[str, int], str], after: dict[tuple[str, int], str]) -> None:
+    """Refuse a decomposition that holds for some of the sizes only that the program was traced for."""
+    for key, expression in before.items():
+        same = [k for k, e in before.items() if after.get(k) == after.get(key) and e != expression]
+        if key not in after or same:
+            name, dimension = key
+            raise UnsupportedOperatorError(
+                f"an operator of the model can be translated for one size of dimension {dimension} of {name} "
+                f"only, which was to vary. Export with that size fixed"
+            )
 
 
 def to_kernels(
@@ -110,7 +138,8 @@ def _needs_kernel(
         wanted = node.target not in users and wants_kernel(node, training=training)
         if wanted or not private.has_translation(node, known):
             return True
-        return node in gradient and not _dtypes(node) <= _FLOATS
+        # What is not differentiated may compute in half precision, which ONNX Runtime has few kernels for.
+        return training and (_computes_in_half(node) or (node in gradient and _is_empty(node)))
 
     return chosen
 
@@ -128,8 +157,28 @@ def _dtypes(node: torch.fx.Node) -> set[torch.dtype]:
     }
 
 
+def _is_empty(node: torch.fx.Node) -> bool:
+    """Whether ``node`` takes or gives a tensor without elements, which many gradient kernels divide by."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return any(
+        isinstance(v, torch.Tensor) and any(isinstance(d, int) and d == 0 for d in v.shape) for v in values
+    )
+
+
+def _computes_in_half(node: torch.fx.Node) -> bool:
+    """Whether ``node`` computes in half precision, and does not just convert to or from it."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or schema.name.rpartition("::")[2] in _CASTS:
+        return False
+    return not _HALF.isdisjoint(_dtypes(node))
+
+
+def _half_name(node: torch.fx.Node) -> str:
+    return str(next(iter(_dtypes(node) & _HALF)))
+
+
 def _refuse_unrepresentable(program: torch.export.ExportedProgram, *, training: bool) -> None:
-    """Refuse what a graph cannot hold: subgraphs, and complex numbers where a gradient is wanted."""
+    """Refuse what a graph cannot hold: subgraphs and, in training, complex and half numbers."""
     gradient = requires_grad(program) if training else frozenset()
     for node in program.graph_module.graph.nodes:
         if node in gradient and any(d.is_complex for d in _dtypes(node)):
@@ -137,6 +186,12 @@ def _refuse_unrepresentable(program: torch.export.ExportedProgram, *, training: 
                 f"{node.target} at {source_line(node)} computes with complex numbers, which an ONNX graph "
                 f"that is trained cannot hold. Put the complex part of the model into a "
                 f"torch.autograd.Function, which keeps PyTorch's kernels"
+            )
+        if node in gradient and _computes_in_half(node):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} computes with {_half_name(node)}, of which "
+                f"onnxruntime-training cannot add up gradients on CPU. Train in float32, or put the part of "
+                f"the model in lower precision into a torch.autograd.Function"
             )
         if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
             raise UnsupportedOperatorError(

@@ -136,7 +136,7 @@ class AtenKernel(Function):
         # The graph lives as long as ctx does: a second backward of the user's must find it.
         found = iter(torch.autograd.grad(edges, wanted, known, allow_unused=True, retain_graph=True))
         graph.saved = ()
-        result = [None if edge is None else next(found) for edge in graph.inputs]
+        result = [None if edge is None else _compact(next(found)) for edge in graph.inputs]
         return (None, *result, *(None,) * (len(ctx.needs_input_grad) - 1 - len(result)))
 
 
@@ -170,6 +170,13 @@ class DropoutNoise(Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
         """Noise has no gradient."""
         return (None,) * len(ctx.needs_input_grad)
+
+
+def _compact(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    # Without elements any strides count as contiguous in PyTorch, but not across DLPack.
+    if tensor is None or tensor.numel():
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 @dataclass(slots=True)

@@ -11,8 +11,6 @@ from torch2ort.symbolics.stop_gradient import is_stop
 
 # Nothing, or why the node cannot be differentiated; given the positions of inputs that carry a gradient.
 Rule = Callable[[ir.Node, frozenset[int]], "str | None"]
-_FLOAT = frozenset({ir.DataType.FLOAT})
-_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 def untrainable_nodes(model: ir.Model, trained: frozenset[str]) -> dict[str, str]:
@@ -31,6 +29,9 @@ def untrainable_nodes(model: ir.Model, trained: frozenset[str]) -> dict[str, str
         reason = _reason(node, inputs)
         if reason is not None:
             wrong.setdefault(fx_name(node), reason)
+    for node in model.graph:
+        if _name(node) in _NEVER_DOUBLE and node.outputs[0].dtype == ir.DataType.DOUBLE:
+            wrong.setdefault(fx_name(node), f"{_name(node)} in double precision")
     return wrong
 
 
@@ -64,13 +65,19 @@ def fx_name(node: ir.Node) -> str:
 
 
 def _reason(node: ir.Node, inputs: frozenset[int]) -> str | None:
-    name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    name = _name(node)
+    if name not in _ALSO_DOUBLE and any(v.dtype == ir.DataType.DOUBLE for v in node.outputs):
+        return f"{name} in double precision"
     registered = gradient_of(node)
     rule = _RULES.get(name) if registered is None else _only(*registered.inputs)
     if rule is None:
         return name
     reason = rule(node, inputs)
     return None if reason is None else f"{name} {reason}"
+
+
+def _name(node: ir.Node) -> str:
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 def _fine(node: ir.Node, inputs: frozenset[int]) -> str | None:
@@ -101,9 +108,14 @@ def _pow(node: ir.Node, inputs: frozenset[int]) -> str | None:
     return _only(0)(node, inputs)
 
 
-def _average_pool(node: ir.Node, inputs: frozenset[int]) -> str | None:
+def _pool(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    # The gradient kernel takes the shape that the graph says, even where it says -1.
     shape = _shape(node, 0)
-    return "over three or more dimensions" if shape is None or len(shape) > 4 else None
+    if shape is None or not shape.is_static():
+        return "of a size that varies"
+    if node.op_type == "AveragePool" and len(shape) > 4:
+        return "over three or more dimensions"
+    return _only(0)(node, inputs)
 
 
 def _shape(node: ir.Node, position: int) -> ir.Shape | None:
@@ -132,31 +144,46 @@ def _pad(node: ir.Node, inputs: frozenset[int]) -> str | None:
     return _attribute("mode", "constant")(node, inputs) or _only(0)(node, inputs)
 
 
+# Those whose kernels, of the operator and of its gradient, exist for double as well as for float.
+_ALSO_DOUBLE = frozenset(
+    {
+        "Abs", "Add", "Cast", "Div", "Exp", "Expand", "Gather", "GatherElements", "Gemm", "Identity", "Log",
+        "Max", "Min", "Mul", "Neg", "Pad", "Pow", "Reciprocal", "ReduceSum", "Reshape", "ScatterElements",
+        "Sigmoid", "Slice", "SoftmaxCrossEntropyLoss", "Split", "Sqrt", "Squeeze", "Sub", "Tanh", "Tile",
+        "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "com.microsoft::PythonOp",
+        "org.pytorch.aten::ATen",
+    }
+)  # fmt: skip
+
+# Those that have no kernel for double at all.
+_NEVER_DOUBLE = frozenset(
+    {"AveragePool", "Conv", "Cos", "Erf", "com.microsoft::FastGelu", "com.microsoft::Gelu"}
+)
+
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
-            "Abs", "Add", "Cast", "Concat", "Conv", "Cos", "Div", "Erf", "Exp", "Flatten", "Gemm", "Identity",
+            "Abs", "Add", "Cast", "Concat", "Conv", "Cos", "Div", "Erf", "Exp", "Gemm", "Identity",
             "LayerNormalization", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg", "Reciprocal", "Relu",
-            "Sigmoid", "Sin", "Softmax", "Sqrt", "Sub", "Tanh",
-            "com.microsoft::Gelu", "com.microsoft::FastGelu", "com.microsoft::PythonOp",
-            "org.pytorch.aten::ATen",
+            "Sigmoid", "Sin", "Softmax", "Sqrt", "Sub", "Tanh", "com.microsoft::FastGelu",
+            "com.microsoft::Gelu", "com.microsoft::PythonOp", "org.pytorch.aten::ATen",
         ),
         _fine,
     ),
     **dict.fromkeys(
         (
-            "Expand", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "MaxPool",
-            "ReduceSum", "Reshape", "Slice", "SoftmaxCrossEntropyLoss", "Squeeze", "Tile", "Transpose",
-            "Trilu", "Unsqueeze", "TopK",
+            "Expand", "Gather", "GatherElements", "GatherND", "ReduceSum", "Reshape",
+            "Slice", "SoftmaxCrossEntropyLoss", "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu",
+            "Unsqueeze",
         ),
         _only(0),
     ),
-    "AveragePool": _average_pool,
+    "AveragePool": _pool,
     "MatMul": _matmul,
-    "Where": _where,
-    "Pow": _pow,
+    "MaxPool": _pool,
     "Pad": _pad,
+    "Pow": _pow,
     "ScatterElements": _attribute("reduction", "none"),
     "ScatterND": _attribute("reduction", "none"),
-    "Split": _only(0),
+    "Where": _where,
 }  # fmt: skip

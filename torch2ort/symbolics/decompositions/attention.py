@@ -32,9 +32,7 @@ def scaled_dot_product_attention(
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    if scale is None:
-        scale = 1 / math.sqrt(query.shape[-1])
-    scores = (query * scale) @ key.transpose(-1, -2)
+    scores = (query * (_default_scale(query) if scale is None else scale)) @ key.transpose(-1, -2)
     lowest = torch.finfo(query.dtype).min
     alive: torch.Tensor | None = None
     if is_causal:
@@ -53,6 +51,15 @@ def scaled_dot_product_attention(
     if alive is None:
         return result
     return result * alive.any(-1, keepdim=True).to(result.dtype)
+
+
+def _default_scale(query: torch.Tensor) -> float | torch.Tensor:
+    width: int | torch.SymInt = query.shape[-1]
+    if isinstance(width, int):
+        return 1 / math.sqrt(width)
+    # In Python the square root would fix the size.
+    size = torch.scalar_tensor(width, dtype=query.dtype, device=query.device)  # type: ignore[arg-type]
+    return torch.rsqrt(size)
 
 
 def _hiding(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

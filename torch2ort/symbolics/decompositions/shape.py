@@ -19,6 +19,17 @@ def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     return self.clone() if not dim else self
 
 
+@decomposes(aten.split.Tensor, only_for_gradients=False)
+def split(self: torch.Tensor, split_size: int, dim: int = 0) -> list[torch.Tensor]:
+    """Slices, where the size varies and ONNX's Split could not say how many parts there are."""
+    size: int | torch.SymInt = self.shape[dim]
+    if isinstance(size, int) and isinstance(split_size, int):
+        return NotImplemented  # type: ignore[no-any-return]
+    count = int((size + split_size - 1) // split_size)
+    ends = [split_size * i for i in range(1, count)] + [size]
+    return [aten.slice.Tensor(self, dim, split_size * i, end) for i, end in enumerate(ends)]
+
+
 @decomposes(aten.pixel_shuffle.default)
 def pixel_shuffle(self: torch.Tensor, upscale_factor: int) -> torch.Tensor:
     """Channels into pixels."""

@@ -41,3 +41,12 @@ def pow_scalar(self: ir.Value, exponent: float) -> ir.Value:
     if self.dtype is not None and self.dtype.is_floating_point():
         return op("Pow", self, exponent)
     return op("Pow", self, constant(exponent))
+
+
+@translates(aten.scalar_tensor.default)
+def scalar_tensor(s: float | ir.Value, dtype: int = ir.DataType.FLOAT, **_: object) -> ir.Value:
+    """In its own type from the start: by way of float, a double would lose half of its digits."""
+    target = ir.DataType(dtype if dtype != -1 else ir.DataType.FLOAT)
+    if isinstance(s, ir.Value):
+        return op("Cast", s, to=int(target))
+    return constant(s, target)
