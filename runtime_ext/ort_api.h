@@ -110,7 +110,9 @@ struct OrtApi {
   void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);  // 99
   void* unused_100[30];
   OrtStatus* (*AddSessionConfigEntry)(OrtSessionOptions* options, const char* key, const char* value);  // 130
-  void* unused_131[45];
+  void* unused_131[32];
+  OrtStatus* (*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo* info, const char* name, int64_t* out, size_t* count);  // 163
+  void* unused_164[12];
   OrtStatus* (*RegisterAllocator)(OrtEnv* environment, OrtAllocator* allocator);  // 176
   OrtStatus* (*UnregisterAllocator)(OrtEnv* environment, const OrtMemoryInfo* info);  // 177
   void* unused_178[15];

@@ -1,8 +1,10 @@
 #include "ort_custom_op.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace torch2ort {
@@ -150,13 +152,19 @@ bool PythonRuns() {
 #endif
 }
 
+OrtStatus* Fail(const OrtApi* api, std::string message) {
+  // Names in a file may hold a NUL, which would end the message.
+  std::replace(message.begin(), message.end(), '\0', ' ');
+  return api->CreateStatus(kOrtFail, message.c_str());
+}
+
 OrtStatus* StatusOfException(const OrtApi* api, const std::string& where, bool keep) {
   Ref exception = Ref::Steal(TakeRaised());
   std::string message =
       where + ": " + (exception ? TextOf(exception.get()) : "an error without an exception");
   if (exception && keep)
     message += " [torch2ort error " + std::to_string(KeepException(exception.get())) + "]";
-  return api->CreateStatus(kOrtFail, message.c_str());
+  return Fail(api, std::move(message));
 }
 
 }  // namespace torch2ort

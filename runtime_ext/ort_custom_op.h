@@ -52,6 +52,9 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+// A status that the run, or the making of the session, failed.
+OrtStatus* Fail(const OrtApi* api, std::string message);
+
 // A status from the pending exception, which it takes. `keep`: the exception waits for
 // take_custom_op_error(), which finds it by the number in the message.
 OrtStatus* StatusOfException(const OrtApi* api, const std::string& where, bool keep);

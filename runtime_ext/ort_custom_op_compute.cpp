@@ -105,8 +105,7 @@ OrtStatus* Computation::Lend(size_t index) {
   const OrtValue* value = nullptr;
   T2O_RETURN_IF_ERROR(api_->KernelContext_GetInput(context_, index, &value));
   if (value == nullptr) {
-    return api_->CreateStatus(kOrtFail,
-                              (kernel_.where + ": input " + std::to_string(index) + " is missing").c_str());
+    return Fail(api_, kernel_.where + ": input " + std::to_string(index) + " is missing");
   }
   const int64_t* sizes = nullptr;
   size_t rank = 0;
@@ -158,7 +157,7 @@ OrtStatus* Computation::Write(size_t index, const DLTensor& tensor, Managed* gif
   if (tensor.device.device_type != device_.device_type || tensor.device.device_id != device_.device_id) {
     std::string message = kernel_.where + ": output " + std::to_string(index - 1) +
                           " of forward is on another device than its inputs; return it on theirs";
-    return api_->CreateStatus(kOrtFail, message.c_str());
+    return Fail(api_, message);
   }
   if (kernel_.on_cuda) {
     DLTensor copy = tensor;
@@ -223,13 +222,13 @@ OrtStatus* Computation::Run() {
 OrtStatus* ComputeKernel(void* object, OrtKernelContext* context) {
   const Kernel& kernel = *static_cast<Kernel*>(object);
   if (!PythonRuns()) {
-    return kernel.api->CreateStatus(kOrtFail, (kernel.where + ": the Python interpreter has ended").c_str());
+    return Fail(kernel.api, kernel.where + ": the Python interpreter has ended");
   }
   Gil gil;
   try {
     return Computation(kernel, context).Run();
   } catch (const std::exception& error) {
-    return kernel.api->CreateStatus(kOrtFail, (kernel.where + ": " + error.what()).c_str());
+    return Fail(kernel.api, kernel.where + ": " + error.what());
   }
 }
 

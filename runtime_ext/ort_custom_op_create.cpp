@@ -8,10 +8,6 @@ namespace torch2ort {
 
 namespace {
 
-OrtStatus* Fail(const OrtApi* api, const std::string& message) {
-  return api->CreateStatus(kOrtFail, message.c_str());
-}
-
 // A string that ONNX Runtime gives in two steps; empty when it has none.
 template <typename Get>
 std::string ReadString(const OrtApi* api, Get get) {
@@ -77,6 +73,35 @@ OrtStatus* CheckCount(const Kernel& kernel, const char* what, size_t given, size
                               "; export the model again");
 }
 
+// What onnxruntime inferred the outputs from; of a damaged attribute it makes nothing of its own.
+OrtStatus* CheckAttribute(const Kernel& kernel, const OrtKernelInfo* info, const char* name,
+                          bool (*fits)(const OutputSpec&, int64_t)) {
+  const OrtApi* api = kernel.api;
+  const auto& outputs = *kernel.site->tensor_outputs;
+  size_t count = 0;
+  OrtStatus* status = api->KernelInfoGetAttributeArray_int64(info, name, nullptr, &count);
+  std::vector<int64_t> values(count);
+  if (status == nullptr && count > 0) {
+    status = api->KernelInfoGetAttributeArray_int64(info, name, values.data(), &count);
+  }
+  bool good = status == nullptr && values.size() == outputs.size();
+  if (status != nullptr) api->ReleaseStatus(status);
+  for (size_t i = 0; good && i < values.size(); ++i) good = fits(outputs[i], values[i]);
+  if (good) return nullptr;
+  return Fail(api, kernel.where + ": its attribute '" + name + "' is damaged; export the model again");
+}
+
+OrtStatus* CheckAttributes(const Kernel& kernel, const OrtKernelInfo* info) {
+  T2O_RETURN_IF_ERROR(
+      CheckAttribute(kernel, info, "output_tensor_types", [](const OutputSpec& output, int64_t value) {
+        DLDataType dtype;
+        auto type = static_cast<OrtElementType>(value);
+        return type == value && ToDLDataType(type, &dtype) && dtype == output.dtype;
+      }));
+  return CheckAttribute(kernel, info, "output_tensor_ranks",
+                        [](const OutputSpec& output, int64_t value) { return value == output.rank; });
+}
+
 // Node and site agree in every type, so that no call has to look at types again.
 OrtStatus* CheckNode(const Kernel& kernel, const OrtKernelInfo* info) {
   const OrtApi* api = kernel.api;
@@ -117,7 +142,8 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   PyObject* site = ResolveSite(name, key, ReadAttribute(api, info, "site"));
   if (site == nullptr) return StatusOfException(api, kernel->where, kernel->keeps_errors);
   kernel->site = AsSite(site);
-  return CheckNode(*kernel, info);
+  T2O_RETURN_IF_ERROR(CheckNode(*kernel, info));
+  return CheckAttributes(*kernel, info);
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 | name | tried on |
 | --- | --- |
 | torch._C._storage_Use_Count, UntypedStorage._cdata | 2.13.0 |
+| OpOverload._schema | 2.13.0 |
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -15,3 +18,8 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """How many tensors and handles share the storage; 0 if this torch cannot tell."""
     return 0 if _use_count is None else int(_use_count(storage._cdata))
+
+
+def schema_of(operator: Any) -> Any:
+    """The schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
+    return operator._schema

@@ -9,6 +9,7 @@ import torch
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
+from torch2ort.runtime.kernel_calls import check_kernel_call
 from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise
 
 FunctionClass = type[torch.autograd.Function]
@@ -29,13 +30,15 @@ def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ())
 
     Raises:
         FunctionNotFoundError: names stand for nothing; lists all of them.
-        ModelLoadError: a class cannot be called the way the site calls it.
+        ModelLoadError: a class cannot be called the way the site calls it, or a kernel is not for files.
     """
     sites = list(sites)
     classes = resolve([s.func_name for s in sites if s.func_name not in _OWN], functions)
     for site in sites:
         site.function = _OWN.get(site.func_name) or classes[site.func_name]
         _check_signature(site, site.function)
+        if site.function is AtenKernel:
+            check_kernel_call(site)
 
 
 def _check_signature(site: Site, function: FunctionClass) -> None:

@@ -67,7 +67,7 @@ def resolve(func_name: str, key: str, text: str) -> native.Site:
         site = _bound.get(key)
         if site is None:
             raise EngineError(
-                f"the {KEY_ATTRIBUTE} {key!r} is not of this process; load the saved model again"
+                f"the {KEY_ATTRIBUTE} {key!r} is of no session of this process; use the saved model instead"
             )
         return site
     described = load_site(func_name, text)
