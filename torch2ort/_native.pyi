@@ -253,8 +253,8 @@ def configure_custom_op(
         is_grad_enabled: ``torch.is_grad_enabled``.
         set_grad_enabled: ``torch.set_grad_enabled``.
         stream: Called as ``stream(address, device)``; makes a CUDA stream torch's current one.
-        is_sole_holder: Called with the storage of an output that one tensor holds besides; says whether nobody else
-            does, so that the runtime may have the memory for its own.
+        is_sole_holder: Called with the storage of an output that one tensor holds besides; says whether
+            nobody else does, so that the runtime may have the memory for its own.
 
     Raises:
         TypeError: An argument is missing.
@@ -268,8 +268,10 @@ def take_custom_op_error(number: int) -> BaseException | None:
     """
 
 def lend_allocator() -> bool:
-    """Lets sessions that are made from now on, with ``session.use_env_allocators``, take a Function's large outputs as
-    they are: gives the process's onnxruntime an allocator of this module for the CPU.
+    """Lets sessions that are made from now on take a Function's large outputs as they are.
+
+    Gives the process's onnxruntime an allocator of this module for the CPU; a session asks for it with
+    ``session.use_env_allocators``.
 
     Returns:
         Whether onnxruntime took it. Before 1.23 it does not, nor if the process gave it another.
