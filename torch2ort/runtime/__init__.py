@@ -3,7 +3,7 @@
 from torch2ort.runtime.classes import bind_classes
 from torch2ort.runtime.graph import Graph, Mutation
 from torch2ort.runtime.inference import InferenceEngine
-from torch2ort.runtime.nodes import load_sites
+from torch2ort.runtime.nodes import load_sites, python_op_nodes
 from torch2ort.runtime.session import inference_session
 from torch2ort.runtime.stock import custom_ops_library_path
 from torch2ort.runtime.training import ForwardState, TrainingEngine
@@ -18,4 +18,5 @@ __all__ = [
     "custom_ops_library_path",
     "inference_session",
     "load_sites",
+    "python_op_nodes",
 ]

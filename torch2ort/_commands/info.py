@@ -1,0 +1,117 @@
+"""``python -m torch2ort info``: what a saved model takes, gives and calls, without any of its Functions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from torch2ort.errors import ModelLoadError
+from torch2ort.exported_model import METADATA_KEY
+from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_site
+from torch2ort.runtime import python_op_nodes
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
+    parser = commands.add_parser("info", help="inputs, outputs and PythonOps of a saved model")
+    parser.add_argument("model", metavar="model.onnx", help="the file")
+    parser.set_defaults(run=_info)
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    path = Path(arguments.model)
+    try:
+        model = onnx.load(path, load_external_data=False)
+        lines = list(_describe(model))
+    except FileNotFoundError:
+        print(f"{path}: there is no such file", file=sys.stderr)
+        return 1
+    except ModelLoadError as error:
+        print(f"{path}: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        print(f"{path}: not a readable ONNX model ({error})", file=sys.stderr)
+        return 1
+    print(f"{path}: {lines[0]}", *lines[1:], sep="\n")
+    return 0
+
+
+def _describe(model: onnx.ModelProto) -> Iterator[str]:
+    graph = model.graph
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    yield f"{_origin(model)}, opset {opset}, IR version {model.ir_version}, {_count(len(graph.node), 'node')}"
+    weights = {t.name for t in graph.initializer}
+    for title, values in (
+        ("inputs", [v for v in graph.input if v.name not in weights]),
+        ("outputs", list(graph.output)),
+    ):
+        yield f"{title}:"
+        yield from (f"  {value.name}: {_type(value.type)}" for value in values)
+    types = {t.name: f"{_element(t.data_type)} {list(t.dims)}" for t in graph.initializer}
+    types.update({v.name: _type(v.type) for v in (*graph.input, *graph.output, *graph.value_info)})
+    nodes = list(python_op_nodes(graph))
+    yield f"PythonOps: {len(nodes)}"
+    for node in nodes:
+        yield from _describe_node(node, types)
+
+
+def _origin(model: onnx.ModelProto) -> str:
+    texts = {p.key: p.value for p in model.metadata_props}
+    if METADATA_KEY not in texts:
+        return f"an ONNX model of {model.producer_name or 'an unnamed producer'}, not saved by torch2ort"
+    try:
+        data = json.loads(texts[METADATA_KEY])
+        mode = "training" if data["training"] else "inference"
+        return f"saved by torch2ort in format {data['version']}, {mode} mode"
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"its torch2ort metadata is damaged ({error})") from error
+
+
+def _describe_node(node: onnx.NodeProto, types: Mapping[str, str]) -> Iterator[str]:
+    texts = {a.name: a.s.decode() for a in node.attribute if a.type == onnx.AttributeProto.STRING}
+    yield f"  {node.name}: {texts.get('func_name', '(no func_name)')}"
+    inputs = iter(node.input)
+    if SITE_ATTRIBUTE in texts:
+        site = load_site(texts.get("func_name", ""), texts[SITE_ATTRIBUTE])
+        yield from (f"    {line}" for line in _arguments(site, inputs, types))
+    else:
+        yield from (f"    input {name}: {types.get(name, 'unknown')}" for name in inputs)
+    for name in node.output[1:]:
+        yield f"    output {name or '(unused)'}: {types.get(name, 'unknown')}"
+
+
+def _arguments(site: Site, inputs: Iterator[str], types: Mapping[str, str]) -> Iterator[str]:
+    tensors = iter(site.known_result.inputs)
+    for position, value in enumerate(site.arguments):
+        if value is not TENSOR:
+            yield f"argument {position}: {value!r}"
+            continue
+        kind, name = next(tensors), next(inputs, "")
+        fallback = f"{str(kind.dtype).removeprefix('torch.')}, rank {kind.rank}"
+        yield f"argument {position}: {name}: {types.get(name, fallback)}"
+
+
+def _type(kind: onnx.TypeProto) -> str:
+    """``float32 [batch, 6]``."""
+    if not kind.HasField("tensor_type"):
+        return str(kind.WhichOneof("value"))
+    tensor = kind.tensor_type
+    if not tensor.HasField("shape"):
+        return f"{_element(tensor.elem_type)} of unknown rank"
+    sizes = (d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in tensor.shape.dim)
+    return f"{_element(tensor.elem_type)} [{', '.join(sizes)}]"
+
+
+def _element(number: int) -> str:
+    name = onnx.helper.tensor_dtype_to_string(number).removeprefix("TensorProto.").lower()
+    return {"float": "float32", "double": "float64"}.get(name, name)  # as PyTorch says it
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
