@@ -162,16 +162,22 @@ def test_a_parameter_moved_to_another_device_is_refused_by_name():
         ort(torch.randn(2, 4))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float16, 1e-2), (torch.bfloat16, 5e-2)]
-)
-def test_other_dtypes(dtype, tolerance):
-    model = Wrapped(lambda m, x: Square.apply(m.layer(x)), layer=torch.nn.Linear(4, 4)).to(dtype)
+def test_a_double_precision_model():
+    model = Wrapped(lambda m, x: Square.apply(m.layer(x)), layer=torch.nn.Linear(4, 4)).double()
     ort = torch2ort.ORTModule(copy.deepcopy(model))
-    x = torch.randn(2, 4).to(dtype)
+    x = torch.randn(2, 4, dtype=torch.float64)
     for module in (model, ort):
         module(x).sum().backward()
-    assert_same(ort.layer.weight.grad, model.layer.weight.grad, "weight", rtol=tolerance, atol=tolerance)
+    assert_same(ort.layer.weight.grad, model.layer.weight.grad, "weight", rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_training_in_half_precision_is_refused_by_name(dtype):
+    ort = torch2ort.ORTModule(torch.nn.Linear(4, 4).to(dtype))
+    with pytest.raises(
+        torch2ort.UnsupportedOperatorError, match=f"aten.linear.default .* computes with {dtype}"
+    ):
+        ort(torch.randn(2, 4).to(dtype))
 
 
 def test_autocast_is_refused_by_name():

@@ -1,8 +1,8 @@
 """bitsandbytes: products with weights of 4 bits.
 
 They become ``com.microsoft::MatMulBnb4``, which reads bitsandbytes' own packing. onnxruntime has a kernel of
-it for the CPU and float32 (seen in 1.19.2 for training, in 1.20.1 and 1.31.1), and no gradient, so that training
-keeps the PythonOp.
+it for the CPU and float32 (seen in 1.19.2 for training, in 1.20.1 and 1.31.1), and no gradient, so that
+training keeps the PythonOp.
 """
 
 from __future__ import annotations
