@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch2ort._sizes import Sizes
 from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, Unkeyable, keep, model_key, named_tensors
 from torch2ort.cache.explain import differences, nearest
 from torch2ort.cache.functions import locate_function, located_function
+from torch2ort.cache.store import Entry
 from torch2ort.errors import SchemaError, Torch2OrtError, Torch2OrtWarning
 from torch2ort.exported_model import CacheReport, Interface
 from torch2ort.log import logger
@@ -33,6 +34,7 @@ from torch2ort.runtime.nodes import load_sites
 
 _FILE = "graph.onnx"
 _KIND = "graph"
+_VARIES = "varies like"
 
 
 def reuse_or_build(
@@ -41,6 +43,8 @@ def reuse_or_build(
     settings: Mapping[str, Any],
     options: Options,
     build: Callable[[], Built],
+    *,
+    any_sizes: bool,
 ) -> Built:
     """The graph of ``call`` out of the cache of ``options``, or built and put there.
 
@@ -50,6 +54,7 @@ def reuse_or_build(
         settings: plain values that the graph depends on besides.
         options: folder of the cache.
         build: exports the model.
+        any_sizes: whether a graph serves, too, in which more sizes vary than the call asks for.
 
     Raises:
         ExportError: as ``build`` does.
@@ -68,13 +73,13 @@ def reuse_or_build(
         keys = _keys(model, call, settings)
     except Unkeyable as reason:
         return _bypassed(build(), f"{reason}.")
-    found, key = _find(store, keys, model, call)
+    found, key = _find(store, keys, model, call, any_sizes=any_sizes)
     if found is not None:
         return found
     with store.lock(keys[0].digest) as locked:
         if locked:
             # Another process may have built it while this one waited.
-            found, key = _find(store, keys, model, call)
+            found, key = _find(store, keys, model, call, any_sizes=any_sizes)
             if found is not None:
                 return found
         _log_miss(store, key)
@@ -99,12 +104,13 @@ def _keys(model: torch.nn.Module, call: Call, settings: Mapping[str, Any]) -> tu
     key = model_key(model, call.tensors, call.schema, sizes, settings)
     if not any(call.dim_specs):
         return (key,)
-    return key, key.with_sizes(call.schema, call.tensors)
+    return key, key.with_sizes([f"{s} for {list(t.shape)}" for s, t in zip(sizes, call.tensors, strict=True)])
 
 
 def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
     """Fixed sizes, what is said about those that vary, and the order in memory."""
     rules = dict(spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()))
+    rules = {axis: rule for axis, rule in rules.items() if rule is not None}
     dims = []
     for axis, size in enumerate(tensor.shape):
         rule = rules.get(axis)
@@ -113,29 +119,59 @@ def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
         else:
             # torch.export treats sizes 0 and 1 apart.
             bounds = [getattr(rule, name, None) for name in ("min", "max")]
-            dims.append(f"{type(rule).__name__} {rule} {bounds} like {min(size, 2)}")
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
-    memory = str(order) if any(rule is not None for rule in rules.values()) else f"strides {list(strides)}"
+            dims.append(f"{type(rule).__name__} {rule} {bounds} {_VARIES} {min(size, 2)}")
+    memory = _order(tensor) if rules else f"strides {list(tensor.stride())}"
     return f"[{', '.join(dims)}] {memory}"
 
 
-def _find(store: Store, keys: Sequence[Key], model: torch.nn.Module, call: Call) -> tuple[Built | None, Key]:
+def _order(tensor: torch.Tensor) -> str:
+    strides = tensor.stride()
+    return f"order {sorted(range(tensor.dim()), key=lambda axis: -strides[axis])}"
+
+
+def _find(
+    store: Store, keys: Sequence[Key], model: torch.nn.Module, call: Call, *, any_sizes: bool
+) -> tuple[Built | None, Key]:
     """The first entry that takes the call's sizes; else ``None``, and the first key that is free."""
-    shapes = [tensor.shape for tensor in call.tensors]
+    free = keys[-1]
     for key in keys:
         entry = store.read(key.digest)
         if entry is None:
-            return None, key
-        try:
-            built = _unpack(Kept(entry.manifest.data, entry.files), model, call, key)
-        except (Torch2OrtError, Unkeyable) as error:
-            logger.info("the cache entry %s does not fit this process: %s", key.digest, error)
+            free = key
+            break
+        found = _use(store, entry, key, model, call)
+        if found is not None:
+            return found, key
+    for key in _relatives(store, keys[0], call) if any_sizes else ():
+        entry = store.read(key.digest)
+        found = None if entry is None else _use(store, entry, key, model, call)
+        if found is not None:
+            return found, key
+    return None, free
+
+
+def _relatives(store: Store, key: Key, call: Call) -> Iterator[Key]:
+    """Keys of the graphs of the same model and kind of call in which sizes vary."""
+    for manifest in store.find(key.family):
+        relative = Key(manifest.name, manifest.digest, manifest.components, key.functions)
+        if manifest.kind != _KIND or relative.family != key.family:
             continue
-        if built.interface.sizes.mismatch(shapes) is None:
-            report = CacheReport(True, key.digest)
-            return replace(built, report=report, shelf=Shelf(store, key)), key
-    return None, keys[-1]
+        varying = [_VARIES in size for size in relative.sizes]
+        ordered = (_order(t) in s for t, s in zip(call.tensors, relative.sizes, strict=True))
+        if any(varying) and all(same for varies, same in zip(varying, ordered, strict=True) if varies):
+            yield relative
+
+
+def _use(store: Store, entry: Entry, key: Key, model: torch.nn.Module, call: Call) -> Built | None:
+    """What an entry holds, if it takes the call's sizes."""
+    try:
+        built = _unpack(Kept(entry.manifest.data, entry.files), model, call, key)
+    except (Torch2OrtError, Unkeyable) as error:
+        logger.info("the cache entry %s does not fit this process: %s", key.digest, error)
+        return None
+    if built.interface.sizes.mismatch([tensor.shape for tensor in call.tensors]) is not None:
+        return None
+    return replace(built, report=CacheReport(True, key.digest), shelf=Shelf(store, key))
 
 
 def _log_miss(store: Store, key: Key) -> None:
@@ -160,6 +196,7 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
             raise Unkeyable(f"the tensor {graph.weights[name]} is another one in the graph than in the model")
     sizes = interface.sizes
     data = {
+        "family": key.family,
         "training": built.training,
         "outputs": _stored_schema(interface.outputs),
         "dims": [list(d) for d in sizes.dims],

@@ -118,7 +118,8 @@ def build(
             with_hooks=with_hooks,
         )
 
-    return reuse_or_build(model, call, settings, options, afresh)
+    # ORTModule, which runs the hooks itself, takes any graph that holds for the call.
+    return reuse_or_build(model, call, settings, options, afresh, any_sizes=not with_hooks)
 
 
 def _export(

@@ -321,10 +321,15 @@ def made_function(factor):
 
 
 KEY_IN_A_PROCESS = """
-import json, sys
-from tests.cache.nets import SOURCE, key_of_source
-key = key_of_source(SOURCE)
-print(json.dumps([key.digest, key.components]))
+import json
+import torch
+from tests.cache.nets import SOURCE, key_of, key_of_source
+from tests.models.test_transformers import bert, gpt2
+
+torch.manual_seed(1)
+parametrized = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+keys = [key_of_source(SOURCE), *map(key_of, (bert(), gpt2(), torch.nn.LSTM(4, 4), parametrized))]
+print(json.dumps([[key.digest, key.components] for key in keys]))
 """
 
 
@@ -335,8 +340,20 @@ def test_the_key_is_the_same_in_each_process_and_on_each_rank():
         command = [sys.executable, "-c", KEY_IN_A_PROCESS]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
         keys.append(json.loads(done.stdout))
-    assert keys[0][1] == keys[1][1]
-    assert keys[0][0] == keys[1][0]
+    assert keys[0] == keys[1]
+
+
+def test_the_rank_counts_for_those_who_ask_for_it(tmp_path):
+    asks = changed("return 1.0\n", "return 1.0 + torch.distributed.is_initialized()\n")
+    before = [key_of_source(source).digest for source in (SOURCE, asks)]
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1
+    )
+    try:
+        after = [key_of_source(source).digest for source in (SOURCE, asks)]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False]
 
 
 OUTSIDE = "keeps what it is outside of Python, where it cannot be compared between processes"
@@ -354,19 +371,19 @@ OUTSIDE = "keeps what it is outside of Python, where it cannot be compared betwe
         pytest.param(
             "return 1.0\n",
             "return float(open('/etc/hostname').read())\n",
-            "code net.bias: Python's io.open may give another result in each process",
+            "code net.bias: io.open may give another result in each process",
             id="a file",
         ),
         pytest.param(
             "return 1.0\n",
             "return float(os.environ['BIAS'])\n",
-            "global net.os.environ: Python's os._Environ may give another result in each process",
+            "global net.os.environ: os._Environ may give another result in each process",
             id="the environment",
         ),
         pytest.param(
             "return 1.0\n",
             "return os.getpid()\n",
-            "code net.bias: Python's posix.getpid may give another result in each process",
+            "code net.bias: posix.getpid may give another result in each process",
             id="the process",
         ),
         pytest.param(
@@ -388,6 +405,12 @@ OUTSIDE = "keeps what it is outside of Python, where it cannot be compared betwe
             "return sys.modules['net'].SCALE\n",
             "code net.bias: sys.modules holds every module of the process",
             id="the table of modules",
+        ),
+        pytest.param(
+            "return 1.0\n",
+            "return torch.initial_seed()\n",
+            "code net.bias: torch.random.initial_seed may give another result in each process",
+            id="the seed",
         ),
         pytest.param(
             '{"x", "y", "z"}',

@@ -147,6 +147,23 @@ def test_sizes_that_vary_are_a_hit_in_another_order(cache, nothing_is_built):
     assert_trains_like_eager(Around(Square.apply), batches(3, 9, 4, 3), lr=0.01, steps=4)
 
 
+def test_a_size_that_no_process_has_seen_is_a_hit_once_it_is_known_to_vary(cache, nothing_is_built):
+    batches = [(torch.randn(n, 4, requires_grad=True),) for n in (3, 5, 7)]
+    assert_trains_like_eager(Around(Square.apply), batches, lr=0.01, steps=3)
+    nothing_is_built()
+    x = torch.randn(11, 4, requires_grad=True)
+    module = assert_trains_like_eager(Around(Square.apply), [(x,)], lr=0.01, steps=2)
+    assert module.exported.cache.hit
+
+
+def test_an_export_for_fixed_sizes_takes_no_graph_whose_sizes_vary(cache):
+    shapes = {"input": {0: torch.export.Dim("batch", min=2)}}
+    torch2ort.export(torch.nn.Linear(4, 2), X, dynamic_shapes=shapes)
+    exported = torch2ort.export(torch.nn.Linear(4, 2), X)
+    assert not exported.cache.hit
+    assert [d.dim_value for d in exported.proto.graph.input[0].type.tensor_type.shape.dim] == [3, 4]
+
+
 def test_dynamic_shapes_are_a_hit_for_another_sample(cache, nothing_is_built):
     shapes = {"input": {0: torch.export.Dim("batch", min=2)}}
     torch2ort.export(torch.nn.Linear(4, 2), X, dynamic_shapes=shapes)
@@ -308,7 +325,7 @@ def test_what_cannot_be_keyed_is_exported_each_time(cache):
         exported, _, expected = exported_from(source)
         assert not exported.cache.hit
         assert exported.cache.bypass_reason == (
-            "code net.bias: functions of Python's module os may give other results in each process."
+            "code net.bias: functions of the module os may give other results in each process."
         )
         torch.testing.assert_close(exported(X), expected)
 

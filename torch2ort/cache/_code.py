@@ -39,6 +39,7 @@ _ATTRIBUTES = _codes(*_ATTRIBUTE_NAMES)
 _ONE_VALUE = _GLOBALS | _codes("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF")
 _IMPORT, _IMPORT_FROM = opcode.opmap["IMPORT_NAME"], opcode.opmap["IMPORT_FROM"]
 _CONSTANT = opcode.opmap["LOAD_CONST"]
+_MATCH_CLASS = opcode.opmap["MATCH_CLASS"]
 _CALLS = _codes("CALL", "PRECALL", "CALL_FUNCTION")
 _CACHE = opcode.opmap.get("CACHE")
 
@@ -98,7 +99,7 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 def _read(code: CodeType, uses: Uses) -> None:
     uses.names.update(code.co_names)
-    uses.names.update(c for c in code.co_consts if type(c) is str and c.isidentifier())
+    uses.names.update(_identifiers(code.co_consts))
     operations = list(_operations(code.co_code))
     chain: tuple[str, ...] = ()
     taken: list[str] = []
@@ -117,10 +118,22 @@ def _read(code: CodeType, uses: Uses) -> None:
             taken = names if code.co_consts[operations[position - 1][1]] is not None else []
         elif operation == _IMPORT_FROM:
             taken.append(name)
-        if chain == ("getattr",) and not _gets_constant(operations[position + 1 :], code.co_consts):
+        if operation == _MATCH_CLASS:
+            uses.any_name = True  # positions of a pattern are names that the class says
+        if chain in (("getattr",), ("hasattr",)) and not _gets_constant(
+            operations[position + 1 :], code.co_consts
+        ):
             uses.any_name = True
     if chain:
         uses.chains[chain] = None
+
+
+def _identifiers(constants: Sequence[Any]) -> Iterator[str]:
+    for constant in constants:
+        if type(constant) is str and constant.isidentifier():
+            yield constant
+        elif type(constant) is tuple:
+            yield from _identifiers(constant)
 
 
 def _pushed_number(operation: tuple[int, int], constants: Sequence[Any]) -> int:
@@ -129,7 +142,7 @@ def _pushed_number(operation: tuple[int, int], constants: Sequence[Any]) -> int:
 
 
 def _gets_constant(following: Sequence[tuple[int, int]], constants: Sequence[Any]) -> bool:
-    """Whether what follows ``getattr`` is a call with a value, a constant name, and perhaps a default."""
+    """Whether what follows ``getattr`` is a call with a value, a constant name, and at most a default."""
     kinds = [operation for operation, _ in following]
     if not kinds or kinds[0] not in _ONE_VALUE:
         return False

@@ -16,12 +16,13 @@ from torch2ort.cache._atoms import atom, words
 from torch2ort.cache._code import code_bytes, uses_of
 from torch2ort.cache._globals import (
     MISSING,
-    check_standard,
-    check_standard_module,
+    check_pure,
+    check_pure_module,
     holds,
     is_operator_namespace,
     public_items,
     resolve,
+    topic_of,
 )
 from torch2ort.cache._packages import (
     Package,
@@ -38,9 +39,8 @@ _NEVER_CALLED = frozenset(
 )
 # Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
 _SKIPPED = words(
-    """__dict__ __weakref__ __doc__ __annotations__ __annotate__ __annotate_func__ __annotations_cache__
-    __abstractmethods__ __dataclass_fields__ __dataclass_params__ __firstlineno__ __static_attributes__
-    __module__ __parameters__ __orig_bases__ __slots__ _abc_impl _backward_cls"""
+    """__dict__ __weakref__ __doc__ __annotate__ __annotate_func__ __annotations_cache__ __abstractmethods__
+    __firstlineno__ __static_attributes__ __module__ __parameters__ __orig_bases__ _abc_impl _backward_cls"""
 )
 # Packages of which a version stands for everything, also for what their code uses in turn.
 _OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
@@ -67,10 +67,9 @@ class Definitions:
         if package is None:
             self._walk.refer(f"code {name}", id(function), lambda: self._own_function(function), via=via)
             return
-        self.package(package)
+        self.package(package, function.__module__)
         self._walk.atom(name)
-        if package.name == "python":
-            check_standard(function)
+        check_pure(package, function)
         if function.__closure__ or function.__dict__:
             # A decorator's wrapper: what it wraps may be the user's.
             self._walk.refer(f"wrapper {name}", id(function), lambda: self._state_of(function), via=via)
@@ -158,9 +157,8 @@ class Definitions:
             self._package_module(package, module.__name__)
 
     def _package_module(self, package: Package, name: str) -> None:
-        self.package(package)
-        if package.name == "python":
-            check_standard_module(name)
+        self.package(package, name)
+        check_pure_module(package, name)
 
     def whole_module(self, module: ModuleType) -> None:
         """Refer to everything that a module of the user's defines."""
@@ -171,8 +169,11 @@ class Definitions:
 
         self._walk.refer(f"python module {module.__name__}", id(module), fill)
 
-    def package(self, package: Package) -> None:
-        """Refer to the version of an installed package."""
+    def package(self, package: Package, module: str | None) -> None:
+        """Refer to the version of an installed package, a module of which is used."""
+        topic = topic_of(module or "")
+        if topic is not None:
+            self._walk.topics.add(topic)
         self._walk.refer(f"package {package.name}", package, lambda: package.version)
 
     # --- classes
@@ -188,10 +189,10 @@ class Definitions:
         self._note_function(cls)
         name = f"{cls.__module__}.{cls.__qualname__}"
         if package is not None:
-            self.package(package)
+            self.package(package, cls.__module__)
             self._walk.atom(name)
-            if package.name == "python" and used_as_value:
-                check_standard(cls)
+            if used_as_value:
+                check_pure(package, cls)
             self.inspect_package_class(cls)
             return
         kind = "Function" if issubclass(cls, torch.autograd.Function) else "class"

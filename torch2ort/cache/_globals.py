@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from torch2ort.cache._atoms import words
+from torch2ort.cache._packages import Package
 from torch2ort.cache._walk import Unkeyable
 
 MISSING: Final = object()
@@ -25,6 +26,9 @@ _PURE = words(
     zlib"""
 )
 _IMPURE_BUILTINS = words("__import__ breakpoint compile eval exec globals hash id input locals open")
+_IMPURE_TORCH = words(
+    "torch.random torch.serialization torch.hub torch.get_num_threads torch.get_num_interop_threads"
+)
 # Namespaces of torch.ops that are part of torch, so that its version stands for their kernels.
 _TORCH_OPS = frozenset({"aten", "prim", "prims", "quantized", "higher_order", "torch2ort", "profiler"})
 
@@ -76,18 +80,29 @@ def check_operator(namespace: str) -> None:
         )
 
 
-def check_standard(value: FunctionType | BuiltinFunctionType | type) -> None:
-    """Raise :class:`Unkeyable` for a function of Python's own whose result is not given by its arguments."""
+def check_pure(package: Package, value: FunctionType | BuiltinFunctionType | type) -> None:
+    """Raise :class:`Unkeyable` for what is Python's or torch's and not given by its arguments."""
     module = value.__module__ or "builtins"
-    if module not in _PURE or (module == "builtins" and value.__name__ in _IMPURE_BUILTINS):
-        name = value.__qualname__ if module == "builtins" else f"{module}.{value.__qualname__}"
-        raise Unkeyable(f"Python's {name} may give another result in each process")
+    name = value.__qualname__ if module == "builtins" else f"{module}.{value.__qualname__}"
+    if package.name == "python":
+        impure = module not in _PURE or (module == "builtins" and value.__name__ in _IMPURE_BUILTINS)
+    else:
+        impure = package.name == "torch" and (module in _IMPURE_TORCH or name in _IMPURE_TORCH)
+    if impure:
+        raise Unkeyable(f"{name} may give another result in each process")
 
 
-def check_standard_module(name: str) -> None:
-    """Raise :class:`Unkeyable` for a module of Python's own that holds such functions."""
-    if name not in _PURE:
-        raise Unkeyable(f"functions of Python's module {name} may give other results in each process")
+def check_pure_module(package: Package, name: str) -> None:
+    """Raise :class:`Unkeyable` for a module of Python's or torch's that holds such functions."""
+    if (package.name == "python" and name not in _PURE) or name in _IMPURE_TORCH:
+        raise Unkeyable(f"functions of the module {name} may give other results in each process")
+
+
+def topic_of(module: str) -> str | None:
+    """What somebody who uses a module of torch's wants to know: ``"ranks"``, ``"devices"``, or nothing."""
+    if module.startswith("torch.distributed"):
+        return "ranks"
+    return "devices" if module in ("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator") else None
 
 
 def holds(module: ModuleType, name: str) -> bool:

@@ -24,7 +24,7 @@ import torch
 from torch2ort.cache import _torch_private as private
 from torch2ort.cache._atoms import atom, form, words
 from torch2ort.cache._definitions import Definitions
-from torch2ort.cache._globals import check_operator, check_standard
+from torch2ort.cache._globals import check_operator, check_pure
 from torch2ort.cache._packages import package_of_module
 from torch2ort.cache._walk import Unkeyable, Walk
 
@@ -40,6 +40,8 @@ _HOOKS = words(
     """_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks _forward_hooks_with_kwargs
     _forward_hooks_always_called _forward_pre_hooks_with_kwargs"""
 )
+# hash() of the object itself, in transformers' GenerationConfig: another number in each process.
+_HASHES = words("_original_object_hash")
 _TABLES = _HOOKS | words("_modules _buffers _parameters")
 
 
@@ -198,14 +200,16 @@ class Values:
                 f"cannot be compared between processes"
             )
         package = package_of_module(kind.__module__)
-        if package is not None and package.name == "python":
-            check_standard(kind)
+        if package is not None:
+            check_pure(package, kind)
         self.definitions.class_(kind)
         self._attributes(value)
 
     def _attributes(self, value: Any) -> None:
         own = getattr(value, "__dict__", None) or {}
         for name in sorted(own, key=str):
+            if name in _HASHES:
+                continue
             self._walk.attribute(str(name), functools.partial(self.write, own[name]))
         for cls in type(value).__mro__:
             for name, member in vars(cls).items():
@@ -222,9 +226,8 @@ class Values:
             return
         package = package_of_module(module)
         if package is not None:
-            self.definitions.package(package)
-            if package.name == "python":
-                check_standard(value)
+            self.definitions.package(package, module)
+            check_pure(package, value)
         else:
             self._walk.refer(f"extension {module}", ("extension", module), lambda: _file_digest(module))
         self._walk.atom(f"{module}.{value.__qualname__}")

@@ -59,6 +59,7 @@ class Walk:
         names: every attribute name that reached code reads.
         any_name: whether reached code may read attributes of any name.
         functions: the Functions found, by qualified name, in the order found.
+        topics: what the code asks torch about the process it runs in: ``"ranks"``, ``"devices"``.
     """
 
     def __init__(self, weights: dict[int, str], modules: dict[int, str]) -> None:
@@ -68,6 +69,7 @@ class Walk:
         self.names: set[str] = set()
         self.any_name = False
         self.functions: defaultdict[str, list[type]] = defaultdict(list)
+        self.topics: set[str] = set()
         self._out = bytearray()
         self._label = ""
         self._memo: dict[int, bytes] = {}

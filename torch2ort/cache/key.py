@@ -25,6 +25,8 @@ from torch2ort.log import logger
 
 __all__ = ["Key", "Unkeyable", "model_key"]
 
+_SIZES = "sizes of "
+
 # Packages whose code makes the graph, besides torch and torch2ort.
 _MAKERS = ("onnx", "onnx-ir", "onnxscript", "onnx-shape-inference", "optree", "sympy", "numpy")
 
@@ -53,13 +55,22 @@ class Key:
         text = json.dumps(list(components.items()))
         return cls(name, hashlib.sha256(text.encode()).hexdigest(), components, functions or {})
 
-    def with_sizes(self, schema: io_schema.Schema, tensors: Sequence[torch.Tensor]) -> Key:
-        """This key for these sizes alone, also where the graph takes others."""
-        sizes = {
-            f"sizes of {_name(leaf)}": str(list(t.shape))
-            for leaf, t in zip(schema.leaves, tensors, strict=True)
-        }
-        return Key.of(self.name, {**self.components, **sizes}, self.functions)
+    def with_sizes(self, sizes: Sequence[str]) -> Key:
+        """This key with other descriptions of the inputs' sizes."""
+        names = [name for name in self.components if name.startswith(_SIZES)]
+        changed = dict(zip(names, sizes, strict=True))
+        return Key.of(self.name, {**self.components, **changed}, self.functions)
+
+    @functools.cached_property
+    def family(self) -> str:
+        """Digest of all but the sizes: the same for all graphs of one model and kind of call."""
+        others = {name: text for name, text in self.components.items() if not name.startswith(_SIZES)}
+        return Key.of(self.name, others).digest
+
+    @functools.cached_property
+    def sizes(self) -> list[str]:
+        """The descriptions of the inputs' sizes, in their order."""
+        return [text for name, text in self.components.items() if name.startswith(_SIZES)]
 
 
 def model_key(
@@ -97,6 +108,7 @@ def model_key(
         _walk_call(tensors, schema, sizes, walk, values)
         walk.refer("hooks of all modules", "hooks", lambda: values.write(private.global_hooks()))
         walk_registrations(walk, values)
+        walk.components.update({topic: _TOPICS[topic]() for topic in sorted(walk.topics)})
     except Unkeyable:
         raise
     except Exception as error:  # a property or method of the user's objects may do anything
@@ -144,10 +156,14 @@ def _walk_call(
     for leaf, tensor, size in zip(schema.leaves, tensors, sizes, strict=True):
         dtype = str(tensor.dtype).removeprefix("torch.")
         walk.components[f"input {_name(leaf)}"] = (
-            f"{type(tensor).__name__} {dtype} {size} on {tensor.device} requires_grad={tensor.requires_grad}"
+            f"{type(tensor).__name__} {dtype} of rank {tensor.dim()} on {tensor.device} "
+            f"requires_grad={tensor.requires_grad}"
         )
-    # Positions in place of tensors: structure, constants, and the classes whose methods forward may call.
-    arguments = io_schema.unflatten(range(len(tensors)), schema)
+        walk.components[f"{_SIZES}{_name(leaf)}"] = size
+    for leaf, tensor in zip(schema.leaves, tensors, strict=True):
+        walk.weights.setdefault(id(tensor), f"input {leaf.index}")
+    # Structure and constants, and the classes whose methods forward may call.
+    arguments = [io_schema.unflatten(tensors, schema), [type(tensor) for tensor in tensors]]
     walk.refer("arguments", "arguments", lambda: values.write(arguments))
 
 
@@ -162,6 +178,25 @@ def _versions() -> dict[str, str]:
         "torch2ort": own_digest(),
         **{name: version(name) for name in _MAKERS},
     }
+
+
+def _ranks() -> str:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return "none"
+    return f"{distributed.get_rank()} of {distributed.get_world_size()}"
+
+
+def _devices() -> str:
+    if not torch.cuda.is_available():
+        return "none"
+    count, current = torch.cuda.device_count(), torch.cuda.current_device()
+    kinds = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(count)]
+    return f"{current} of {kinds}"
+
+
+# Only models whose code asks have these in their key: the others' is the same on each rank.
+_TOPICS = {"ranks": _ranks, "devices": _devices}
 
 
 def _torch_settings() -> dict[str, Any]:

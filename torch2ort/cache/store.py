@@ -112,6 +112,18 @@ class Store:
             _warn(f"the export cache's entry {path} is not used: {error}.")
             return None
 
+    def find(self, text: str) -> Iterator[Manifest]:
+        """The manifests that contain ``text``, those of the entries used last first."""
+        with contextlib.suppress(OSError):
+            for path in sorted(self._entries(), key=lambda path: -path.stat().st_mtime):
+                with (
+                    contextlib.suppress(OSError, DamagedError, files.UntrustedError),
+                    files.opened_directory(path) as directory,
+                ):
+                    content = files.read_file(_manifest.FILE, directory)
+                    if text.encode() in content:
+                        yield Manifest.from_bytes(content)
+
     def listed(self) -> list[Listed]:
         """Every readable entry, the last used first."""
         found = []
