@@ -12,7 +12,7 @@ import torch
 import torch2ort
 
 
-@torch.library.custom_op("torch2ort_tests::thrice", mutates_args=())
+@torch.library.custom_op("torch2ort_refusals::thrice", mutates_args=())
 def thrice(x: torch.Tensor) -> torch.Tensor:
     """An operator of somebody's library, which ONNX does not know."""
     return x * 3
@@ -39,7 +39,7 @@ def test_an_unknown_operator_is_named_with_its_line(wrap):
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
         torch2ort.export(model, x) if wrap == "export" else torch2ort.ORTModule(model)(x)
     text = str(caught.value)
-    assert "torch2ort_tests.thrice.default" in text
+    assert "torch2ort_refusals.thrice.default" in text
     assert "test_refusals.py" in text
     assert "return thrice(self.layer(x))" in text
     assert model.layer.weight.grad is None
