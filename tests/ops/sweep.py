@@ -139,7 +139,7 @@ def _kernels(exported: torch2ort.ExportedModel) -> Iterator[str]:
         if b"DropoutNoise" in _attribute(node, "func_name"):
             yield "dropout's noise"
         for attribute in node.attribute:
-            if attribute.name == "site" and b"AtenKernel" in _attribute(node, "func_name"):
+            if attribute.name == "site" and b"Kernel" in _attribute(node, "func_name"):
                 text = json.loads(attribute.s)["arguments"][0]
                 match = re.search(r'"operator": "([\w.]+)"', text if isinstance(text, str) else text["str"])
                 assert match is not None

@@ -12,10 +12,11 @@ from torch2ort.pythonop import Site
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
 from torch2ort.symbolics.decompositions import decomposition_table
+from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.mutation import refuse_other_mutations
-from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
+from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, is_faster_in_pytorch, wants_kernel
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
@@ -64,6 +65,7 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
     """
     notes = Notes(training=training)
     inline_grad_regions(program.graph_module)
+    fuse_gelu(program.graph_module)
     varying = _varying_sizes(program)
     users = user_operators()
     decompositions = decomposition_table(training=training)
@@ -138,8 +140,10 @@ def _needs_kernel(
         wanted = node.target not in users and wants_kernel(node, training=training)
         if wanted or not private.has_translation(node, known):
             return True
+        if node in gradient and (_is_empty(node) or is_faster_in_pytorch(node)):
+            return True
         # What is not differentiated may compute in half precision, which ONNX Runtime has few kernels for.
-        return training and (_computes_in_half(node) or (node in gradient and _is_empty(node)))
+        return training and _computes_in_half(node)
 
     return chosen
 

@@ -15,8 +15,9 @@ from torch2ort.pythonop import TENSOR, Site, internal_site
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.derivatives import DERIVATIVES
 from torch2ort.symbolics.gradients import requires_grad
-from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, encode_call
+from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, PairedKernel, encode_call
 from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -53,6 +54,10 @@ class SiteMaker:
             like, p = node.args
             order = _memory_order(node.meta["val"])
             self._make(node, DropoutNoise, [p, order], [like], random=True, differentiable=False)  # type: ignore[list-item]
+            return
+        if node in self._needed and node.target in DERIVATIVES:
+            text, tensors = _call_of(node, positional=True)
+            self._make(node, PairedKernel, [text], tensors, random=False, differentiable=True)
             return
         text, tensors = _call_of(node)
         self._make(
@@ -151,8 +156,13 @@ def _draws_only(target: Any) -> bool:
     return _DRAWS.fullmatch(target._schema.name.removeprefix("aten::")) is not None
 
 
-def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
-    """The text of ``node``'s call, and its tensor arguments in the order of their numbers."""
+def _call_of(node: torch.fx.Node, *, positional: bool = False) -> tuple[str, list[torch.fx.Node]]:
+    """The text of ``node``'s call, and its tensor arguments in the order of their numbers.
+
+    Args:
+        node: a call of an ATen operator.
+        positional: write every argument in its place, defaults too.
+    """
     target = node.target
     tensors: list[torch.fx.Node] = []
 
@@ -175,8 +185,8 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
             f"{target} at {source_line(node)} has no translation to ONNX. Register one with "
             f"torch2ort.register_symbolic, or use other operators"
         )
-    arguments = [convert(a) for a in node.args]
-    keywords = {k: convert(v) for k, v in node.kwargs.items()}
+    arguments = [convert(a) for a in (arguments_of(node).values() if positional else node.args)]
+    keywords = {} if positional else {k: convert(v) for k, v in node.kwargs.items()}
     try:
         return encode_call(target, arguments, keywords, random=is_random(node)), tensors
     except TypeError as error:
@@ -184,6 +194,13 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
             f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, "
             f"or wrap the call in a torch.autograd.Function"
         ) from None
+
+
+def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
+    """Arguments of ``node`` by the names of its operator's schema and in its order, defaults included."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
 
 
 def _gives_tensors(node: torch.fx.Node) -> bool:

@@ -103,13 +103,15 @@ def hardtanh(self: torch.Tensor, min_val: float = -1, max_val: float = 1) -> tor
 @decomposes(aten.selu.default)
 def selu(self: torch.Tensor) -> torch.Tensor:
     """An elu with the constants of its paper."""
-    return elu(self, 1.6732632423543772, 1.0507009873554805)
+    result: torch.Tensor = aten.elu.default(self, 1.6732632423543772, 1.0507009873554805)
+    return result
 
 
 @decomposes(aten.celu.default)
 def celu(self: torch.Tensor, alpha: float = 1) -> torch.Tensor:
     """An elu whose slope is continuous."""
-    return elu(self, alpha, 1, 1 / alpha)
+    result: torch.Tensor = aten.elu.default(self, alpha, 1, 1 / alpha)
+    return result
 
 
 @decomposes(aten.prelu.default)

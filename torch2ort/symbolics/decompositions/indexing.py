@@ -28,10 +28,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> torch.Tensor:
-    """Rows of ``weight``; the row ``padding_idx`` gets no gradient."""
-    if scale_grad_by_freq:
+    """Rows of ``weight``; PyTorch's kernel where some rows count otherwise in backward."""
+    if scale_grad_by_freq or padding_idx >= 0:
         return NotImplemented  # type: ignore[no-any-return]
-    rows = weight.index_select(0, indices.flatten()).view(*indices.shape, weight.shape[1])
-    if padding_idx < 0:
-        return rows
-    return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
+    return weight.index_select(0, indices.flatten()).view(*indices.shape, weight.shape[1])

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
+import torch
+
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.derivatives import DERIVATIVES
+from torch2ort.symbolics.policy import is_large
 
 Decomposition: TypeAlias = Callable[..., Any]
 _F = TypeVar("_F", bound=Decomposition)
@@ -32,4 +36,16 @@ def decomposes(*operators: OpOverload, only_for_gradients: bool = True) -> Calla
 
 def decomposition_table(*, training: bool) -> dict[OpOverload, Decomposition]:
     """Decompositions to apply before the translation of a program."""
-    return {**_always, **_for_gradients} if training else dict(_always)
+    if not training:
+        return dict(_always)
+    table = {**_always, **_for_gradients}
+    return {t: _unless_large(f) if t in DERIVATIVES else f for t, f in table.items()}
+
+
+def _unless_large(function: Decomposition) -> Decomposition:
+    """Leave an operator whole where PyTorch's kernel will do it."""
+
+    def decompose(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if is_large(self) else function(self, *args, **kwargs)
+
+    return decompose
