@@ -1,4 +1,4 @@
-"""From ``ORTModule(model)`` to the end of the first step, with an empty and with a filled export cache.
+"""Time from ``ORTModule(model)`` to the end of the first training step, with an empty and a filled cache.
 
 Each start is a process of its own; its imports, the model and the data come before the clock starts.
 """
