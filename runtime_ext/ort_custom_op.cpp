@@ -12,6 +12,7 @@ namespace torch2ort {
 CustomOpConfiguration custom_op_config;
 const OrtApi* ort_api = nullptr;
 bool has_shape_reference = false;
+bool cuda_tried = false;
 
 namespace {
 
@@ -131,10 +132,16 @@ PyObject* ConfigureCustomOp(PyObject*, PyObject* args, PyObject* kwargs) {
   Py_RETURN_NONE;
 }
 
+PyObject* TryCuda(PyObject*, PyObject*) {
+  cuda_tried = true;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"configure_custom_op", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ConfigureCustomOp)),
      METH_VARARGS | METH_KEYWORDS, nullptr},
     {"take_custom_op_error", TakeCustomOpError, METH_O, nullptr},
+    {"try_cuda", TryCuda, METH_NOARGS, nullptr},
     {"lend_allocator", LendAllocator, METH_NOARGS, nullptr},
     {"withdraw_allocator", WithdrawAllocator, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

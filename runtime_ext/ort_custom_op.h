@@ -83,6 +83,9 @@ class Gift {
 // Whether sessions that are made now can allocate with it.
 extern bool allocator_lent;
 
+// Whether nodes may run on CUDA, which nobody has tried: off until try_cuda().
+extern bool cuda_tried;
+
 PyObject* LendAllocator(PyObject* module, PyObject*);
 PyObject* WithdrawAllocator(PyObject* module, PyObject*);
 

@@ -134,6 +134,12 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   std::string node =
       ReadString(api, [&](char* out, size_t* size) { return api->KernelInfo_GetNodeName(info, out, size); });
   kernel->where = "PythonOp " + name + " (node '" + node + "')";
+  if (kernel->on_cuda && !cuda_tried) {
+    return Fail(
+        api, kernel->where +
+                 ": Functions on the CUDAExecutionProvider were never run by torch2ort's tests; use the "
+                 "CPUExecutionProvider, or call torch2ort.runtime.stock.try_cuda() and compare with eager");
+  }
   if (!PythonRuns()) return Fail(api, kernel->where + ": its Function needs a running Python interpreter");
   std::string key = ReadAttribute(api, info, "site_key");
   kernel->keeps_errors = !key.empty();

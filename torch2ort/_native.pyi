@@ -267,6 +267,9 @@ def take_custom_op_error(number: int) -> BaseException | None:
         number: What ``[torch2ort error N]`` at the end of onnxruntime's message says. The last 64 are kept.
     """
 
+def try_cuda() -> None:
+    """Lets nodes run on the CUDAExecutionProvider, which is refused by name before."""
+
 def lend_allocator() -> bool:
     """Lets sessions that are made from now on take a Function's large outputs as they are.
 

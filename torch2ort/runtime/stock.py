@@ -108,6 +108,15 @@ def register_library(session_options: Any) -> None:
     session_options.register_custom_ops_library(custom_ops_library_path())
 
 
+def try_cuda() -> None:
+    """Let Functions run on the CUDAExecutionProvider, for good.
+
+    They run on onnxruntime's stream and nobody waits for the device. It is refused before, because no test
+    of torch2ort's has run on a GPU yet: compare the results with eager PyTorch's.
+    """
+    native.try_cuda()
+
+
 def has_library(session_options: Any) -> bool:
     """Whether sessions of these options run PythonOp nodes in the library's operator."""
     try:
