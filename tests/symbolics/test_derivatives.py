@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-import torch2ort
 from tests.comparison import assert_trains_like_eager
 from tests.functions import Square
 from torch2ort.symbolics.policy import LARGE
