@@ -107,12 +107,15 @@ def make_session(
     Args:
         model: ONNX.
         bound: the native sites behind its nodes.
-        settings: ``SessionOptions``.
+        settings: ``SessionOptions``; may be changed.
         providers: as for ``InferenceSession``; the CPU by default.
 
     Raises:
         EngineError: onnxruntime refuses the model.
     """
+    if bound and private.has_training():
+        # Else operators write their results over their inputs, and a Function may still hold what it returned.
+        settings.enable_mem_reuse = False
     try:
         return _session_class()(bound, model, settings, providers=list(providers or ["CPUExecutionProvider"]))
     except Exception as error:
