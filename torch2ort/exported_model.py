@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx.numpy_helper
+import onnx.external_data_helper
 import torch
 
-from torch2ort import io_schema
+from torch2ort import _seal, io_schema
 from torch2ort._sizes import Sizes
 from torch2ort.errors import ExportError, ModelLoadError, SchemaError, SchemaMismatchError
 from torch2ort.options import Options
@@ -247,10 +246,13 @@ def load(
     """
     file = Path(path)
     try:
-        model = onnx.load(os.fspath(file))
-        onnx.checker.check_model(model)
+        model = _seal.read(file)
+        in_memory = model.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF
+        onnx.checker.check_model(model if in_memory else os.fspath(file))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{file}: there is no such file") from error
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
     except Exception as error:
         raise ModelLoadError(
             f"{file}: not a readable ONNX model ({error}); save it again with ExportedModel.save"
@@ -321,29 +323,24 @@ def _initializer(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:
-    """Write to a temporary name beside ``path`` and rename: a reader sees the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    try:
+    """Write beside ``path`` and rename: a reader sees the old file or the new one."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        file = Path(folder, path.name)
         if model.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
-            Path(temporary).write_bytes(model.SerializeToString())
+            content = model.SerializeToString()
         else:
-            onnx.save_model(
-                model,
-                temporary,
-                save_as_external_data=True,
-                all_tensors_to_one_file=True,
-                location=f"{path.name}.data",
-            )
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+            content = _write_data(model, file.with_name(f"{path.name}.data"))
+        with file.open("wb") as opened:
+            opened.writelines(_seal.sealed(content))
+        for written in sorted(Path(folder).iterdir(), reverse=True):
+            # The data before the model that refers to it.
+            os.replace(written, path.with_name(written.name))
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _write_data(model: onnx.ModelProto, path: Path) -> bytes:
+    """Move the weights of ``model`` to the file ``path``; what is left, serialized."""
+    onnx.external_data_helper.convert_model_to_external_data(model, location=path.name)
+    onnx.external_data_helper.write_external_data_tensors(model, str(path.parent))
+    _seal.seal_data(model, path)
+    content: bytes = model.SerializeToString()
+    return content

@@ -114,7 +114,7 @@ def make_session(
         EngineError: onnxruntime refuses the model.
     """
     if bound and private.has_training():
-        # Else operators write their results over their inputs, and a Function may still hold what it returned.
+        # Else operators write results over their inputs, and a Function may still hold what it returned.
         settings.enable_mem_reuse = False
     try:
         return _session_class()(bound, model, settings, providers=list(providers or ["CPUExecutionProvider"]))
