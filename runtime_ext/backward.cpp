@@ -82,7 +82,7 @@ bool BackwardCall::Receive() {
                  loans_.size(), site_->tensor_outputs->size());
     return false;
   }
-  context_ = FindContext(site_);
+  context_ = TakeContext(site_);
   if (!context_) return false;
   args_[1] = context_.get();
   for (size_t i = 2; i < args_.size(); ++i) args_[i] = Py_None;
@@ -357,6 +357,8 @@ bool BackwardCall::Settle() {
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }
+  // What forward saved is needed no longer, though other backwards of the run are still to come.
+  ReleaseContext(context());
   context_.reset();
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();

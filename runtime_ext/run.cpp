@@ -8,6 +8,7 @@ PyTypeObject* run_type = nullptr;
 
 namespace {
 
+// Both are null once backward has taken them.
 struct Entry {
   PyObject* site;
   PyObject* context;
@@ -55,6 +56,7 @@ void DropEntries(Run* run) {
   entries.swap(*run->entries);  // before any destructor can run Python code that looks at the run
   run->cursor = 0;
   for (const Entry& entry : entries) {
+    if (entry.context == nullptr) continue;
     ReleaseContext(reinterpret_cast<Context*>(entry.context));
     Py_DECREF(entry.context);
     Py_DECREF(entry.site);
@@ -82,7 +84,11 @@ PyObject* ClearMethod(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-Py_ssize_t RunLength(PyObject* self) { return static_cast<Py_ssize_t>(AsRun(self)->entries->size()); }
+Py_ssize_t RunLength(PyObject* self) {
+  Py_ssize_t length = 0;
+  for (const Entry& entry : *AsRun(self)->entries) length += entry.context != nullptr;
+  return length;
+}
 
 PyMethodDef methods[] = {
     {"clear", ClearMethod, METH_NOARGS, nullptr},
@@ -159,16 +165,20 @@ bool KeepContext(PyObject* self, Site* site, PyObject* context) {
   return true;
 }
 
-Ref FindContext(Site* site) {
+Ref TakeContext(Site* site) {
   Entry* entry =
       current_run == nullptr ? nullptr : FindEntry(AsRun(current_run), reinterpret_cast<PyObject*>(site));
-  if (entry != nullptr) return Ref::Share(entry->context);
+  if (entry != nullptr) {
+    Ref context = Ref::Steal(std::exchange(entry->context, nullptr));
+    Ref held = Ref::Steal(std::exchange(entry->site, nullptr));
+    return context;
+  }
   PyErr_Format(config.error_type,
                current_run == nullptr
                    ? "%U: backward was called outside of a run: begin() the Run that its forward ran in"
                    : "%U: backward was called, but the current run holds no context of its forward: forward "
                      "did not run "
-                     "in it, or the run was cleared by an earlier backward",
+                     "in it, or its backward has run already",
                site->name);
   return {};
 }

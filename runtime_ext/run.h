@@ -16,8 +16,9 @@ PyObject* Begin(PyObject* module, PyObject* run);
 
 // Puts a call's context into the run. False with the engine error set if the site already ran in it.
 bool KeepContext(PyObject* run, Site* site, PyObject* context);
-// The context of a site's forward in the current run. Empty with the engine error set if there is none.
-Ref FindContext(Site* site);
+// Takes the context of a site's forward out of the current run. Empty with the engine error set if there is
+// none.
+Ref TakeContext(Site* site);
 // Notes that backward returned no gradient for a needed argument, and zeros stand for it.
 bool NoteUndefined(Site* site, size_t argument);
 

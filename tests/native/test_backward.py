@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -215,25 +216,43 @@ def test_only_needed_gradients_come_back(needs: tuple[bool, bool]) -> None:
     check_against_eager(Unneeded, *arguments, gradients=[torch.randn(3)])
 
 
-def test_backward_may_run_twice_in_one_run() -> None:
-    x = data(3)
-    site = make_site(Unneeded, x, torch.ones(3))
-    with InRun():
-        run_forward(site, x, torch.ones(3))
-        first = run_backward(site, torch.ones(3))
-        assert_same(run_backward(site, torch.ones(3)), first)
+def test_backward_lets_go_of_what_its_forward_saved() -> None:
+    class Saves(Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            kept = x * 2
+            storages.append(weakref.ref(kept.untyped_storage()))
+            ctx.save_for_backward(kept)
+            return x * 3
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * ctx.saved_tensors[0]
+
+    storages: list[weakref.ref[Any]] = []
+    site = make_site(Saves, data(3))
+    storages.clear()
+    with InRun() as run:
+        run_forward(site, data(3))
+        assert storages[0]() is not None
+        run_backward(site, torch.ones(3))
+        assert (storages[0](), len(run)) == (None, 0)
 
 
-def test_backward_of_a_cleared_run_is_refused() -> None:
+@pytest.mark.parametrize("end", ["clear", "backward"])
+def test_a_run_serves_one_backward(end: str) -> None:
     site = make_site(Unneeded, data(3), torch.ones(3))
     with InRun() as run:
         run_forward(site, torch.ones(3), torch.ones(3))
-        run.clear()
+        if end == "clear":
+            run.clear()
+        else:
+            run_backward(site, torch.ones(3))
         error = error_of(run_backward, site, torch.ones(3))
     assert isinstance(error, EngineError)
     assert str(error) == (
         f"{__name__}.Unneeded: backward was called, but the current run holds no context of its forward: "
-        "forward did not run in it, or the run was cleared by an earlier backward"
+        "forward did not run in it, or its backward has run already"
     )
 
 

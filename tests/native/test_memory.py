@@ -242,6 +242,8 @@ def test_a_first_write_to_a_gradient_in_a_later_step_is_refused() -> None:
     with InRun():
         run_forward(site, torch.ones(2))
         run_backward(site, torch.ones(2))
+    with InRun():
+        run_forward(site, torch.ones(2))
         WriteLater.write = True
         error = error_of(run_backward, site, torch.ones(2))
     assert str(error) == (
@@ -380,24 +382,27 @@ def test_accumulating_into_a_gradient_never_reaches_what_was_saved(protected: tu
             y = x * 2
             ctx.save_for_backward(x, x * 2)
             ctx.attribute, ctx.y = x * 3, y
-            ctx.next = 0
             return y
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            ctx.next += 1
-            return [*ctx.saved_tensors, ctx.attribute, ctx.y][ctx.next - 1].view(-1)
+            holders.append(ctx)
+            returned = [*ctx.saved_tensors, ctx.attribute, ctx.y][len(holders) - 1]
+            seen.append(returned)
+            return returned.view(-1)
 
+    holders: list[Any] = []
+    seen: list[torch.Tensor] = []
     site = make_site(ReturnSaved, data(2), protected_inputs=protected)
-    with torch.no_grad(), InRun():
-        x = torch.ones(2)
-        (y,) = native.call_forward(site, [x])
-        for expected in (1.0, 2.0, 3.0, 2.0):
+    for expected in (1.0, 2.0, 3.0, 2.0):
+        with torch.no_grad(), InRun():
+            x = torch.ones(2)
+            (y,) = native.call_forward(site, [x])
             (gradient,) = native.call_backward(site, [torch.ones(2)])
             assert gradient is not None
             assert gradient.tolist() == [expected] * 2
             gradient += 100
-        assert (x.tolist(), y.tolist()) == ([1.0, 1.0], [2.0, 2.0])
+            assert (x.tolist(), y.tolist(), seen[-1].tolist()) == ([1.0] * 2, [2.0] * 2, [expected] * 2)
 
 
 def test_a_forward_map_lets_an_output_take_over_an_arguments_memory() -> None:

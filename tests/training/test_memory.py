@@ -11,6 +11,7 @@ import torch
 
 import torch2ort
 from tests.comparison import assert_same, assert_trains_like_eager
+from tests.functions import Square
 
 
 class Statistics(torch.nn.Module):
@@ -145,3 +146,19 @@ def test_what_a_function_returns_and_keeps_is_never_written_over(start):
         assert_same(run().detach(), expected, "output")
     for name, kept in Shelf.kept.items():
         assert_same(kept, torch.full_like(kept, 2.0 if name == "value" else 3.0), name)
+
+
+class Twice(torch.nn.Module):
+    """One product, which a Function keeps, and its twin, which an operator may write over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        kept = Square.apply(self.layer(x))
+        return kept + torch.tanh(self.layer(x))
+
+
+def test_a_product_that_is_merged_with_its_twin_stays_as_it_was():
+    assert_trains_like_eager(Twice(), [(torch.randn(64, 64),)], steps=4, lr=0.01)

@@ -105,7 +105,7 @@ def bind_sites(
     install_runners()
     bound: dict[str, native.Site] = {}
     for name, site in sites.items():
-        # With gradients, the graph keeps these alive and unwritten (see gradient.py, _protect_memory).
+        # With gradients, the graph keeps these alive and unwritten (see ownership.py).
         protected = site.known_result.kept if training else ()
         plan = plans.get(name, InplacePlan())
         key = f"{site.key}/{next(_serial)}"

@@ -16,8 +16,9 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes, rename_functions
 from torch2ort.runtime.graph import Graph
-from torch2ort.runtime.inplace import InplacePlan, mapped_arguments, plan_inplace
+from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
+from torch2ort.runtime.ownership import protect_memory
 from torch2ort.runtime.registered_gradients import hide_operators, restore_operators
 
 
@@ -95,7 +96,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
     gradients = tuple(output.name for output in model.graph.output)
     plans = plan_inplace(model.graph, graph.sites, graph.fetches)
     _restore_output_types(model.graph, proto.graph)
-    _protect_memory(model.graph, graph, plans)
+    protect_memory(model.graph, graph, plans)
     _allow_empty_tensors(model.graph)
     gradient_of = dict(
         zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
@@ -183,37 +184,6 @@ def _restore_output_types(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> 
     """The model's outputs lose their type in the gradient graph, and the session asks for it."""
     known = {value.name for value in gradient.value_info}
     gradient.value_info.extend(output for output in graph.output if output.name not in known)
-
-
-def _protect_memory(gradient: onnx.GraphProto, graph: Graph, plans: Mapping[str, InplacePlan]) -> None:
-    """Keep ONNX Runtime from writing over, or freeing, memory that somebody outside of the graph holds.
-
-    Its memory planner lets an operator write its result over an input that nothing reads afterwards, and a
-    value that was written so does not own its memory. A graph output is never written over and owns its
-    memory, so what others hold becomes a graph output, which nobody fetches: no byte is copied.
-    """
-    taken = {value.name for value in (*gradient.input, *gradient.output)}
-    types = {value.name: value for value in gradient.value_info}
-    for node in gradient.node:
-        for name in _held_outside(node, graph, plans):
-            if name and name not in taken:
-                taken.add(name)
-                gradient.output.append(types.get(name) or onnx.helper.make_empty_tensor_value_info(name))
-
-
-def _held_outside(node: onnx.NodeProto, graph: Graph, plans: Mapping[str, InplacePlan]) -> list[str]:
-    """Values at ``node`` that a Function, the caller, or another value over the same memory holds."""
-    if node.op_type == "YieldOp":
-        return list(node.input)
-    if node.op_type == "ATen":
-        # A stop-gradient passes its input's memory on, which the planner does not know.
-        return [*node.input, *node.output]
-    site = graph.sites.get(node.name)
-    if site is None or node.op_type != "PythonOp":
-        return []
-    arguments = dict(zip(site.tensor_positions, node.input, strict=True))
-    held = {*site.known_result.kept, *mapped_arguments(site, plans.get(node.name, InplacePlan()))}
-    return [*(arguments[position] for position in sorted(held)), *node.output[1:]]
 
 
 def _allow_empty_tensors(gradient: onnx.GraphProto) -> None:

@@ -2,8 +2,17 @@
 
 from torch2ort.symbolics._prepare import prepare
 from torch2ort.symbolics._translate import Translated, translate
+from torch2ort.symbolics.kernels import may_keep_results
 from torch2ort.symbolics.mutation import Mutation
 from torch2ort.symbolics.stop_gradient import lower_stop_gradients
 from torch2ort.symbolics.tracing import tracing
 
-__all__ = ["Mutation", "Translated", "lower_stop_gradients", "prepare", "tracing", "translate"]
+__all__ = [
+    "Mutation",
+    "Translated",
+    "lower_stop_gradients",
+    "may_keep_results",
+    "prepare",
+    "tracing",
+    "translate",
+]

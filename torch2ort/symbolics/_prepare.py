@@ -22,6 +22,7 @@ from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.translations import translation_table
 
+aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _CASTS = frozenset({"_to_copy", "to", "convert_element_type", "detach", "clone"})
@@ -122,9 +123,17 @@ def to_kernels(
             maker.passes_by(node)
     notes.sites += maker.sites
     if maker.sites:
+        _forget_strides(program)
         private.sync_output_names(program)
         program.graph_module.graph.lint()
         program.graph_module.recompile()
+
+
+def _forget_strides(program: torch.export.ExportedProgram) -> None:
+    """Make views copies: what a kernel returned in another order of memory leaves its site contiguous."""
+    for node in program.graph_module.graph.nodes:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
 
 
 def _needs_kernel(

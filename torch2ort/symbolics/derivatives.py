@@ -30,10 +30,12 @@ class Derivative:
         forward: from the operator's arguments to its result and the tensors to save.
         backward: from the result's gradient, the saved tensors, the arguments, and the names of the
             tensor arguments that need a gradient, to gradients by name.
+        saves_result: whether the result itself is among the saved tensors.
     """
 
     forward: Callable[[Arguments], tuple[torch.Tensor, Tensors]]
     backward: Callable[[torch.Tensor, Tensors, Arguments, frozenset[str]], Gradients]
+    saves_result: bool = False
 
 
 def _of_one(
@@ -56,7 +58,7 @@ def _of_one(
     def backward(grad: torch.Tensor, saved: Tensors, a: Arguments, needed: frozenset[str]) -> Gradients:
         return {"self": derivative(grad, saved[0], *(a[n] for n in order))}
 
-    return Derivative(forward, backward)
+    return Derivative(forward, backward, saves_result)
 
 
 def _gelu(x: torch.Tensor, approximate: str) -> Any:

@@ -20,6 +20,7 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from torch2ort.errors import ModelLoadError
+from torch2ort.pythonop import Site
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.derivatives import DERIVATIVES, Derivative
 
@@ -174,6 +175,14 @@ class PairedKernel(Function):
         needed = frozenset(n for n, need in zip(names, ctx.needs_input_grad[1:], strict=True) if need)
         found = derivative.backward(grad, ctx.saved_tensors, arguments, needed)
         return (None, *(found.get(name) if name in needed else None for name in names))
+
+
+def may_keep_results(site: Site) -> bool:
+    """Whether the Function of ``site`` may hold what it returned: all do but pairs that save their input."""
+    if site.function is not PairedKernel:
+        return True
+    derivative: Derivative = _decode_paired(site.arguments[0])[0]
+    return derivative.saves_result
 
 
 class DropoutNoise(Function):
