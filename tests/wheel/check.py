@@ -14,7 +14,7 @@ from pathlib import Path
 NEEDED = (
     "torch2ort/__init__.py",
     "torch2ort/__main__.py",
-    "torch2ort/_native*.so",
+    "torch2ort/_native.abi3.so",
     "torch2ort/_native.pyi",
     "torch2ort/py.typed",
     "torch2ort-*.dist-info/licenses/LICENSE",
