@@ -71,11 +71,13 @@ wheel: build  ## Build a wheel into dist/ and test it in an empty environment
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 	$(BIN)/python tests/wheel/check.py dist/torch2ort-*.whl constraints.txt
 
-bench: build  ## Print the benchmarks' ratios to eager PyTorch
+bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/pythonop_overhead.py
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/call_policy.py
 	$(BIN)/python benchmarks/io_schema.py
+	$(STOCK)/bin/pip install --quiet --constraint constraints.txt onnxruntime-extensions transformers
+	$(STOCK)/bin/python benchmarks/inference.py
 
 clean:  ## Remove the environments and everything built
 	rm -rf $(VENV) $(STOCK) build dist
