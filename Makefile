@@ -29,6 +29,7 @@ $(BIN)/python $(STOCK)/bin/python:
 
 # Packages from the index that are already there are kept. Each environment has an extension of its own, compiled
 # again (ten seconds): pip builds in an environment that is new each time, and CMake starts afresh in a new one.
+# Both are compiled in the folder build/, so one after the other.
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(CPP)
 
 $(VENV)/.built: $(BUILT_FROM) | $(BIN)/python
