@@ -1,41 +1,57 @@
-# `make demo` and `make test` need Python 3.11, g++ and make; all else is installed into .venv.
-# The stamp .venv/.built lets a second call reuse it all, until a file that the build reads changes.
+# `make demo` and `make test` need Python 3.11, g++ and make; all else is installed into .venv and .venv-stock, as
+# one environment holds one onnxruntime. The stamp .built in each lets a second call reuse it all, until a file
+# that the build reads changes.
 
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := training,examples,test,dev
+STOCK := .venv-stock
+STOCK_EXTRAS := cpu,test-core
+# The tests that run models, or look at files, without training.
+STOCK_TESTS := tests/stock tests/commands tests/test_exported_model.py tests/test_export.py
 CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-long lint format wheel bench clean
+.PHONY: help build build-stock demo test test-long lint format wheel bench clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- the environment ---------------------------------------------------------------------------------
 
-$(BIN)/python:
+$(BIN)/python $(STOCK)/bin/python:
 	@test -n "$(PYTHON)" || { echo "torch2ort's build needs Python 3.11 (onnxruntime-training-cpu 1.19.2 has no \
 	wheel for a later one). Install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@:/bin/python=)
 
-# Packages from the index that are already there are kept, and only C++ files that changed are compiled.
-$(VENV)/.built: pyproject.toml constraints.txt CMakeLists.txt $(CPP) | $(BIN)/python
+# Packages from the index that are already there are kept. Each environment has an extension of its own, compiled
+# again (ten seconds): pip builds in an environment that is new each time, and CMake starts afresh in a new one.
+# Both are compiled in the folder build/, so one after the other.
+BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(CPP)
+
+$(VENV)/.built: $(BUILT_FROM) | $(BIN)/python
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
+$(STOCK)/.built: $(BUILT_FROM) | $(STOCK)/bin/python $(VENV)/.built
+	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS)]'
+	@touch $@
+
 build: $(VENV)/.built  ## Make .venv and compile the extension
+
+build-stock: $(STOCK)/.built  ## Make .venv-stock, with today's onnxruntime
 
 # --- what people run ---------------------------------------------------------------------------------
 
 demo: build  ## Train the example transformer eager and on ONNX Runtime, side by side
 	$(BIN)/python examples/char_transformer.py
 
-test: build  ## Run the tests
+test: build build-stock  ## Run the tests, and those without training on today's onnxruntime too
 	$(BIN)/python -m pytest --quiet
+	$(STOCK)/bin/python -m pytest --quiet $(STOCK_TESTS)
 
 test-long: build  ## Run the tests that take minutes
 	TORCH2ORT_LONG=1 $(BIN)/python -m pytest --quiet -m long
@@ -51,14 +67,18 @@ format: build  ## Rewrite the sources in the project's style
 	$(BIN)/ruff format .
 	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
 
-wheel: build  ## Build a wheel into dist/
+wheel: build  ## Build a wheel into dist/ and test it in an empty environment
+	rm -f dist/torch2ort-*.whl
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python tests/wheel/check.py dist/torch2ort-*.whl constraints.txt
 
-bench: build  ## Print the benchmarks' ratios to eager PyTorch
+bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/pythonop_overhead.py
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/call_policy.py
 	$(BIN)/python benchmarks/io_schema.py
+	$(STOCK)/bin/pip install --quiet --constraint constraints.txt onnxruntime-extensions transformers
+	$(STOCK)/bin/python benchmarks/inference.py
 
-clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) build dist
+clean:  ## Remove the environments and everything built
+	rm -rf $(VENV) $(STOCK) build dist

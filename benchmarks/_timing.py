@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping
 
 
 def interleaved_medians(
-    ways: Mapping[str, Callable[[], object]], *, rounds: int, calls: int = 1, warm_up: int = 3
+    ways: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    calls: int = 1,
+    warm_up: int = 3,
+    pause: float = 0.0,
 ) -> dict[str, float]:
     """Time each of `ways` in turn, round after round, so that a busy moment of the machine hits them all.
 
@@ -17,6 +22,7 @@ def interleaved_medians(
         rounds: Timings taken of each.
         calls: Calls in one timing.
         warm_up: Calls of each before the first timing; builds and caches happen there.
+        pause: Seconds before each timing, for the threads of the way before to stop waiting for more work.
 
     Returns:
         Median seconds per call, by name.
@@ -27,6 +33,7 @@ def interleaved_medians(
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
+            time.sleep(pause)
             start = time.perf_counter()
             for _ in range(calls):
                 way()

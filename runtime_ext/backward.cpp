@@ -29,7 +29,7 @@ class BackwardCall {
         spans_(site->returned),
         written_(site->returned),
         exports_(site->returned),
-        args_(static_cast<size_t>(PyTuple_GET_SIZE(site->outputs)) + 2) {}
+        args_(static_cast<size_t>(PyTuple_Size(site->outputs)) + 1) {}
 
   bool Run() {
     return Receive() && Call() && LearnWrites() && CheckCount() && CheckKinds() && Return() && Settle();
@@ -70,7 +70,7 @@ class BackwardCall {
   SmallArray<Span, 8> spans_;       // memory of the tensors_
   SmallArray<bool, 8> written_;     // backward wrote to the copy that it was probed with
   SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
-  SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and one gradient a value of forward; borrowed
+  SmallArray<PyObject*, 12> args_;  // ctx and one gradient a value of forward; borrowed
   Ref context_;
   Ref result_;
 };
@@ -84,11 +84,11 @@ bool BackwardCall::Receive() {
   }
   context_ = TakeContext(site_);
   if (!context_) return false;
-  args_[1] = context_.get();
-  for (size_t i = 2; i < args_.size(); ++i) args_[i] = Py_None;
+  args_[0] = context_.get();
+  for (size_t i = 1; i < args_.size(); ++i) args_[i] = Py_None;
   for (size_t i = 0; i < site_->returned; ++i) {
     if (!ReceiveGradient(i)) return false;
-    args_[static_cast<size_t>((*site_->tensor_outputs)[i].position) + 2] = tensors_[i].get();
+    args_[static_cast<size_t>((*site_->tensor_outputs)[i].position) + 1] = tensors_[i].get();
   }
   return true;
 }
@@ -130,8 +130,7 @@ bool BackwardCall::CheckShape(size_t i) {
 }
 
 bool BackwardCall::Call() {
-  size_t count = (args_.size() - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET;
-  result_ = Ref::Steal(PyObject_Vectorcall(site_->backward, args_.data() + 1, count, nullptr));
+  result_ = CallWith(site_->backward, args_.data(), args_.size());
   return static_cast<bool>(result_);
 }
 
@@ -155,13 +154,13 @@ bool BackwardCall::LearnWrites() {
 
 PyObject* BackwardCall::Item(Py_ssize_t argument) const {
   PyObject* result = result_.get();
-  return PyTuple_Check(result) ? PyTuple_GET_ITEM(result, argument) : result;
+  return PyTuple_Check(result) ? PyTuple_GetItem(result, argument) : result;
 }
 
 // The checks and their wording are those of torch's PyNode::apply and of its engine.
 bool BackwardCall::CheckCount() {
-  Py_ssize_t count = PyTuple_Check(result_.get()) ? PyTuple_GET_SIZE(result_.get()) : 1;
-  Py_ssize_t expected = PyTuple_GET_SIZE(site_->arguments);
+  Py_ssize_t count = PyTuple_Check(result_.get()) ? PyTuple_Size(result_.get()) : 1;
+  Py_ssize_t expected = PyTuple_Size(site_->arguments);
   bool fits = count >= expected;
   for (Py_ssize_t i = expected; i < count; ++i) fits &= Item(i) == Py_None;
   if (fits) return true;
@@ -172,7 +171,7 @@ bool BackwardCall::CheckCount() {
 }
 
 bool BackwardCall::CheckKinds() {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(site_->arguments); ++i) {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(site_->arguments); ++i) {
     PyObject* gradient = Item(i);
     if (gradient == Py_None) continue;
     if ((*site_->input_index)[static_cast<size_t>(i)] < 0) {
@@ -184,7 +183,7 @@ bool BackwardCall::CheckKinds() {
       return false;
     }
     if (!IsTensor(gradient)) {
-      PyErr_Format(PyExc_RuntimeError, "expected Variable or None (got %s)", Py_TYPE(gradient)->tp_name);
+      PyErr_Format(PyExc_RuntimeError, "expected Variable or None (got %s)", TypeName(gradient).c_str());
       return false;
     }
   }
@@ -256,7 +255,7 @@ bool BackwardCall::View(size_t i, const TensorMeta& expected, Ref* gradient, DLT
   PyErr_Clear();
   Ref device = Ref::Steal(PyObject_GetAttrString(gradient->get(), "device"));
   if (device) device = Ref::Steal(PyObject_Str(device.get()));
-  return device && RaiseDevice(i, expected, PyUnicode_AsUTF8(device.get()));
+  return device && RaiseDevice(i, expected, PyUnicode_AsUTF8AndSize(device.get(), nullptr));
 }
 
 bool BackwardCall::RaiseDevice(size_t i, const TensorMeta& expected, const char* found) {
@@ -287,7 +286,7 @@ bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, D
   Ref shape = Ref::Steal(PyTuple_New(expected.rank));
   if (!shape) return false;
   for (int32_t d = 0; d < expected.rank; ++d) {
-    PyTuple_SET_ITEM(shape.get(), d, PyLong_FromLongLong(expected.shape[d]));
+    PyTuple_SetItem(shape.get(), d, PyLong_FromLongLong(expected.shape[d]));
   }
   *gradient = CallMethod(gradient->get(), method_names.sum_to_size, shape.get());
   return *gradient && config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0;
@@ -336,9 +335,8 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
 bool BackwardCall::HeldByContext(const Span& span) {
   Context* context = this->context();
   bool held = context->tensors.Overlaps(span, inputs_.size());
-  for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_GET_SIZE(context->to_save);
-       ++i) {
-    held = Overlaps(span, PyTuple_GET_ITEM(context->to_save, i));
+  for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_Size(context->to_save); ++i) {
+    held = Overlaps(span, PyTuple_GetItem(context->to_save, i));
   }
   PyObject *name, *value;
   Py_ssize_t cursor = 0;

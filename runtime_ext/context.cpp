@@ -47,12 +47,11 @@ namespace {
 Context* AsContext(PyObject* self) { return reinterpret_cast<Context*>(self); }
 
 void Assign(PyObject** slot, PyObject* value) {
-  Py_INCREF(value);
-  Py_XSETREF(*slot, value);
+  Ref old = Ref::Steal(std::exchange(*slot, Ref::Share(value).release()));
 }
 
 Ref Allocate(PyTypeObject* type, PyObject* needs_input_grad) {
-  Ref self = Ref::Steal(type->tp_alloc(type, 0));
+  Ref self = Ref::Steal(PyType_GenericAlloc(type, 0));
   if (!self) return {};
   Context* context = AsContext(self.get());
   new (&context->saved_versions) std::vector<long>;
@@ -104,7 +103,7 @@ void ContextDealloc(PyObject* self) {
   ContextClear(self);
   context->saved_versions.~vector();
   context->tensors.~MetaList();
-  type->tp_free(self);
+  PyObject_GC_Del(self);
   Py_DECREF(type);
 }
 
@@ -115,11 +114,11 @@ bool CheckSaved(PyObject* saved) {
                     "autograd internal error: to_save attribute is expected to be a tuple but is ");
     return false;
   }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(saved); ++i) {
-    PyObject* tensor = PyTuple_GET_ITEM(saved, i);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(saved); ++i) {
+    PyObject* tensor = PyTuple_GetItem(saved, i);
     if (tensor == Py_None || IsTensor(tensor)) continue;
     PyErr_Format(PyExc_TypeError, "save_for_backward can only save variables, but argument %zd is of type %s",
-                 i, Py_TYPE(tensor)->tp_name);
+                 i, TypeName(tensor).c_str());
     return false;
   }
   return true;
@@ -134,8 +133,8 @@ PyObject* SaveForBackward(PyObject* self, PyObject* tensors) {
 
 PyObject* SaveForForward(PyObject* self, PyObject* tensors) {
   if (!CheckConfigured()) return nullptr;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
-    PyObject* tensor = PyTuple_GET_ITEM(tensors, i);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); ++i) {
+    PyObject* tensor = PyTuple_GetItem(tensors, i);
     if (tensor == Py_None || IsTensor(tensor)) continue;
     PyErr_SetString(
         PyExc_AssertionError,
@@ -194,8 +193,8 @@ PyObject* Release(PyObject* self, PyObject*) {
 }
 
 bool CheckVersions(Context* context) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(context->to_save); ++i) {
-    PyObject* tensor = PyTuple_GET_ITEM(context->to_save, i);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(context->to_save); ++i) {
+    PyObject* tensor = PyTuple_GetItem(context->to_save, i);
     if (tensor == Py_None) continue;
     long expected = context->saved_versions[static_cast<size_t>(i)];
     long version = WritesTo(tensor);
@@ -309,10 +308,10 @@ bool FinishForward(Context* context, bool executable) {
     Py_CLEAR(context->to_save);
   } else if (context->to_save != nullptr) {
     if (!CheckSaved(context->to_save)) return false;
-    Py_ssize_t count = PyTuple_GET_SIZE(context->to_save);
+    Py_ssize_t count = PyTuple_Size(context->to_save);
     context->saved_versions.reserve(static_cast<size_t>(count));
     for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* tensor = PyTuple_GET_ITEM(context->to_save, i);
+      PyObject* tensor = PyTuple_GetItem(context->to_save, i);
       long version = tensor == Py_None ? 0 : WritesTo(tensor);
       if (version < 0) return false;
       context->saved_versions.push_back(version);

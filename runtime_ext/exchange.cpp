@@ -181,7 +181,7 @@ constexpr NamedDType kDTypes[] = {
 }  // namespace
 
 bool ParseDType(PyObject* name, DLDataType* dtype) {
-  const char* text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+  const char* text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, nullptr) : nullptr;
   for (const NamedDType& known : kDTypes) {
     if (text != nullptr && std::strcmp(text, known.name) == 0) {
       *dtype = known.dtype;

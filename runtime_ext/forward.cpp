@@ -20,7 +20,7 @@ class ForwardCall {
         access_(inputs_.size()),
         spans_(inputs_.size()),
         exports_(inputs_.size()),
-        args_(static_cast<size_t>(PyTuple_GET_SIZE(site->arguments)) + 2) {}
+        args_(static_cast<size_t>(PyTuple_Size(site->arguments)) + 1) {}
 
   bool Run() {
     if (Receive() && Call() && CheckWrites() && Return() && KeepOrDropContext() && Settle()) return true;
@@ -29,9 +29,9 @@ class ForwardCall {
   }
 
  private:
-  size_t argument_count() const { return args_.size() - 2; }
+  size_t argument_count() const { return args_.size() - 1; }
   Context* context() { return reinterpret_cast<Context*>(context_.get()); }
-  PyObject** arguments() { return args_.data() + 2; }
+  PyObject** arguments() { return args_.data() + 1; }
 
   bool Receive();
   bool ReceiveInput(size_t i);
@@ -41,7 +41,7 @@ class ForwardCall {
   bool Return();
   bool CheckConstant(Py_ssize_t position, PyObject* value);
   bool ReturnTensor(const OutputSpec& spec, PyObject* value);
-  bool ReturnMutated(PyObject** items, Py_ssize_t count);
+  bool ReturnMutated(PyObject* result);
   bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
   bool Disentangle(size_t index, PyObject* value, Managed* managed);
   bool ReturnAlias(PyObject* value, Managed* managed, Ref* storage);
@@ -58,7 +58,7 @@ class ForwardCall {
   SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
   SmallArray<Span, 8> spans_;       // memory of the arguments that an output must not share
   SmallArray<int, 8> exports_;      // outputs that are declared to be an input's memory
-  SmallArray<PyObject*, 12> args_;  // room for the callee, ctx, and the arguments; borrowed
+  SmallArray<PyObject*, 12> args_;  // ctx and the arguments; borrowed
   Ref context_;
   bool in_run_ = false;  // the run holds the context
   Ref argument_tuple_;
@@ -74,7 +74,7 @@ bool ForwardCall::Receive() {
   }
   ++site_->calls;
   for (size_t i = 0; i < argument_count(); ++i) {
-    arguments()[i] = PyTuple_GET_ITEM(site_->arguments, static_cast<Py_ssize_t>(i));
+    arguments()[i] = PyTuple_GetItem(site_->arguments, static_cast<Py_ssize_t>(i));
   }
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!ReceiveInput(i)) return false;
@@ -108,24 +108,18 @@ bool ForwardCall::Call() {
   context_ = NewContext(site_->needs_input_grad);
   if (!context_) return false;
   if (site_->setup_context != nullptr) return CallWithSetup();
-  args_[1] = context_.get();
-  size_t count = (argument_count() + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET;
-  result_ = Ref::Steal(PyObject_Vectorcall(site_->forward, args_.data() + 1, count, nullptr));
+  args_[0] = context_.get();
+  result_ = CallWith(site_->forward, args_.data(), argument_count() + 1);
   return static_cast<bool>(result_);
 }
 
 bool ForwardCall::CallWithSetup() {
-  size_t count = argument_count() | PY_VECTORCALL_ARGUMENTS_OFFSET;
-  result_ = Ref::Steal(PyObject_Vectorcall(site_->forward, arguments(), count, nullptr));
-  if (!result_) return false;
-  argument_tuple_ = Ref::Steal(PyTuple_New(static_cast<Py_ssize_t>(argument_count())));
+  argument_tuple_ = PackTuple(arguments(), argument_count());
   if (!argument_tuple_) return false;
-  for (size_t i = 0; i < argument_count(); ++i) {
-    PyTuple_SET_ITEM(argument_tuple_.get(), static_cast<Py_ssize_t>(i), Ref::Share(arguments()[i]).release());
-  }
-  PyObject* args[] = {nullptr, context_.get(), argument_tuple_.get(), result_.get()};
-  return static_cast<bool>(Ref::Steal(
-      PyObject_Vectorcall(site_->setup_context, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)));
+  result_ = Ref::Steal(PyObject_Call(site_->forward, argument_tuple_.get(), nullptr));
+  if (!result_) return false;
+  PyObject* args[] = {context_.get(), argument_tuple_.get(), result_.get()};
+  return static_cast<bool>(CallWith(site_->setup_context, args, 3));
 }
 
 // A write that export did not see would reach, or fail to reach, others who read the same value.
@@ -148,14 +142,13 @@ bool ForwardCall::CheckWrites() {
 
 bool ForwardCall::Return() {
   PyObject* result = result_.get();
-  Py_ssize_t expected = PyTuple_GET_SIZE(site_->outputs);
+  Py_ssize_t expected = PyTuple_Size(site_->outputs);
   if (PyTuple_Check(result) != site_->returns_tuple) {
     PyErr_Format(config.error_type, "%U: forward was exported returning %s, but returned %.200s", site_->name,
-                 site_->returns_tuple ? "a tuple" : "a single value", Py_TYPE(result)->tp_name);
+                 site_->returns_tuple ? "a tuple" : "a single value", TypeName(result).c_str());
     return false;
   }
-  PyObject** items = site_->returns_tuple ? &PyTuple_GET_ITEM(result, 0) : &result;
-  Py_ssize_t count = site_->returns_tuple ? PyTuple_GET_SIZE(result) : 1;
+  Py_ssize_t count = site_->returns_tuple ? PyTuple_Size(result) : 1;
   if (count != expected) {
     PyErr_Format(config.error_type, "%U: forward was exported returning %zd values, but returned %zd",
                  site_->name, expected, count);
@@ -164,19 +157,20 @@ bool ForwardCall::Return() {
   outputs_->reserve(site_->tensor_outputs->size());
   for (Py_ssize_t i = 0; i < count; ++i) {
     int index = (*site_->output_index)[static_cast<size_t>(i)];
-    bool good = index < 0 ? CheckConstant(i, items[i])
-                          : ReturnTensor((*site_->tensor_outputs)[static_cast<size_t>(index)], items[i]);
+    PyObject* item = site_->returns_tuple ? PyTuple_GetItem(result, i) : result;
+    bool good = index < 0 ? CheckConstant(i, item)
+                          : ReturnTensor((*site_->tensor_outputs)[static_cast<size_t>(index)], item);
     if (!good) return false;
   }
-  return ReturnMutated(items, count);
+  return ReturnMutated(result);
 }
 
 bool ForwardCall::CheckConstant(Py_ssize_t position, PyObject* value) {
-  PyObject* exported = PyTuple_GET_ITEM(site_->outputs, position);
+  PyObject* exported = PyTuple_GetItem(site_->outputs, position);
   if (value == exported) return true;
   int same = Py_TYPE(value) == Py_TYPE(exported) ? PyObject_RichCompareBool(value, exported, Py_EQ) : 0;
   bool both_nan = PyFloat_CheckExact(value) && PyFloat_CheckExact(exported) &&
-                  std::isnan(PyFloat_AS_DOUBLE(value)) && std::isnan(PyFloat_AS_DOUBLE(exported));
+                  std::isnan(PyFloat_AsDouble(value)) && std::isnan(PyFloat_AsDouble(exported));
   if (both_nan) return true;
   if (same == 0) {
     PyErr_Format(
@@ -212,7 +206,7 @@ bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
   if (!IsTensor(value)) {
     PyErr_Format(config.error_type,
                  "%U: output %zd of forward was exported as a tensor, but forward returned %.200s",
-                 site_->name, spec.position, Py_TYPE(value)->tp_name);
+                 site_->name, spec.position, TypeName(value).c_str());
     return false;
   }
   Managed managed = ExportContiguous(value);
@@ -294,11 +288,13 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
   return true;
 }
 
-bool ForwardCall::ReturnMutated(PyObject** items, Py_ssize_t count) {
+bool ForwardCall::ReturnMutated(PyObject* result) {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!inputs_[i].mutated) continue;
-    bool returned = false;
-    for (Py_ssize_t j = 0; j < count; ++j) returned |= items[j] == tensors_[i].get();
+    bool returned = result == tensors_[i].get();
+    for (Py_ssize_t j = 0; site_->returns_tuple && j < PyTuple_Size(result); ++j) {
+      returned |= PyTuple_GetItem(result, j) == tensors_[i].get();
+    }
     if (returned) continue;
     if (outputs_->size() == site_->tensor_outputs->size()) {
       PyErr_Format(config.error_type,

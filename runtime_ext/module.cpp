@@ -9,8 +9,7 @@ namespace torch2ort {
 namespace {
 
 bool Replace(PyObject** slot, PyObject* value) {
-  Py_INCREF(value);
-  Py_XSETREF(*slot, value);
+  Ref old = Ref::Steal(std::exchange(*slot, Ref::Share(value).release()));
   return true;
 }
 
@@ -47,15 +46,15 @@ PyObject* CallDirectly(PyObject* args, const char* format,
                        bool (*policy)(Site*, Loans&, std::vector<Managed>*)) {
   PyObject *site, *given;
   if (!PyArg_ParseTuple(args, format, site_type, &site, &given)) return nullptr;
-  Ref tensors = Ref::Steal(PySequence_Fast(given, "expected a list of tensors"));
+  Ref tensors = Ref::Steal(PySequence_Tuple(given));
   if (!tensors) return nullptr;
-  auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(tensors.get()));
+  auto count = static_cast<size_t>(PyTuple_Size(tensors.get()));
   Loans loans(count);
   for (size_t i = 0; i < count; ++i) {
-    PyObject* tensor = PySequence_Fast_GET_ITEM(tensors.get(), static_cast<Py_ssize_t>(i));
+    PyObject* tensor = PyTuple_GetItem(tensors.get(), static_cast<Py_ssize_t>(i));
     if (tensor == Py_None) continue;
     if (!IsTensor(tensor)) {
-      PyErr_Format(PyExc_TypeError, "item %zu of the tensors is of type %.200s", i, Py_TYPE(tensor)->tp_name);
+      PyErr_Format(PyExc_TypeError, "item %zu of the tensors is of type %.200s", i, TypeName(tensor).c_str());
       return nullptr;
     }
     Managed managed = ExportTensor(tensor);
@@ -68,7 +67,7 @@ PyObject* CallDirectly(PyObject* args, const char* format,
   for (size_t i = 0; results && i < outputs.size(); ++i) {
     Ref tensor = outputs[i] == nullptr ? Ref::Share(Py_None) : ImportManaged(std::move(outputs[i]));
     if (!tensor) return nullptr;
-    PyList_SET_ITEM(results.get(), static_cast<Py_ssize_t>(i), tensor.release());
+    PyList_SetItem(results.get(), static_cast<Py_ssize_t>(i), tensor.release());
   }
   return results.release();
 }

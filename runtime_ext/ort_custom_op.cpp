@@ -1,5 +1,7 @@
 #include "ort_custom_op.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -51,9 +53,9 @@ PyObject* TakeCustomOpError(PyObject*, PyObject* number) {
 }
 
 std::string TextOf(PyObject* exception) {
-  std::string text = Py_TYPE(exception)->tp_name;
+  std::string text = TypeName(exception).c_str();
   Ref message = Ref::Steal(PyObject_Str(exception));
-  const char* utf8 = message ? PyUnicode_AsUTF8(message.get()) : nullptr;
+  const char* utf8 = message ? PyUnicode_AsUTF8AndSize(message.get(), nullptr) : nullptr;
   if (utf8 == nullptr) PyErr_Clear();
   return utf8 == nullptr || *utf8 == '\0' ? text : text + ": " + utf8;
 }
@@ -152,11 +154,13 @@ PyMethodDef methods[] = {
 bool InitCustomOp(PyObject* module) { return PyModule_AddFunctions(module, methods) == 0; }
 
 bool PythonRuns() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() && !Py_IsFinalizing();
-#else
-  return Py_IsInitialized() && !_Py_IsFinalizing();
-#endif
+  // Python 3.13 gave it a public name; the stable ABI of earlier ones has none.
+  using Query = int (*)();
+  static const Query finalizing = [] {
+    void* found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+    return reinterpret_cast<Query>(found != nullptr ? found : dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"));
+  }();
+  return Py_IsInitialized() != 0 && (finalizing == nullptr || finalizing() == 0);
 }
 
 OrtStatus* Fail(const OrtApi* api, std::string message) {

@@ -29,7 +29,7 @@ class NoGrad {
 
  private:
   bool Set(PyObject* value) {
-    failed_ |= !Ref::Steal(PyObject_CallOneArg(custom_op_config.set_grad_enabled, value));
+    failed_ |= !Ref::Steal(CallOne(custom_op_config.set_grad_enabled, value));
     return !failed_;
   }
 
@@ -62,7 +62,10 @@ class OnStream {
 class Computation {
  public:
   Computation(const Kernel& kernel, OrtKernelContext* context)
-      : kernel_(kernel), api_(kernel.api), context_(context), loans_(kernel.site->inputs->size()) {}
+      : kernel_(kernel), api_(kernel.api), context_(context), loans_(kernel.site->inputs->size()) {
+    // A node without inputs cannot say which device is its own.
+    if (kernel.on_cuda) device_.device_type = kDLCUDA;
+  }
 
   OrtStatus* Run();
 
@@ -116,7 +119,6 @@ OrtStatus* Computation::Lend(size_t index) {
     const OrtMemoryInfo* memory = nullptr;
     T2O_RETURN_IF_ERROR(api_->GetTensorMemoryInfo(value, &memory));
     T2O_RETURN_IF_ERROR(api_->MemoryInfoGetId(memory, &device_.device_id));
-    device_.device_type = kDLCUDA;
   }
   DLDataType dtype = (*kernel_.site->inputs)[index].dtype;
   DLTensor tensor{data, device_, static_cast<int32_t>(rank), dtype, const_cast<int64_t*>(sizes), nullptr, 0};
@@ -184,7 +186,7 @@ OrtStatus* Computation::WriteOutputs(std::vector<Managed>* outputs, std::vector<
     DLTensor tensor = output->dl_tensor;
     bool give = kernel_.gives_memory && (*storages)[i];
     if (give) {
-      Ref sole = Ref::Steal(PyObject_CallOneArg(custom_op_config.is_sole_holder, (*storages)[i].get()));
+      Ref sole = Ref::Steal(CallOne(custom_op_config.is_sole_holder, (*storages)[i].get()));
       if (!sole) return PythonError();
       give = sole.get() == Py_True;
       (*storages)[i].reset();

@@ -40,7 +40,7 @@ PyObject* ResolveSite(const std::string& name, const std::string& key, const std
       custom_op_config.resolve, "s#s#s#", name.data(), static_cast<Py_ssize_t>(name.size()), key.data(),
       static_cast<Py_ssize_t>(key.size()), description.data(), static_cast<Py_ssize_t>(description.size())));
   if (site && !PyObject_TypeCheck(site.get(), site_type)) {
-    PyErr_Format(PyExc_TypeError, "the resolver returned %.200s, not a Site", Py_TYPE(site.get())->tp_name);
+    PyErr_Format(PyExc_TypeError, "the resolver returned %.200s, not a Site", TypeName(site.get()).c_str());
     return nullptr;
   }
   return site.release();

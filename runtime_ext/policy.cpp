@@ -106,7 +106,7 @@ bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
   if (storage) {
     Ref handle = Ref::Steal(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(config.tensor_type)));
     if (!handle || !CallMethod(handle.get(), method_names.set, storage.get())) return false;
-    if (!Ref::Steal(PyObject_CallOneArg(config.privatize, handle.get()))) return false;
+    if (!Ref::Steal(CallOne(config.privatize, handle.get()))) return false;
     site->copied_bytes += bytes;
   }
   if (loan->holder_count() == others) return true;

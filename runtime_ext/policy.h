@@ -52,12 +52,10 @@ struct MethodNames {
 extern MethodNames method_names;
 
 inline Ref CallMethod(PyObject* self, PyObject* name) {
-  PyObject* args[] = {self};
-  return Ref::Steal(PyObject_VectorcallMethod(name, args, 1, nullptr));
+  return Ref::Steal(PyObject_CallMethodObjArgs(self, name, nullptr));
 }
 inline Ref CallMethod(PyObject* self, PyObject* name, PyObject* argument) {
-  PyObject* args[] = {self, argument};
-  return Ref::Steal(PyObject_VectorcallMethod(name, args, 2, nullptr));
+  return Ref::Steal(PyObject_CallMethodObjArgs(self, name, argument, nullptr));
 }
 
 // The tensor as a contiguous exchange struct; null with an exception set on failure.

@@ -1,4 +1,4 @@
-// CPython, an owning reference, and the few calls whose spelling differs between Python 3.10 and 3.13.
+// CPython's stable ABI, an owning reference, and the few calls that it has no short name for.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace torch2ort {
@@ -67,11 +68,46 @@ class SmallArray {
   T* data_;
 };
 
+// ---- what the stable ABI of Python 3.10 has no short name for ----
+
+// A tuple of `count` borrowed objects; empty with an exception set on failure.
+inline Ref PackTuple(PyObject* const* items, size_t count) {
+  Ref tuple = Ref::Steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  for (size_t i = 0; tuple && i < count; ++i) {
+    PyTuple_SetItem(tuple.get(), static_cast<Py_ssize_t>(i), Ref::Share(items[i]).release());
+  }
+  return tuple;
+}
+
+// callable(*args)
+inline Ref CallWith(PyObject* callable, PyObject* const* args, size_t count) {
+  Ref tuple = PackTuple(args, count);
+  return tuple ? Ref::Steal(PyObject_Call(callable, tuple.get(), nullptr)) : Ref();
+}
+
+inline PyObject* CallOne(PyObject* callable, PyObject* argument) {
+  return PyObject_CallFunctionObjArgs(callable, argument, nullptr);
+}
+
+// The name of an object's type as CPython's own messages have it: with the module for types written in C.
+inline std::string TypeName(PyObject* object) {
+  auto text = [type = reinterpret_cast<PyObject*>(Py_TYPE(object))](const char* attribute) {
+    Ref value = Ref::Steal(PyObject_GetAttrString(type, attribute));
+    const char* utf8 = value ? PyUnicode_AsUTF8AndSize(value.get(), nullptr) : nullptr;
+    if (utf8 == nullptr) PyErr_Clear();
+    return std::string(utf8 == nullptr ? "" : utf8);
+  };
+  bool in_c = (PyType_GetFlags(Py_TYPE(object)) & Py_TPFLAGS_HEAPTYPE) == 0;
+  std::string module = in_c ? text("__module__") : "builtins";
+  return module == "builtins" ? text("__name__") : module + "." + text("__name__");
+}
+
+#pragma GCC diagnostic push
+// Newer Pythons have newer names for these, which older ones lack.
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
 // Takes the pending exception off the interpreter, its traceback attached.
 inline PyObject* TakeRaised() {
-#if PY_VERSION_HEX >= 0x030C0000
-  return PyErr_GetRaisedException();
-#else
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   if (type == nullptr) return nullptr;
@@ -80,19 +116,14 @@ inline PyObject* TakeRaised() {
   Py_XDECREF(type);
   Py_XDECREF(traceback);
   return value;
-#endif
 }
 
 // The object behind a weak reference; empty when it is gone.
 inline Ref Dereference(PyObject* weak) {
-#if PY_VERSION_HEX >= 0x030D0000
-  PyObject* object = nullptr;
-  if (PyWeakref_GetRef(weak, &object) < 0) PyErr_Clear();
-  return Ref::Steal(object);
-#else
   PyObject* object = PyWeakref_GetObject(weak);
   return object == Py_None ? Ref() : Ref::Share(object);
-#endif
 }
+
+#pragma GCC diagnostic pop
 
 }  // namespace torch2ort

@@ -29,7 +29,7 @@ Run* AsRun(PyObject* self) { return reinterpret_cast<Run*>(self); }
 PyObject* RunNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {nullptr};
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Run", const_cast<char**>(names))) return nullptr;
-  Ref self = Ref::Steal(type->tp_alloc(type, 0));
+  Ref self = Ref::Steal(PyType_GenericAlloc(type, 0));
   if (!self) return nullptr;
   Run* run = AsRun(self.get());
   run->undefined = PySet_New(nullptr);
@@ -74,7 +74,7 @@ void RunDealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   RunClear(self);
   delete AsRun(self)->entries;
-  type->tp_free(self);
+  PyObject_GC_Del(self);
   Py_DECREF(type);
 }
 
@@ -139,7 +139,7 @@ PyObject* CurrentRun() { return current_run; }
 
 PyObject* Begin(PyObject*, PyObject* run) {
   if (run != Py_None && !PyObject_TypeCheck(run, run_type)) {
-    PyErr_Format(PyExc_TypeError, "begin() takes a Run or None, not %.200s", Py_TYPE(run)->tp_name);
+    PyErr_Format(PyExc_TypeError, "begin() takes a Run or None, not %.200s", TypeName(run).c_str());
     return nullptr;
   }
   Py_CLEAR(kept_error);  // an older one would be mistaken for the reason why a call in this run failed
@@ -190,10 +190,7 @@ bool NoteUndefined(Site* site, size_t argument) {
   return pair && PySet_Add(AsRun(current_run)->undefined, pair.get()) == 0;
 }
 
-void KeepError() {
-  PyObject* error = TakeRaised();
-  Py_XSETREF(kept_error, error);
-}
+void KeepError() { Ref old = Ref::Steal(std::exchange(kept_error, TakeRaised())); }
 
 PyObject* TakeError(PyObject*, PyObject*) {
   if (kept_error == nullptr) Py_RETURN_NONE;

@@ -28,9 +28,9 @@ bool ParseInt(PyObject* object, Py_ssize_t* value) {
 
 bool ParseInts(PyObject* tuple, std::vector<Py_ssize_t>* values) {
   if (tuple == nullptr) return true;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); ++i) {
     Py_ssize_t value;
-    if (!ParseInt(PyTuple_GET_ITEM(tuple, i), &value)) return false;
+    if (!ParseInt(PyTuple_GetItem(tuple, i), &value)) return false;
     values->push_back(value);
   }
   return true;
@@ -68,26 +68,26 @@ Ref TorchDType(PyObject* name) {
 
 bool ParseInputs(Site* site, const Given& given) {
   std::vector<Py_ssize_t> positions;
-  if (!ParsePositions(given.tensor_positions, PyTuple_GET_SIZE(given.arguments),
+  if (!ParsePositions(given.tensor_positions, PyTuple_Size(given.arguments),
                       "tensor_positions must be increasing positions of arguments", &positions,
                       site->input_index)) {
     return false;
   }
-  if (PyTuple_GET_SIZE(given.needs_input_grad) != PyTuple_GET_SIZE(given.arguments)) {
+  if (PyTuple_Size(given.needs_input_grad) != PyTuple_Size(given.arguments)) {
     return Complain("needs_input_grad needs one entry an argument");
   }
-  if (PyTuple_GET_SIZE(given.input_dtypes) != static_cast<Py_ssize_t>(positions.size())) {
+  if (PyTuple_Size(given.input_dtypes) != static_cast<Py_ssize_t>(positions.size())) {
     return Complain("input_dtypes needs one entry a tensor argument");
   }
   site->inputs->resize(positions.size());
   for (size_t i = 0; i < positions.size(); ++i) {
     InputSpec& input = (*site->inputs)[i];
-    PyObject* dtype = PyTuple_GET_ITEM(given.input_dtypes, static_cast<Py_ssize_t>(i));
+    PyObject* dtype = PyTuple_GetItem(given.input_dtypes, static_cast<Py_ssize_t>(i));
     input.argument = positions[i];
     if (!ParseDType(dtype, &input.dtype)) return false;
     input.torch_dtype = TorchDType(dtype);
     if (!input.torch_dtype) return false;
-    int needs = PyObject_IsTrue(PyTuple_GET_ITEM(given.needs_input_grad, positions[i]));
+    int needs = PyObject_IsTrue(PyTuple_GetItem(given.needs_input_grad, positions[i]));
     if (needs < 0) return false;
     input.needs_grad = needs != 0;
     input.requires_grad = needs != 0 && (IsFloating(input.dtype) || input.dtype.code == kDLComplex);
@@ -119,14 +119,14 @@ bool ParseInputFlags(Site* site, const Given& given) {
 
 bool ParseOutputs(Site* site, const Given& given) {
   std::vector<Py_ssize_t> positions, ranks;
-  if (!ParsePositions(given.tensor_outputs, PyTuple_GET_SIZE(given.outputs),
+  if (!ParsePositions(given.tensor_outputs, PyTuple_Size(given.outputs),
                       "tensor_outputs must be increasing positions of outputs", &positions,
                       site->output_index) ||
       !ParseInts(given.output_ranks, &ranks)) {
     return false;
   }
   site->returned = positions.size();
-  auto count = static_cast<size_t>(PyTuple_GET_SIZE(given.output_dtypes));
+  auto count = static_cast<size_t>(PyTuple_Size(given.output_dtypes));
   if (count < positions.size() || ranks.size() != count) {
     return Complain(
         "output_dtypes and output_ranks need one entry a tensor output, mutated arguments that forward "
@@ -135,11 +135,11 @@ bool ParseOutputs(Site* site, const Given& given) {
   for (size_t i = 0; i < count; ++i) {
     OutputSpec output{};
     Py_ssize_t extra = static_cast<Py_ssize_t>(i) - static_cast<Py_ssize_t>(positions.size());
-    output.position = extra < 0 ? positions[i] : PyTuple_GET_SIZE(given.outputs) + extra;
+    output.position = extra < 0 ? positions[i] : PyTuple_Size(given.outputs) + extra;
     output.rank = static_cast<int32_t>(ranks[i]);
     output.differentiable = true;
     output.mapped_input = -1;
-    if (!ParseDType(PyTuple_GET_ITEM(given.output_dtypes, static_cast<Py_ssize_t>(i)), &output.dtype))
+    if (!ParseDType(PyTuple_GetItem(given.output_dtypes, static_cast<Py_ssize_t>(i)), &output.dtype))
       return false;
     site->tensor_outputs->push_back(output);
   }
@@ -188,7 +188,7 @@ bool ParseMaps(Site* site, const Given& given) {
 
 // torch names a Function's gradient node after the class, without module and enclosing scopes.
 bool NameBackward(Site* site) {
-  const char* text = PyUnicode_AsUTF8(site->name);
+  const char* text = PyUnicode_AsUTF8AndSize(site->name, nullptr);
   if (text == nullptr) return false;
   std::string name = text;
   name = name.substr(0, name.find('#'));
@@ -221,7 +221,7 @@ bool Fill(Site* site, const Given& given) {
   site->gradient_mapped = new std::vector<int>;
   site->gradient_warned = new std::vector<char>;
   site->gradient_access = new std::vector<Access>;
-  if (!site->returns_tuple && PyTuple_GET_SIZE(given.outputs) != 1) {
+  if (!site->returns_tuple && PyTuple_Size(given.outputs) != 1) {
     return Complain("outputs needs exactly one entry when returns_tuple is False");
   }
   return NameBackward(site) && ParseInputs(site, given) && ParseOutputs(site, given) &&
@@ -291,7 +291,7 @@ PyObject* SiteNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
       !CheckGiven(given)) {
     return nullptr;
   }
-  Ref self = Ref::Steal(type->tp_alloc(type, 0));
+  Ref self = Ref::Steal(PyType_GenericAlloc(type, 0));
   if (!self || !Fill(AsSite(self.get()), given)) return nullptr;
   return self.release();
 }
@@ -335,7 +335,7 @@ void SiteDealloc(PyObject* self) {
   delete site->gradient_mapped;
   delete site->gradient_warned;
   delete site->gradient_access;
-  type->tp_free(self);
+  PyObject_GC_Del(self);
   Py_DECREF(type);
 }
 

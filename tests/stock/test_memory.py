@@ -156,6 +156,18 @@ class Records(torch.autograd.Function):
         return y
 
 
+@pytest.mark.parametrize(("function", "copies"), [(Records, 0), (KeepsInput, 1)])
+def test_an_input_is_copied_only_if_the_function_keeps_it(function, copies):
+    session = exported(function, SMALL).session()
+    (site,) = session.python_op_sites
+    x = torch.ones(SMALL)
+    run(session, x)  # a first call works on copies, to see what the Function does with them
+    before = site.copied_bytes
+    for _ in range(3):
+        run(session, x)
+    assert site.copied_bytes - before == 3 * copies * x.nbytes
+
+
 @pytest.mark.skipif(VERSION < (1, 22) and not TRAINING, reason="this onnxruntime does not speak DLPack")
 def test_the_feeds_reach_the_function_without_a_copy():
     class Model(torch.nn.Module):

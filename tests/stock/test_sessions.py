@@ -195,6 +195,27 @@ def test_sessions_outlive_the_exported_model():
     torch.testing.assert_close(run(session, torch.full((3,), 3.0))[0], torch.full((3,), 9.0))
 
 
+def test_sessions_come_and_go_while_others_run():
+    exported = torch2ort.export(Chain(Square.apply).eval(), torch.ones(3))
+    kept = exported.session()
+    wrong: list[object] = []
+
+    def work(number: float) -> None:
+        x = torch.full((3,), number)
+        for i in range(20):
+            results = [run(kept, x)[0], exported(x)[0]]
+            if i % 4 == 0:
+                results.append(run(exported.session(), x)[0])
+            wrong.extend(result for result in results if not torch.equal(result, x * x))
+
+    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
 def test_classes_of_one_name_stay_apart():
     double, triple = scaled(2.0), scaled(3.0)
 

@@ -4,6 +4,7 @@
 | --- | --- |
 | torch._C._storage_Use_Count, UntypedStorage._cdata | 2.13.0 |
 | OpOverload._schema | 2.13.0 |
+| torch._C._set_grad_enabled | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+# The public one is a class that does this and more; the difference is a tenth of what a small Function costs.
+set_grad_enabled = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch2ort.errors import EngineError
 from torch2ort.pythonop import Site, load_site
 from torch2ort.pythonop.native import native
+from torch2ort.runtime import _torch_private as private
 from torch2ort.runtime.binding import native_site
 from torch2ort.runtime.classes import bind_classes
 from torch2ort.runtime.inplace import views_only
@@ -143,7 +144,7 @@ def _on_stream(address: int, device: int) -> Any:
 native.configure_custom_op(
     resolve=resolve,
     is_grad_enabled=torch.is_grad_enabled,
-    set_grad_enabled=torch.set_grad_enabled,
+    set_grad_enabled=private.set_grad_enabled,
     stream=_on_stream,
     is_sole_holder=is_sole_holder,
 )
