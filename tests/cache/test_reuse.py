@@ -20,6 +20,7 @@ from tests.models.test_transformers import bert, bert_batch
 from torch2ort.cache import Store
 from torch2ort.errors import Torch2OrtWarning
 from torch2ort.runtime import gradient, kept
+from torch2ort.symbolics.policy import LARGE
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -93,12 +94,19 @@ def twice_thrice(h):
 
 TWICE, THRICE = scaled(2.0), scaled(3.0)
 
+
+def large_activation(h):
+    """So large that PyTorch's kernels calculate it and its derivative."""
+    return torch.nn.functional.gelu(h.repeat(1, LARGE // 4)).mean(-1, keepdim=True) * h
+
+
 TRAINED = pytest.mark.parametrize(
     ("make", "batch"),
     [
         pytest.param(Mlp, lambda: (torch.randn(5, 6, requires_grad=True),), id="three Functions"),
         pytest.param(lambda: Around(Numpy.apply), lambda: (torch.randn(5, 4),), id="numpy body"),
         pytest.param(lambda: Around(twice_thrice), lambda: (torch.randn(5, 4),), id="two of one name"),
+        pytest.param(lambda: Around(large_activation), lambda: (torch.randn(5, 4),), id="large activation"),
         pytest.param(ConvNet, lambda: (torch.randn(4, 3, 12, 12),), id="running statistics"),
         pytest.param(lambda: ConvNet().eval(), lambda: (torch.randn(4, 3, 12, 12),), id="eval mode"),
         pytest.param(lambda: bert().train(), lambda: bert_batch(4, 8), id="transformer with dropout"),
