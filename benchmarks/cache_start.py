@@ -1,11 +1,13 @@
 """Time from ``ORTModule(model)`` to the end of the first training step, with an empty and a filled cache.
 
-Each start is a process of its own; its imports, the model and the data come before the clock starts.
+Each start is a process of its own; its imports, the model and the data come before the clock starts. So does one
+collection of their garbage, which Python would else do at a moment of its own, in some starts and not in others.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
@@ -60,6 +62,7 @@ def measure(name: str, cache: str | None) -> dict[str, float | bool]:
         optimizer.zero_grad()
         return loss.item()
 
+    gc.collect()
     start = time.perf_counter()
     module = (
         model if cache is None else torch2ort.ORTModule(model, options=torch2ort.Options(cache_dir=cache))
