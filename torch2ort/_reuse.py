@@ -22,7 +22,7 @@ from torch2ort._sizes import Sizes
 from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, Unkeyable, keep, model_key, named_tensors
 from torch2ort.cache.explain import differences, nearest
 from torch2ort.cache.functions import locate_function, located_function
-from torch2ort.cache.store import Entry
+from torch2ort.cache.store import DEFAULT_LIMIT, Entry
 from torch2ort.errors import SchemaError, Torch2OrtError, Torch2OrtWarning
 from torch2ort.exported_model import CacheReport, Interface
 from torch2ort.log import logger
@@ -52,7 +52,7 @@ def reuse_or_build(
         model: the model.
         call: the sample call.
         settings: plain values that the graph depends on besides.
-        options: folder of the cache.
+        options: folder of the cache, and its limit.
         build: exports the model.
         any_sizes: whether a graph serves, too, in which more sizes vary than the call asks for.
 
@@ -65,7 +65,7 @@ def reuse_or_build(
         reason = "save_onnx_dir asks for the graph of every stage, which only an export makes."
         return _bypassed(build(), reason)
     try:
-        store = Store(options.cache_dir)
+        store = Store(options.cache_dir, options.cache_limit or DEFAULT_LIMIT)
     except RefusedError as error:
         warnings.warn(str(error), Torch2OrtWarning, stacklevel=2)
         return _bypassed(build(), str(error))

@@ -76,6 +76,19 @@ def test_the_folder_may_be_an_argument_or_an_option(tmp_path):
     assert torch2ort.export(torch.nn.Linear(4, 2), X, options=options).cache.hit
 
 
+def test_what_was_not_used_for_longest_makes_room(cache):
+    """With room for one graph of these and no more."""
+    sizes = (4, 5)
+    torch2ort.export(torch.nn.Linear(4, 2), torch.zeros(sizes[0], 4))
+    (entry,) = Store(cache).listed()
+    options = torch2ort.Options(cache_limit=entry.size * 3 // 2)
+    hits = [
+        torch2ort.export(torch.nn.Linear(4, 2), torch.zeros(size, 4), options=options).cache.hit
+        for size in (*sizes, sizes[1], sizes[0])
+    ]
+    assert hits == [True, False, True, False]
+
+
 def test_other_values_of_parameters_are_a_hit_with_the_new_values(cache, nothing_is_built):
     torch2ort.export(ConvNet().eval(), torch.randn(2, 3, 12, 12))
     nothing_is_built()
