@@ -1,7 +1,8 @@
 """Time from ``ORTModule(model)`` to the end of the first training step, with an empty and a filled cache.
 
-Each start is a process of its own; its imports, the model and the data come before the clock starts. So does one
-collection of their garbage, which Python would else do at a moment of its own, in some starts and not in others.
+Each start is a process of its own; its imports, the model and the data come before the clock starts.
+So does one collection of their garbage, which Python would else do at a moment of its own, in some starts
+and not in others.
 """
 
 from __future__ import annotations
