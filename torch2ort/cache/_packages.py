@@ -145,11 +145,21 @@ def version(distribution: str) -> str:
 @functools.cache
 def _distribution(top: str) -> Package | None:
     name = top.partition(".")[0]
-    known = version(name)
-    if known != "none":
-        return Package(name, known)
+    if version(name) != "none":
+        return Package(name, f"{version(name)} {_content(name)}")
     owners = _owners().get(name)
-    return Package(name, " ".join(f"{o} {version(o)}" for o in sorted(set(owners)))) if owners else None
+    if not owners:
+        return None
+    return Package(name, " ".join(f"{o} {version(o)} {_content(o)}" for o in sorted(set(owners))))
+
+
+@functools.cache
+def _content(distribution: str) -> str:
+    """Digest of the code that was installed: somebody may install his own package twice with one version."""
+    record = importlib.metadata.distribution(distribution).read_text("RECORD") or ""
+    # Scripts, and what the installer noted, differ from one machine to the next.
+    lines = [line for line in record.splitlines() if re.match(r"[^.][^,]*\.(py|so|pyd),", line)]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
 @functools.cache
