@@ -48,6 +48,7 @@ class Installed:
         self._walk = walk
         self._definitions = definitions
         self._value = write_value
+        self._users: dict[type, bool] = {}
 
     def inspect_class(self, cls: type) -> None:
         """Look for methods and attributes that somebody put on a class of a package."""
@@ -79,8 +80,16 @@ class Installed:
         if data is not None:
             self._walk.atom(name)
             self._walk.write(data)
-        elif isinstance(item, (*_WRAPPERS, torch.Tensor, np.ndarray)) or _is_users(item):
+        elif isinstance(item, (*_WRAPPERS, torch.Tensor, np.ndarray)) or self._is_users(item):
             self._walk.attribute(name, functools.partial(self._value, item))
+
+    def _is_users(self, value: Any) -> bool:
+        """Whether the class of ``value`` is the user's own."""
+        kind = type(value)
+        known = self._users.get(kind)
+        if known is None:
+            known = self._users[kind] = package_of_module(kind.__module__) is None
+        return known
 
     def follow(self, package: Package, function: FunctionType, via: str | None) -> None:
         """See to it that a package's function is looked through, once it counts."""
@@ -132,7 +141,7 @@ class Installed:
             self._used_class(chain, value)
         elif atom(value) is not None:
             walk.atom((*chain, value))
-        elif isinstance(value, functools.partial) or _is_users(value):
+        elif isinstance(value, functools.partial) or self._is_users(value):
             walk.atom(chain)
             walk.attempt(functools.partial(self._value, value))
         else:
@@ -169,10 +178,6 @@ def functions_in(item: Any) -> Iterator[FunctionType]:
             yield from functions_in(part)
     elif isinstance(item, functools.cached_property):
         yield from functions_in(item.func)
-
-
-def _is_users(value: Any) -> bool:
-    return package_of_module(type(value).__module__) is None
 
 
 def _name(function: FunctionType | BuiltinFunctionType) -> str:

@@ -158,8 +158,8 @@ def _content(distribution: str) -> str:
     """Digest of the code that was installed: somebody may install his own package twice with one version."""
     record = importlib.metadata.distribution(distribution).read_text("RECORD") or ""
     # Scripts, and what the installer noted, differ from one machine to the next.
-    lines = [line for line in record.splitlines() if re.match(r"[^.][^,]*\.(py|so|pyd),", line)]
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+    lines = [line for line in record.splitlines() if line[:1] != "." and ".dist-info/" not in line]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @functools.cache
