@@ -11,6 +11,7 @@ import torch
 
 import torch2ort
 from tests.functions import Affine, Constants, Square, TwoOutputs
+from torch2ort.symbolics.policy import LARGE
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -106,6 +107,14 @@ def test_a_saved_model_loads_and_gives_the_same(tmp_path):
     assert loaded.input_schema == exported.input_schema
     assert loaded.output_schema == exported.output_schema
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_saved_training_graph_may_call_pytorchs_kernels(tmp_path):
+    """What is large is given to them with their derivatives."""
+    x = torch.randn(64, LARGE // 64, requires_grad=True)
+    exported = torch2ort.export(torch.nn.GELU(), x, training=True)
+    exported.save(tmp_path / "model.onnx")
+    torch.testing.assert_close(torch2ort.load(tmp_path / "model.onnx")(x), torch.nn.functional.gelu(x))
 
 
 def test_registered_functions_need_not_be_given(tmp_path):

@@ -16,6 +16,7 @@ from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
 
 FOLDER = "the path of a folder as str or os.PathLike, or None"
+BYTES = "an integer of at least 1 (bytes), or None for 1 GiB"
 OPSET = "an integer from 18 to 21, or None for 18"
 THREADS = "an integer of at least 1, or None for PyTorch's number of threads"
 LEVEL = "one of debug, info, warning, error, critical, or None"
@@ -25,6 +26,7 @@ SWITCH = "True or False (in the environment 1/true/yes/on or 0/false/no/off)"
 def test_defaults_ask_for_nothing() -> None:
     assert dataclasses.asdict(Options()) == {
         "cache_dir": None,
+        "cache_limit": None,
         "log_level": None,
         "opset": None,
         "intra_op_threads": None,
@@ -56,6 +58,8 @@ def test_log_level_has_no_case() -> None:
         ("cache_dir", "", FOLDER),
         ("cache_dir", b"bytes", FOLDER),
         ("save_onnx_dir", True, FOLDER),
+        ("cache_limit", 0, BYTES),
+        ("cache_limit", "1 GiB", BYTES),
         ("opset", 16, OPSET),
         ("opset", 22, OPSET),
         ("opset", "18", OPSET),
@@ -77,8 +81,8 @@ def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: objec
 
 
 UNKNOWN = re.escape(
-    "Option 'cache' does not exist; the options are cache_dir, log_level, opset, intra_op_threads, "
-    "save_onnx_dir, verify, deterministic."
+    "Option 'cache' does not exist; the options are cache_dir, cache_limit, log_level, opset, "
+    "intra_op_threads, save_onnx_dir, verify, deterministic."
 )
 
 
@@ -108,6 +112,8 @@ def test_options_can_be_copied_and_pickled() -> None:
     [
         ("TORCH2ORT_CACHE_DIR", "there", "cache_dir", Path("there")),
         ("TORCH2ORT_CACHE_DIR", "", "cache_dir", None),
+        ("TORCH2ORT_CACHE_LIMIT", "1000000", "cache_limit", 1000000),
+        ("TORCH2ORT_CACHE_LIMIT", "", "cache_limit", None),
         ("TORCH2ORT_LOG_LEVEL", "Info", "log_level", "info"),
         ("TORCH2ORT_OPSET", "21", "opset", 21),
         ("TORCH2ORT_OPSET", "", "opset", None),
@@ -131,6 +137,7 @@ def test_the_environment_has_the_last_word(
     [
         ("TORCH2ORT_OPSET", "new", "opset", "'new'", OPSET),
         ("TORCH2ORT_OPSET", "9", "opset", "9", OPSET),
+        ("TORCH2ORT_CACHE_LIMIT", "1GiB", "cache_limit", "'1GiB'", BYTES),
         ("TORCH2ORT_INTRA_OP_THREADS", "-1", "intra_op_threads", "-1", THREADS),
         ("TORCH2ORT_LOG_LEVEL", "loud", "log_level", "'loud'", LEVEL),
         ("TORCH2ORT_VERIFY", "", "verify", "''", SWITCH),
@@ -150,8 +157,8 @@ def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TORCH2ORT_CACHEDIR", "x")
     message = (
         "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
-        "TORCH2ORT_CACHE_DIR, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, TORCH2ORT_INTRA_OP_THREADS, "
-        "TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC."
+        "TORCH2ORT_CACHE_DIR, TORCH2ORT_CACHE_LIMIT, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, "
+        "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         Options()

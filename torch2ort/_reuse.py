@@ -22,8 +22,8 @@ from torch2ort._sizes import Sizes
 from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, Unkeyable, keep, model_key, named_tensors
 from torch2ort.cache.explain import differences, nearest
 from torch2ort.cache.functions import locate_function, located_function
-from torch2ort.cache.store import Entry
-from torch2ort.errors import SchemaError, Torch2OrtError, Torch2OrtWarning
+from torch2ort.cache.store import DEFAULT_LIMIT, Entry
+from torch2ort.errors import ExportError, SchemaError, Torch2OrtError, Torch2OrtWarning
 from torch2ort.exported_model import CacheReport, Interface
 from torch2ort.log import logger
 from torch2ort.options import Options
@@ -34,6 +34,7 @@ from torch2ort.runtime.nodes import load_sites
 
 _FILE = "graph.onnx"
 _KIND = "graph"
+_FAILED = "failed export"
 _VARIES = "varies like"
 
 
@@ -52,7 +53,7 @@ def reuse_or_build(
         model: the model.
         call: the sample call.
         settings: plain values that the graph depends on besides.
-        options: folder of the cache.
+        options: folder of the cache, and its limit.
         build: exports the model.
         any_sizes: whether a graph serves, too, in which more sizes vary than the call asks for.
 
@@ -65,7 +66,7 @@ def reuse_or_build(
         reason = "save_onnx_dir asks for the graph of every stage, which only an export makes."
         return _bypassed(build(), reason)
     try:
-        store = Store(options.cache_dir)
+        store = Store(options.cache_dir, options.cache_limit or DEFAULT_LIMIT)
     except RefusedError as error:
         warnings.warn(str(error), Torch2OrtWarning, stacklevel=2)
         return _bypassed(build(), str(error))
@@ -83,7 +84,9 @@ def reuse_or_build(
             if found is not None:
                 return found
         _log_miss(store, key)
-        built = build()
+        # Who takes any sizes has another way if an export with sizes that vary fails.
+        failures = _Failures(store, keys[0]) if any_sizes and any(call.dim_specs) else None
+        built = build() if failures is None else failures.build(build)
         try:
             kept = _pack(built, model, key)
         except Unkeyable as reason:
@@ -91,6 +94,34 @@ def reuse_or_build(
         if locked:
             keep(store, key, _KIND, kept)
     return replace(built, report=CacheReport(False, key.digest), shelf=Shelf(store, key))
+
+
+class _Failures:
+    """Remembers that an export fails, for those who do something else then.
+
+    Args:
+        store: where.
+        key: what is exported.
+    """
+
+    def __init__(self, store: Store, key: Key) -> None:
+        self._store = store
+        self._key = Key.of(key.name, {"graph": key.digest, "kind": _FAILED})
+
+    def build(self, build: Callable[[], Built]) -> Built:
+        """What ``build`` gives, unless it is known to fail.
+
+        Raises:
+            ExportError: it fails, or did so before.
+        """
+        known = self._store.read(self._key.digest)
+        if known is not None:
+            raise ExportError(str(known.manifest.data["reason"]))
+        try:
+            return build()
+        except ExportError as error:
+            keep(self._store, self._key, _FAILED, Kept({"reason": str(error)}, {}))
+            raise
 
 
 def _bypassed(built: Built, reason: str) -> Built:

@@ -43,6 +43,8 @@ class Options:
     Attributes:
         cache_dir: Folder of the export cache; ``None`` keeps no cache. Stored as a
             :class:`pathlib.Path` with ``~`` expanded.
+        cache_limit: Bytes on disk beyond which the export cache drops what was not used for longest,
+            at least 1; ``None`` means 1 GiB.
         log_level: Level of the logger ``torch2ort``: ``"debug"``, ``"info"``, ``"warning"``,
             ``"error"`` or ``"critical"``, in any case. ``None`` leaves the logger as it is.
         opset: ONNX opset of the graph, 18 to 21; ``None`` means 18.
@@ -60,6 +62,7 @@ class Options:
     """
 
     cache_dir: str | os.PathLike[str] | None = None
+    cache_limit: int | None = None
     log_level: str | None = None
     opset: int | None = None
     intra_op_threads: int | None = None
@@ -198,6 +201,9 @@ _SWITCH_RULE = _Rule(
 )
 _RULES = {
     "cache_dir": _FOLDER_RULE,
+    "cache_limit": _Rule(
+        _integer(1), int, "an integer of at least 1 (bytes), or None for 1 GiB", optional=True
+    ),
     "log_level": _Rule(_level, str, f"one of {', '.join(_LOG_LEVELS)}, or None", optional=True),
     "opset": _Rule(
         _integer(MIN_OPSET, MAX_OPSET),

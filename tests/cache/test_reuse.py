@@ -18,8 +18,9 @@ from tests.models.test_convolutional import ConvNet
 from tests.models.test_functions import Around, Mlp
 from tests.models.test_transformers import bert, bert_batch
 from torch2ort.cache import Store
-from torch2ort.errors import Torch2OrtWarning
+from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.runtime import gradient, kept
+from torch2ort.symbolics.policy import LARGE
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -75,6 +76,19 @@ def test_the_folder_may_be_an_argument_or_an_option(tmp_path):
     assert torch2ort.export(torch.nn.Linear(4, 2), X, options=options).cache.hit
 
 
+def test_what_was_not_used_for_longest_makes_room(cache):
+    """With room for one graph of these and no more."""
+    sizes = (4, 5)
+    torch2ort.export(torch.nn.Linear(4, 2), torch.zeros(sizes[0], 4))
+    (entry,) = Store(cache).listed()
+    options = torch2ort.Options(cache_limit=entry.size * 3 // 2)
+    hits = [
+        torch2ort.export(torch.nn.Linear(4, 2), torch.zeros(size, 4), options=options).cache.hit
+        for size in (*sizes, sizes[1], sizes[0])
+    ]
+    assert hits == [True, False, True, False]
+
+
 def test_other_values_of_parameters_are_a_hit_with_the_new_values(cache, nothing_is_built):
     torch2ort.export(ConvNet().eval(), torch.randn(2, 3, 12, 12))
     nothing_is_built()
@@ -93,12 +107,31 @@ def twice_thrice(h):
 
 TWICE, THRICE = scaled(2.0), scaled(3.0)
 
+
+class OnColumns(torch.nn.Module):
+    """Scales by a parameter, for any number of columns, and calls a function."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x * self.scale)
+
+
+def large_activation(h):
+    """So large that PyTorch's kernels calculate it and its derivative."""
+    return torch.nn.functional.gelu(h.repeat(1, LARGE // 4)).mean(-1, keepdim=True) * h
+
+
 TRAINED = pytest.mark.parametrize(
     ("make", "batch"),
     [
         pytest.param(Mlp, lambda: (torch.randn(5, 6, requires_grad=True),), id="three Functions"),
         pytest.param(lambda: Around(Numpy.apply), lambda: (torch.randn(5, 4),), id="numpy body"),
         pytest.param(lambda: Around(twice_thrice), lambda: (torch.randn(5, 4),), id="two of one name"),
+        pytest.param(lambda: Around(large_activation), lambda: (torch.randn(5, 4),), id="large activation"),
         pytest.param(ConvNet, lambda: (torch.randn(4, 3, 12, 12),), id="running statistics"),
         pytest.param(lambda: ConvNet().eval(), lambda: (torch.randn(4, 3, 12, 12),), id="eval mode"),
         pytest.param(lambda: bert().train(), lambda: bert_batch(4, 8), id="transformer with dropout"),
@@ -154,6 +187,31 @@ def test_a_size_that_no_process_has_seen_is_a_hit_once_it_is_known_to_vary(cache
     x = torch.randn(11, 4, requires_grad=True)
     module = assert_trains_like_eager(Around(Square.apply), [(x,)], lr=0.01, steps=2)
     assert module.exported.cache.hit
+
+
+def folded(h):
+    """PyTorch's kernel does this, and takes no size that varies as an argument."""
+    return torch.nn.functional.fold(h[None], (h.shape[1], 1), (1, 1)).reshape(h.shape)
+
+
+def test_that_an_export_for_varying_sizes_fails_is_known_to_the_next_process(cache, nothing_is_built):
+    batches = [(torch.randn(4, n),) for n in (4, 6)]
+    assert_trains_like_eager(OnColumns(folded), batches, lr=0.01, steps=2)
+    assert {e.manifest.kind for e in Store(cache).listed()} >= {"graph", "failed export"}
+    nothing_is_built()
+    assert_trains_like_eager(OnColumns(folded), batches, lr=0.01, steps=2)
+
+
+def test_who_asks_for_varying_sizes_is_told_the_present_error(cache, nothing_is_built):
+    """Not one that is remembered."""
+    assert_trains_like_eager(OnColumns(folded), [(torch.randn(4, n),) for n in (4, 6)], steps=2)
+    shapes = {"x": {1: torch.export.Dim.AUTO}}
+    for _ in range(2):
+        with pytest.raises(ExportError, match="takes no size that varies as an argument"):
+            torch2ort.export(OnColumns(folded), torch.randn(4, 6), dynamic_shapes=shapes)
+    nothing_is_built()
+    with pytest.raises(AssertionError, match="something was built"):
+        torch2ort.export(OnColumns(folded), torch.randn(4, 6), dynamic_shapes=shapes)
 
 
 def test_an_export_for_fixed_sizes_takes_no_graph_whose_sizes_vary(cache):

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import pytest
 
-from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store
+from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, _manifest
 from torch2ort.cache._manifest import Manifest, sha256
 from torch2ort.cache.store import manifest_of
 from torch2ort.errors import Torch2OrtWarning
@@ -163,10 +163,16 @@ def test_an_entry_under_another_name_is_damage(store, entry):
     assert store.read(DIGEST).files == CONTENT
 
 
-def test_an_entry_of_another_version_is_damage(store, entry):
-    document = json.loads((entry / "manifest.json").read_text())
-    document["manifest"]["version"] = 2
-    (entry / "manifest.json").write_text(json.dumps(document))
+def test_the_manifest_is_json(entry):
+    document = json.loads((entry / "manifest.json").read_bytes())
+    assert document["manifest"]["digest"] == DIGEST
+
+
+def test_an_entry_of_another_version_is_damage(store, entry, monkeypatch):
+    manifest = store.read(DIGEST).manifest
+    with monkeypatch.context() as patch:
+        patch.setattr(_manifest, "VERSION", 2)
+        (entry / "manifest.json").write_bytes(manifest.to_bytes())
     with pytest.warns(Torch2OrtWarning, match="its manifest is 'torch2ort.cache' of version 2"):
         assert store.read(DIGEST) is None
 

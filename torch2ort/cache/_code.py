@@ -41,6 +41,7 @@ _IMPORT, _IMPORT_FROM = opcode.opmap["IMPORT_NAME"], opcode.opmap["IMPORT_FROM"]
 _CONSTANT = opcode.opmap["LOAD_CONST"]
 _MATCH_CLASS = opcode.opmap["MATCH_CLASS"]
 _CALLS = _codes("CALL", "PRECALL", "CALL_FUNCTION")
+_EXTENDED = opcode.EXTENDED_ARG
 _CACHE = opcode.opmap.get("CACHE")
 
 # With these, code can read an attribute whose name stands nowhere in it.
@@ -100,30 +101,33 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 def _read(code: CodeType, uses: Uses) -> None:
     uses.names.update(code.co_names)
     uses.names.update(_identifiers(code.co_consts))
-    operations = list(_operations(code.co_code))
+    operations = _operations(code.co_code)
     chain: tuple[str, ...] = ()
     taken: list[str] = []
     for position, (operation, argument) in enumerate(operations):
-        name = code.co_names[argument >> _SHIFTS[operation]] if operation in _SHIFTS else ""
-        if operation in _ATTRIBUTES and chain:
-            chain = (*chain, name)
-            continue
+        shift = _SHIFTS.get(operation)
+        name = "" if shift is None else code.co_names[argument >> shift]
         if chain:
+            if operation in _ATTRIBUTES:
+                chain = (*chain, name)
+                continue
             uses.chains[chain] = None
-        chain = (name,) if operation in _GLOBALS else ()
-        if operation == _IMPORT:
+            chain = ()
+        if operation in _GLOBALS:
+            chain = (name,)
+            if name in ("getattr", "hasattr") and not _gets_constant(
+                operations[position + 1 :], code.co_consts
+            ):
+                uses.any_name = True
+        elif operation == _IMPORT:
             level = _pushed_number(operations[position - 2], code.co_consts)
             names = uses.imports.setdefault("." * level + name, [])
             # `import a.b as c` has no list of names; what it takes is the module itself.
             taken = names if code.co_consts[operations[position - 1][1]] is not None else []
         elif operation == _IMPORT_FROM:
             taken.append(name)
-        if operation == _MATCH_CLASS:
+        elif operation == _MATCH_CLASS:
             uses.any_name = True  # positions of a pattern are names that the class says
-        if chain in (("getattr",), ("hasattr",)) and not _gets_constant(
-            operations[position + 1 :], code.co_consts
-        ):
-            uses.any_name = True
     if chain:
         uses.chains[chain] = None
 
@@ -155,14 +159,16 @@ def _gets_constant(following: Sequence[tuple[int, int]], constants: Sequence[Any
     return bool(rest) and rest[0] in _CALLS
 
 
-def _operations(bytecode: bytes) -> Iterator[tuple[int, int]]:
+def _operations(bytecode: bytes) -> list[tuple[int, int]]:
+    """Each operation and its argument. A model's code has some ten thousand."""
+    operations = []
     extended = 0
-    for i in range(0, len(bytecode), 2):
-        operation, argument = bytecode[i], bytecode[i + 1]
+    for operation, argument in zip(bytecode[::2], bytecode[1::2], strict=True):
         if operation == _CACHE:
             continue
-        if operation == opcode.EXTENDED_ARG:
+        if operation == _EXTENDED:
             extended = (extended | argument) << 8
-            continue
-        yield operation, extended | argument
-        extended = 0
+        else:
+            operations.append((operation, extended | argument))
+            extended = 0
+    return operations

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from torch2ort.cache import _torch_private as private
-from torch2ort.cache._atoms import atom, words
+from torch2ort.cache._atoms import atom
 from torch2ort.cache._code import code_bytes, uses_of
 from torch2ort.cache._globals import (
     MISSING,
@@ -24,6 +24,7 @@ from torch2ort.cache._globals import (
     resolve,
     topic_of,
 )
+from torch2ort.cache._installed import SKIPPED, Installed, functions_in
 from torch2ort.cache._packages import (
     Package,
     package_of_class,
@@ -35,15 +36,8 @@ from torch2ort.cache._walk import Unkeyable, Walk
 
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__"})
 _NEVER_CALLED = frozenset(
-    {"__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__"}
+    {"__hash__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__"}
 )
-# Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
-_SKIPPED = words(
-    """__dict__ __weakref__ __doc__ __annotate__ __annotate_func__ __annotations_cache__ __abstractmethods__
-    __firstlineno__ __static_attributes__ __module__ __parameters__ __orig_bases__ _abc_impl _backward_cls"""
-)
-# Packages of which a version stands for everything, also for what their code uses in turn.
-_OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
 
 
 class Definitions:
@@ -57,6 +51,7 @@ class Definitions:
     def __init__(self, walk: Walk, write_value: Callable[[Any], None]) -> None:
         self._walk = walk
         self._value = write_value
+        self._installed = Installed(walk, self, write_value)
 
     # --- functions
 
@@ -73,7 +68,7 @@ class Definitions:
         if function.__closure__ or function.__dict__:
             # A decorator's wrapper: what it wraps may be the user's.
             self._walk.refer(f"wrapper {name}", id(function), lambda: self._state_of(function), via=via)
-        self._follow(package, function, via)
+        self._installed.follow(package, function, via)
 
     def _own_function(self, function: FunctionType) -> None:
         walk, code = self._walk, function.__code__
@@ -186,21 +181,26 @@ class Definitions:
             used_as_value: whether code may call it, so that its constructor counts.
         """
         package = package_of_class(cls)
-        self._note_function(cls)
+        self.note_function(cls)
         name = f"{cls.__module__}.{cls.__qualname__}"
         if package is not None:
             self.package(package, cls.__module__)
             self._walk.atom(name)
             if used_as_value:
                 check_pure(package, cls)
-            self.inspect_package_class(cls)
+            self._installed.inspect_class(cls)
             return
         kind = "Function" if issubclass(cls, torch.autograd.Function) else "class"
         self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls))
         if used_as_value:
             self._walk.names.update(_constructor_of(base) for base in cls.__mro__)
 
-    def _note_function(self, cls: type) -> None:
+    def inspect_package_class(self, cls: type) -> None:
+        """Look for what somebody put on a class of a package while the process ran."""
+        self._installed.inspect_class(cls)
+
+    def note_function(self, cls: type) -> None:
+        """Remember a class, if it is a Function, under its name."""
         base = torch.autograd.Function
         if cls is not base and issubclass(cls, base) and self._walk.once(("Function", cls)):
             self._walk.functions[f"{cls.__module__}.{cls.__qualname__}"].append(cls)
@@ -210,7 +210,7 @@ class Definitions:
         for base in cls.__bases__:
             self.class_(base)
         for name, item in list(vars(cls).items()):
-            if name in _SKIPPED:
+            if name in SKIPPED:
                 continue
             functions = list(functions_in(item))
             if functions:
@@ -231,107 +231,6 @@ class Definitions:
             return None
         return name
 
-    # --- code of installed packages: its version stands for it, unless somebody changed it while running
-
-    def inspect_package_class(self, cls: type) -> None:
-        """Look for methods that somebody put on a class of a package."""
-        for base in cls.__mro__:
-            package = package_of_class(base)
-            if package is None or package.name in _OPAQUE or not self._walk.once(("inspected", base)):
-                continue
-            for name, item in list(vars(base).items()):
-                for function in functions_in(item):
-                    if package_of_function(function) is None:
-                        self._walk.atom(f"{base.__qualname__}.{name}")
-                        self.function(function, name)
-                    else:
-                        self._follow(package, function, name)
-
-    def _follow(self, package: Package, function: FunctionType, via: str | None) -> None:
-        """See to it that a package's function is looked through, once it counts."""
-        if package.name in _OPAQUE or (package.name == "torch" and not _is_layer_code(function)):
-            return
-        name = f"{function.__module__}.{function.__qualname__}"
-        self._walk.refer(
-            f"uses of {name}",
-            ("uses", id(function)),
-            lambda: self._package_function(function),
-            own=False,
-            via=via,
-        )
-
-    def _package_function(self, function: FunctionType) -> None:
-        uses = uses_of(function.__code__)
-        self._walk.names |= uses.names
-        for chain in uses.chains:
-            try:
-                value, used = resolve(chain, function.__globals__)
-            except Unkeyable:
-                continue  # a package's own operators are fixed by its version
-            if not isinstance(value, ModuleType) and used:
-                self._used_by_package(chain[:used], value)
-
-    def _used_by_package(self, chain: tuple[str, ...], value: Any) -> None:
-        walk = self._walk
-        if isinstance(value, FunctionType):
-            package = package_of_function(value)
-            if package is not None:
-                self._follow(package, value, None)
-                return
-            walk.atom(chain)
-            self.function(value)
-        elif isinstance(value, type):
-            if package_of_class(value) is None:
-                walk.atom(chain)
-                self.class_(value, used_as_value=True)
-            elif issubclass(value, torch.autograd.Function):
-                self._note_function(value)
-            else:
-                self.inspect_package_class(value)
-        elif type(value) in (bool, int, float, type(None)):
-            walk.atom((*chain, value))
-        else:
-            self._registry(chain, value)
-
-    def _registry(self, chain: tuple[str, ...], value: Any) -> None:
-        """A package's table of functions, to which the user may have added some."""
-        for table in _tables(value):
-            self._walk.atom(chain)
-            for key, item in table.items():
-                self._walk.attempt(functools.partial(self._value, (key, item)))
-
-
-def functions_in(item: Any) -> Iterator[FunctionType]:
-    """The Python functions behind an entry of a class's dictionary."""
-    if isinstance(item, FunctionType):
-        yield item
-    elif isinstance(item, (staticmethod, classmethod)):
-        yield from functions_in(item.__func__)
-    elif isinstance(item, property):
-        for part in (item.fget, item.fset, item.fdel):
-            yield from functions_in(part)
-    elif isinstance(item, functools.cached_property):
-        yield from functions_in(item.func)
-
 
 def _constructor_of(cls: type) -> str:
     return f"constructor of {id(cls)}"
-
-
-def _is_layer_code(function: FunctionType) -> bool:
-    module = function.__module__ or ""
-    return module.startswith(("torch.nn.modules.", "torch.nn.functional", "torch.nn.utils.param"))
-
-
-def _tables(value: Any) -> Iterator[dict[Any, Any]]:
-    """Dictionaries with functions or classes in them: ``value`` itself, or attributes of it or its class."""
-    if isinstance(value, dict):
-        holders = [{"": value}]
-    else:
-        holders = [
-            vars(h) for h in (value, *type(value).__mro__) if hasattr(h, "__dict__") and h is not object
-        ]
-    for holder in holders:
-        for item in list(holder.values()):
-            if isinstance(item, dict) and any(isinstance(v, (FunctionType, type)) for v in item.values()):
-                yield item

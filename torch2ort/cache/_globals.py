@@ -82,7 +82,9 @@ def check_operator(namespace: str) -> None:
 
 def check_pure(package: Package, value: FunctionType | BuiltinFunctionType | type) -> None:
     """Raise :class:`Unkeyable` for what is Python's or torch's and not given by its arguments."""
-    module = value.__module__ or "builtins"
+    # A wrapper bears the name of what it wraps, which is somewhere else.
+    own = value.__globals__.get("__name__") if isinstance(value, FunctionType) else value.__module__
+    module = own or "builtins"
     name = value.__qualname__ if module == "builtins" else f"{module}.{value.__qualname__}"
     if package.name == "python":
         impure = module not in _PURE or (module == "builtins" and value.__name__ in _IMPURE_BUILTINS)

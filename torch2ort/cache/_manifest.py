@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 FORMAT = "torch2ort.cache"
@@ -41,8 +42,9 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file's content: the manifest, and a sha256 of it."""
-        text = _canonical({"format": FORMAT, "version": VERSION, **asdict(self)})
-        return _canonical({"manifest": json.loads(text), "sha256": sha256(text)})
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        text = json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=0).encode()
+        return b"".join((*_frame(text), text, _END))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
@@ -51,18 +53,18 @@ class Manifest:
         Raises:
             DamagedError: ``content`` differs from what was written, or is of another version.
         """
+        text = content[_START : -len(_END)]
+        # The digest is of the very bytes, so nothing in the file can change unseen.
+        if content != b"".join((*_frame(text), text, _END)):
+            raise DamagedError("its manifest was changed")
         try:
-            fields = json.loads(content)["manifest"]
+            fields = json.loads(text)
             kind = (fields.pop("format"), fields.pop("version"))
             if kind != (FORMAT, VERSION):
                 raise DamagedError(f"its manifest is {kind[0]!r} of version {kind[1]!r}")
-            manifest = cls(**fields)
+            return cls(**fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(f"its manifest cannot be read ({type(error).__name__}: {error})") from error
-        # Written again it must be the same bytes; so nothing in the file can change unseen.
-        if manifest.to_bytes() != content:
-            raise DamagedError("its manifest was changed")
-        return manifest
 
 
 def sha256(content: bytes) -> str:
@@ -70,5 +72,10 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, indent=0, ensure_ascii=True).encode()
+def _frame(text: bytes) -> tuple[bytes, bytes, bytes]:
+    """What stands in front of a manifest's text: a JSON object with the text's digest."""
+    return b'{"sha256": "', sha256(text).encode(), b'", "manifest":\n'
+
+
+_END = b"}\n"
+_START = sum(map(len, _frame(b"")))

@@ -15,8 +15,8 @@ import re
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -56,7 +56,7 @@ def package_of_file(path: str) -> Package | None:
     """The package that a source file or extension module belongs to; ``None`` if it is the user's own."""
     if path.startswith("<"):
         return _python() if path.startswith("<frozen ") else None
-    path = os.path.realpath(path)
+    path = _real(path)
     if _below(path, _TORCH):
         return Package("torch", torch.__version__)
     if _below(path, _OWN):
@@ -65,6 +65,18 @@ def package_of_file(path: str) -> Package | None:
         if _below(path, folder):
             return _distribution(path[len(folder) + 1 :].split(os.sep, 1)[0])
     return _python() if any(_below(path, folder) for folder in _STANDARD_LIBRARY) else None
+
+
+def _real(path: str) -> str:
+    """As ``os.path.realpath``, which asks for each folder again."""
+    folder, name = os.path.split(path)
+    path = os.path.join(_real_folder(folder), name)
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
+@functools.lru_cache(maxsize=4096)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def package_of_module(name: str) -> Package | None:
@@ -124,10 +136,20 @@ def own_digest() -> str:
     if any(_below(_OWN, folder) for folder in _INSTALLED):
         return version("torch2ort")
     digest = hashlib.sha256()
-    root = Path(_OWN)
-    for file in sorted(root.rglob("*.py")):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    for path in sorted(_sources(_OWN)):
+        with open(path, "rb", buffering=0) as file:
+            digest.update(path[len(_OWN) :].encode() + b"\0" + file.read() + b"\0")
     return f"{version('torch2ort')} {digest.hexdigest()[:16]}"
+
+
+def _sources(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    yield from _sources(entry.path)
+            elif entry.name.endswith(".py"):
+                yield entry.path
 
 
 @functools.cache
@@ -145,11 +167,21 @@ def version(distribution: str) -> str:
 @functools.cache
 def _distribution(top: str) -> Package | None:
     name = top.partition(".")[0]
-    known = version(name)
-    if known != "none":
-        return Package(name, known)
+    if version(name) != "none":
+        return Package(name, f"{version(name)} {_content(name)}")
     owners = _owners().get(name)
-    return Package(name, " ".join(f"{o} {version(o)}" for o in sorted(set(owners)))) if owners else None
+    if not owners:
+        return None
+    return Package(name, " ".join(f"{o} {version(o)} {_content(o)}" for o in sorted(set(owners))))
+
+
+@functools.cache
+def _content(distribution: str) -> str:
+    """Digest of the code that was installed: somebody may install his own package twice with one version."""
+    record = importlib.metadata.distribution(distribution).read_text("RECORD") or ""
+    # Scripts, and what the installer noted, differ from one machine to the next.
+    lines = [line for line in record.splitlines() if line[:1] != "." and ".dist-info/" not in line]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @functools.cache

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import optree
+
+from torch2ort.cache._packages import package_of_class
 from torch2ort.cache._values import Values
 from torch2ort.cache._walk import Walk
+from torch2ort.io_schema._containers import NAMESPACE
 from torch2ort.pythonop.registry._table import Table
 from torch2ort.pythonop.registry.exporters import exporters
 from torch2ort.pythonop.registry.inferers import inferers
@@ -23,6 +28,7 @@ def walk_registrations(walk: Walk, values: Values) -> None:
         Unkeyable: a registered callable uses something that cannot be compared between processes.
     """
     walk.refer("registered for operators", "operators", lambda: _write_operators(values))
+    walk.refer("classes registered with optree", "optree", lambda: _write_containers(values))
     known: set[type] = set()
     while True:
         walk.run()  # may find Functions, whose registrations may lead to others
@@ -41,6 +47,19 @@ def _write_entries(values: Values, name: str, cls: type) -> None:
         entry = table.entries().get(name)
         in_force = entry is not None and entry.function in (None, cls)
         values.write(entry.value if entry is not None and in_force else None)
+
+
+def _write_containers(values: Values) -> None:
+    """How classes of others are taken apart and put together: by the user's functions."""
+    registry: Any = optree.register_pytree_node  # of all classes, where its annotations name one
+    for cls, entry in registry.get(namespace=NAMESPACE).items():
+        if entry.kind == optree.PyTreeKind.CUSTOM and not _is_own(cls):
+            values.write((cls, entry.flatten_func, entry.unflatten_func))
+
+
+def _is_own(cls: type) -> bool:
+    package = package_of_class(cls)
+    return package is not None and package.name in ("optree", "torch2ort")
 
 
 def _write_operators(values: Values) -> None:

@@ -5,12 +5,16 @@
 | torch.overrides._get_current_function_mode_stack | 2.13.0 |
 | torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.13.0 |
 | torch.nn.modules.module._global_forward_hooks, _global_forward_pre_hooks | 2.13.0 |
+| torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.13.0 |
 | the attribute _torchdynamo_wrapper_id of functions | 2.13.0 |
 | torch._ops.OpOverload, OpOverloadPacket | 2.13.0 |
+| torch._dynamo.config, torch._export.config, torch._functorch.config | 2.13.0 |
+| torch.fx.experimental._config, and _config and _is_default of all these | 2.13.0 |
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch._ops import OpOverload, OpOverloadPacket
@@ -21,6 +25,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 # An id() that torch.compiler.disable leaves on the functions that it wraps.
 ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
 
+_CONFIGS = (
+    "torch._dynamo.config",
+    "torch._export.config",
+    "torch._functorch.config",
+    "torch.fx.experimental._config",
+)
+
 OPERATOR_TYPES: tuple[type, ...] = (OpOverload, OpOverloadPacket)
 
 
@@ -30,5 +41,24 @@ def active_modes() -> list[Any]:
 
 
 def global_hooks() -> list[Any]:
-    """Hooks that run around the forward of every module of the process."""
-    return [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
+    """Hooks that run around the forward or the backward of every module of the process."""
+    tables = (
+        _module._global_forward_pre_hooks,
+        _module._global_forward_hooks,
+        _module._global_backward_pre_hooks,
+        _module._global_backward_hooks,
+    )
+    return [list(table.values()) for table in tables]
+
+
+def changed_settings() -> list[str]:
+    """Settings of torch's tracing that are not at their defaults."""
+    # What was not imported yet has its defaults, and takes long to import.
+    configs: dict[str, Any] = {name: sys.modules[name] for name in _CONFIGS if name in sys.modules}
+    return [
+        f"{module}.{name} = {getattr(config, name)!r}"
+        for module, config in configs.items()
+        for name, entry in config._config.items()
+        # A setting that was changed and put back counts as changed to torch.
+        if not config._is_default(name) and getattr(config, name) != entry.default
+    ]

@@ -28,6 +28,7 @@ from torch2ort.cache._globals import check_operator, check_pure
 from torch2ort.cache._packages import package_of_module
 from torch2ort.cache._walk import Unkeyable, Walk
 
+_Pair = collections.namedtuple("_Pair", "first second")
 Write = Callable[[Any], None]
 
 # Attributes of a module that its forward never sees.
@@ -42,7 +43,10 @@ _HOOKS = words(
 )
 # hash() of the object itself, in transformers' GenerationConfig: another number in each process.
 _HASHES = words("_original_object_hash")
-_TABLES = _HOOKS | words("_modules _buffers _parameters")
+_WEIGHTS = words("_buffers _parameters")
+_TABLES = _HOOKS | _WEIGHTS | words("_modules")
+# Lists of a recurrent layer's parameters, which it makes again whenever one of them is set.
+_FLAT = words("_flat_weights _flat_weight_refs")
 
 
 class Values:
@@ -56,6 +60,7 @@ class Values:
         self._walk = walk
         self.definitions = Definitions(walk, self.write)
         self._writers = self._exact_types()
+        self._are_arguments = False
 
     def write(self, value: Any) -> None:
         """Write a value, or a reference to it.
@@ -75,11 +80,25 @@ class Values:
         elif kind is set or kind is frozenset:
             self._set(value)
         elif id(value) in self._walk.weights:
-            self._walk.write(form(b"w", self._walk.weights[id(value)].encode()))
+            self._weight(value)
+            # Tracing does not know it in this place, and makes a constant of it.
+            if not (self._are_arguments or self._walk.seen(value)):
+                self._tensor(value)
         elif not self._walk.seen(value):
             self._walk.write(b"<")
             self._writer_of(value)(value)
             self._walk.write(b">")
+
+    def write_arguments(self, arguments: Any) -> None:
+        """Write the arguments of a call, in which tensors are inputs of the graph."""
+        self._are_arguments = True
+        try:
+            self.write(arguments)
+        finally:
+            self._are_arguments = False
+
+    def _weight(self, tensor: torch.Tensor) -> None:
+        self._walk.write(form(b"w", self._walk.weights[id(tensor)].encode()))
 
     def _writer_of(self, value: Any) -> Write:
         writer = self._writers.get(type(value))
@@ -132,6 +151,9 @@ class Values:
             type(functools.lru_cache(lambda: None)): lambda v: self._all(v.__wrapped__, v.cache_parameters()),
             np.ndarray: self._array,
             np.ufunc: lambda v: walk.atom(v.__name__),
+            type(np.sum): lambda v: walk.atom(f"{v.__module__}.{v.__qualname__}"),
+            # What a named tuple's class has for each of its fields.
+            type(vars(_Pair)["first"]): lambda v: walk.atom(v.__reduce__()[1]),
             **dict.fromkeys(private.OPERATOR_TYPES, self._operator),
         }
         writers.update(
@@ -189,6 +211,7 @@ class Values:
             self._walk.atom(repr(value))
             return
         if isinstance(value, np.generic):
+            self._walk.atom("scalar")
             self._array(np.asarray(value))
             return
         if isinstance(value, np.dtype):
@@ -240,7 +263,8 @@ class Values:
     def _array(self, value: np.ndarray[Any, Any]) -> None:
         if value.dtype.hasobject:
             raise Unkeyable("a NumPy array of Python objects cannot be compared between processes")
-        self._walk.atom((value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()))
+        digest = hashlib.sha256(value.tobytes()).hexdigest()
+        self._walk.atom((value.dtype.str, value.shape, value.strides, digest))
 
     # --- tensors and modules
 
@@ -258,6 +282,11 @@ class Values:
 
     def module(self, module: torch.nn.Module) -> None:
         """Write a reference to a ``torch.nn.Module``."""
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Unkeyable(
+                f"a {type(module).__qualname__} keeps its code outside of Python, where it cannot be "
+                f"compared between processes"
+            )
         path = self._walk.modules.get(id(module))
         label = f"module {path or '(the model)'}" if path is not None else "module outside of the model"
         self._walk.refer(label, id(module), lambda: self._module(module))
@@ -273,7 +302,20 @@ class Values:
                 value = list(value.values())
             elif name in _TABLES:
                 value = list(value.items())
-            self._walk.attribute(name, functools.partial(self.write, value))
+            if name in _WEIGHTS or (name in _FLAT and isinstance(module, torch.nn.RNNBase)):
+                self._walk.attribute(name, functools.partial(self._table_of_weights, value))
+            else:
+                self._walk.attribute(name, functools.partial(self.write, value))
+
+    def _table_of_weights(self, items: Iterable[Any]) -> None:
+        """Where tracing finds parameters and buffers: a module's own tables."""
+        for item in items:
+            for part in item if type(item) is tuple else (item,):
+                value = part() if isinstance(part, weakref.ref) else part
+                if isinstance(value, torch.Tensor) and id(value) in self._walk.weights:
+                    self._weight(value)
+                else:
+                    self.write(part)
 
 
 def describe(tensor: torch.Tensor) -> str:

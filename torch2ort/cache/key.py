@@ -135,7 +135,9 @@ def _walk_model(model: torch.nn.Module, walk: Walk, values: Values) -> None:
             walk.refer(f"attributes of {name}", ("attributes", name), fill)
     modes = "".join("t" if module.training else "e" for module in model.modules())
     walk.components["modes of the modules"] = modes
-    values.definitions.inspect_package_class(torch.Tensor)
+    # Everything calls methods of tensors, whose class need not be named anywhere.
+    tensors = functools.partial(values.definitions.inspect_package_class, torch.Tensor)
+    walk.refer("changes to torch.Tensor", "changes to torch.Tensor", tensors)
     values.module(model)
 
 
@@ -164,7 +166,7 @@ def _walk_call(
         walk.weights.setdefault(id(tensor), f"input {leaf.index}")
     # Structure and constants, and the classes whose methods forward may call.
     arguments = [io_schema.unflatten(tensors, schema), [type(tensor) for tensor in tensors]]
-    walk.refer("arguments", "arguments", lambda: values.write(arguments))
+    walk.refer("arguments", "arguments", lambda: values.write_arguments(arguments))
 
 
 def _name(leaf: io_schema.TensorSpec) -> str:
@@ -173,7 +175,7 @@ def _name(leaf: io_schema.TensorSpec) -> str:
 
 def _versions() -> dict[str, str]:
     return {
-        "python": sys.version,
+        "python": f"{sys.version}, optimize {sys.flags.optimize}",
         "torch": torch.__version__,
         "torch2ort": own_digest(),
         **{name: version(name) for name in _MAKERS},
@@ -218,6 +220,9 @@ def _torch_settings() -> dict[str, Any]:
             torch.backends.cuda.flash_sdp_enabled(),
             torch.backends.cuda.mem_efficient_sdp_enabled(),
             torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
         ),
+        "order of an einsum": (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
+        "settings of torch's own": private.changed_settings(),
         "mkldnn": torch.backends.mkldnn.enabled,
     }

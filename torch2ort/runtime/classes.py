@@ -10,12 +10,13 @@ import torch
 from torch2ort.errors import ModelLoadError
 from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
 from torch2ort.runtime.kernel_calls import check_kernel_call
-from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise
+from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, PairedKernel
 
 FunctionClass = type[torch.autograd.Function]
 
 # Names that exported graphs give to PyTorch's own kernels; nobody has to register them.
-_OWN: dict[str, FunctionClass] = {qualified_name(f): f for f in (AtenKernel, DropoutNoise)}
+_KERNELS = (AtenKernel, PairedKernel)
+_OWN: dict[str, FunctionClass] = {qualified_name(f): f for f in (*_KERNELS, DropoutNoise)}
 
 
 def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ()) -> None:
@@ -37,7 +38,7 @@ def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ())
     for site in sites:
         site.function = _OWN.get(site.func_name) or classes[site.func_name]
         _check_signature(site, site.function)
-        if site.function is AtenKernel:
+        if site.function in _KERNELS:
             check_kernel_call(site)
 
 

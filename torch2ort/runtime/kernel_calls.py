@@ -33,7 +33,7 @@ def check_kernel_call(site: Site) -> None:
     """Refuse a site of a file that does other than calculate with tensors.
 
     Args:
-        site: calls ``AtenKernel``.
+        site: calls ``AtenKernel`` or ``PairedKernel``.
 
     Raises:
         ModelLoadError: names the operator.
