@@ -1,0 +1,85 @@
+"""Peak memory of a training step on ONNX Runtime, as a ratio to eager PyTorch.
+
+Each way runs in a process of its own. Counted is what the process holds at most during its third step
+(``VmHWM`` of Linux), above what it held before the first: outputs, gradients, optimizer, buffers of either
+engine. Libraries are imported and a small model is exported before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from _models import LAYERS, LENGTH, MODELS, batch
+
+import torch2ort
+
+SIZES = (8, 32)
+ROUNDS = 3
+
+
+def status(entry: str) -> int:
+    """Bytes that the kernel's status of this process gives."""
+    found = re.search(rf"^{entry}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def settle() -> None:
+    """Give back what nobody holds, and start the high-water mark anew."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak(way: str, name: str, size: int) -> int:
+    """Bytes of the third step of a model, in this process."""
+    torch.set_num_threads(1)
+    torch2ort.ORTModule(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+    model, arguments = MODELS[name](), batch(name, size)
+    module = torch2ort.ORTModule(model) if way == "ort" else model
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    settle()
+    before = status("VmRSS")
+    for _ in range(3):
+        settle()
+        optimizer.zero_grad()
+        module(**arguments).loss.backward()
+        optimizer.step()
+    return status("VmHWM") - before
+
+
+def measured(way: str, name: str, size: int) -> int:
+    """The same in a process of its own."""
+    call = [sys.executable, __file__, way, name, str(size)]
+    return int(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> None:
+    """Print one line a model and batch size."""
+    if len(sys.argv) > 1:
+        way, name, size = sys.argv[1:]
+        print(peak(way, name, int(size)))
+        return
+    for name in MODELS:
+        for size in SIZES:
+            found: dict[str, list[int]] = {"eager": [], "ort": []}
+            for _ in range(ROUNDS):
+                for way, values in found.items():
+                    values.append(measured(way, name, size))
+            eager, ort = (statistics.median(values) / 1e6 for values in found.values())
+            print(
+                f"{name} {size}x{LENGTH}, {LAYERS} layers, AdamW step, peak memory: "
+                f"ORTModule {ort / eager:.2f} of eager ({ort:.0f} of {eager:.0f} MB)",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
