@@ -26,7 +26,8 @@ class Boundary(torch.autograd.Function):
         ctx.versions = [private.version_of(feed) for feed in feeds]
         ctx.verification = verification
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in engine.differentiable))
+        if len(engine.differentiable) < len(outputs):
+            ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in engine.differentiable))
         return tuple(outputs)
 
     @staticmethod

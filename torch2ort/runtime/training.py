@@ -34,6 +34,10 @@ from torch2ort.runtime.reach import Edge, Reach
 from torch2ort.runtime.stages import save_optimized, save_stage
 
 
+# More sets of missing gradients than these are not remembered at once; most models give one.
+_MOST_SETS = 256
+
+
 def session_settings(options: Options) -> Any:
     """Settings of a session that runs gradient graphs."""
     settings = private.onnxruntime().SessionOptions()
@@ -110,6 +114,8 @@ class TrainingEngine:
         self._ort = private.training_pybind()
         self._graph = graph
         self._reach = Reach(graph)
+        # Per set of missing gradients: which inputs the others reach.
+        self._reached_by: dict[tuple[tuple[bool, ...], frozenset[tuple[str, int]]], frozenset[str]] = {}
         # The builder refuses tensors that no output depends on.
         requires_grad &= self._reach.inputs(graph.outputs)
         self._requires_grad = requires_grad
@@ -230,13 +236,16 @@ class TrainingEngine:
         ]
 
     def _reached(self, run: native.Run, gradients: Sequence[torch.Tensor | None]) -> frozenset[str]:
-        outputs = [
-            name
-            for name, gradient in zip(self._graph.fetches, gradients, strict=True)
-            if gradient is not None
-        ]
-        undefined: list[Edge] = [(self._site_nodes[key], position) for key, position in run.undefined]
-        return self._reach.inputs(outputs, undefined)
+        key = tuple([gradient is None for gradient in gradients]), frozenset(run.undefined)
+        found = self._reached_by.get(key)
+        if found is None:
+            missing, undefined = key
+            outputs = [n for n, none in zip(self._graph.fetches, missing, strict=True) if not none]
+            edges: list[Edge] = [(self._site_nodes[site], position) for site, position in undefined]
+            if len(self._reached_by) >= _MOST_SETS:
+                self._reached_by.clear()
+            found = self._reached_by[key] = self._reach.inputs(outputs, edges)
+        return found
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
