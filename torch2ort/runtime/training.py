@@ -33,7 +33,6 @@ from torch2ort.runtime.pool import pool
 from torch2ort.runtime.reach import Edge, Reach
 from torch2ort.runtime.stages import save_optimized, save_stage
 
-
 # More sets of missing gradients than these are not remembered at once; most models give one.
 _MOST_SETS = 256
 
