@@ -8,6 +8,7 @@
 
 from torch2ort import io_schema
 from torch2ort.errors import (
+    DtypeError,
     EngineError,
     ExportError,
     FunctionNotFoundError,
@@ -46,6 +47,7 @@ from torch2ort.symbolics.registered import GraphBuilder, GraphValue
 
 __all__ = [
     "CacheReport",
+    "DtypeError",
     "EngineError",
     "ExportError",
     "ExportedModel",

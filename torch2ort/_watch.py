@@ -61,10 +61,11 @@ class Watch:
         return [holder[name] for holder, name in self._tensors]
 
     def state(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-        """What a graph depends on: every module's mode, every tensor's name, dtype and need of a gradient."""
+        """What a graph depends on: modes of modules; name, dtype, shape and need of a gradient of tensors."""
         return (
             tuple([module.training for module in self._modules]),
             self.names,
             tuple([tensor.dtype for tensor in tensors]),
+            tuple([tensor.shape for tensor in tensors]),
             tuple([tensor.requires_grad for tensor in tensors]),
         )

@@ -23,6 +23,10 @@ class UnsupportedOperatorError(ExportError):
     """An operator has no translation, or the engine has no correct gradient or kernel for it."""
 
 
+class DtypeError(ExportError, RuntimeError):
+    """An operator gets tensors of different dtypes, of which eager PyTorch, too, wants one."""
+
+
 class SchemaError(Torch2OrtError, TypeError):
     """Nested data holds something that cannot be flattened, or tensors do not fit a schema."""
 

@@ -12,6 +12,7 @@ from torch2ort.pythonop import Site
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
 from torch2ort.symbolics.decompositions import decomposition_table
+from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
 from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
@@ -63,8 +64,10 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
     Raises:
         UnsupportedOperatorError: an operator fits into no graph; the message names it, its line in
             the model, and what to do.
+        DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors.
     """
     notes = Notes(training=training)
+    refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
     fuse_gelu(program.graph_module)
     varying = _varying_sizes(program)

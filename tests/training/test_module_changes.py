@@ -1,0 +1,84 @@
+"""What is done to a module between two calls is seen by the next one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import torch2ort
+from tests.comparison import assert_same
+
+nn = torch.nn
+
+
+class Model(nn.Module):
+    """Its result depends on its sizes in more ways than that of the layers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("offsets", torch.arange(4.0))
+
+    def forward(self, x):
+        return self.layer(x).mean(1, keepdim=True) * self.layer.out_features + self.offsets.cumsum(0)
+
+
+def resize_buffer(model: Model) -> None:
+    model.offsets = torch.arange(6.0)
+
+
+def resize_buffer_in_place(model: Model) -> None:
+    model.offsets.resize_(6).copy_(torch.arange(6.0))
+
+
+def replace_layer(model: Model) -> None:
+    torch.manual_seed(1)
+    model.layer = nn.Linear(4, 7)
+
+
+def set_data(model: Model) -> None:
+    for parameter in model.layer.parameters():
+        parameter.data = torch.ones(3, *parameter.shape[1:])
+
+
+CHANGES = [resize_buffer, resize_buffer_in_place, replace_layer, set_data]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_size_is_seen(change: Callable[[Model], None], training: bool):
+    model = Model()
+    wrapped = torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(2, 4)
+    results = []
+    for module in (model, wrapped):
+        module.train(training)
+        module(x).sum().backward()
+        change(module)
+        module.zero_grad()
+        result = module(x)
+        result.square().sum().backward()
+        results.append((result.detach(), {n: p.grad for n, p in module.named_parameters()}))
+    (expected, expected_gradients), (actual, gradients) = results
+    assert_same(actual, expected, "output")
+    for name, gradient in expected_gradients.items():
+        assert_same(gradients[name], gradient, name)
+
+
+def test_a_parameter_of_another_dtype_is_refused_as_in_eager():
+    model = nn.Linear(4, 4)
+    wrapped = torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(2, 4)
+    wrapped(x).sum().backward()
+    for module in (model, wrapped):
+        module.double()
+        with pytest.raises(RuntimeError, match="must have the same dtype, but got") as caught:
+            module(x)
+    assert isinstance(caught.value, torch2ort.DtypeError)
+    assert str(caught.value).endswith(
+        ": its tensors must have the same dtype, but got torch.float32 and torch.float64. Convert the model "
+        "and its inputs with .to(dtype)"
+    )
