@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import textwrap
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -262,3 +263,63 @@ def test_a_state_whose_contexts_were_dropped_runs_backward_all_the_same(monkeypa
             loss.backward()
     for (name, e), (_, a) in zip(eager.named_parameters(), ort.named_parameters(), strict=True):
         assert_same(a.grad, e.grad, name)
+
+
+class Attention(torch.nn.Module):
+    """Attention with dropout on its weights, by the operator or by PyTorch's own module."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 24)
+        self.attention = torch.nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True) if whole else None
+
+    def forward(self, x):
+        q, k, v = self.layer(x).chunk(3, -1)
+        if self.attention is not None:
+            return self.attention(q, k, v, need_weights=False)[0]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_attention_dropout_draws_eagers_masks(whole):
+    batch = (torch.randn(2, 5, 8, requires_grad=True),)
+    assert_trains_like_eager(Attention(whole), [batch], steps=4, lr=0.01)
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: Any
+
+
+def test_nested_outputs():
+    def body(m, x):
+        h = m.layer(x)
+        return {"h": [h, (h * 2,)], "pair": Pair(Square.apply(h), {"x": x, "number": 3, "none": None})}
+
+    model = Wrapped(body, layer=torch.nn.Linear(4, 4))
+    ort = torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(2, 4)
+    gradients = []
+    for module in (model, ort):
+        output = module(x)
+        assert isinstance(output["pair"], Pair)
+        assert output["pair"].second["number"] == 3
+        assert output["pair"].second["none"] is None
+        (output["h"][1][0].sum() + output["pair"].first.sum()).backward()
+        gradients.append((output["h"][0].detach(), module.layer.weight.grad))
+    for actual, expected in zip(gradients[1], gradients[0], strict=True):
+        assert_same(actual, expected, "value")
+
+
+def test_several_backwards_of_parts_of_one_forward():
+    model = Wrapped(lambda m, x: (Square.apply(m.layer(x)), m.layer(x).tanh()), layer=torch.nn.Linear(4, 4))
+    ort = torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(2, 4)
+    gradients = []
+    for module in (model, ort):
+        first, second = module(x)
+        first.sum().backward(retain_graph=True)
+        second.sum().backward(retain_graph=True)
+        (first * second).sum().backward()
+        gradients.append(module.layer.weight.grad)
+    assert_same(gradients[1], gradients[0], "weight")
