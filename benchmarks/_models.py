@@ -28,7 +28,7 @@ def bert() -> nn.Module:
 def gpt2() -> nn.Module:
     """A GPT-2 that predicts the next token."""
     torch.manual_seed(1)
-    return GPT2LMHeadModel(
+    model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
             n_positions=LENGTH,
@@ -38,9 +38,13 @@ def gpt2() -> nn.Module:
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
+            bos_token_id=0,
+            eos_token_id=0,
             use_cache=False,
         )
-    ).train()
+    )
+    model.loss_type = "ForCausalLM"
+    return model.train()
 
 
 MODELS = {"BERT": bert, "GPT-2": gpt2}
