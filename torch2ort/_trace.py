@@ -19,7 +19,7 @@ import torch
 from torch2ort import _torch_private as private
 from torch2ort import io_schema
 from torch2ort._tensor_attributes import TensorAttributes
-from torch2ort._traceable import traceable_modules
+from torch2ort._traceable import DataAsDetached, traceable_modules
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Capture, Site
 
@@ -97,6 +97,7 @@ def trace(
         stack.enter_context(_in_mode(model, training))
         stack.enter_context(_same_rng())
         stack.enter_context(traceable_modules(model))
+        stack.enter_context(DataAsDetached())
         capture = stack.enter_context(Capture(training=model.training))
         call = FlatCall(model, signature, schema, with_hooks=with_hooks)
         try:

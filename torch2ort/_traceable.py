@@ -1,10 +1,12 @@
-"""Modules of torch whose forward reads a number out of a tensor, in a form that can be traced."""
+"""What torch.export cannot trace and PyTorch can run, made traceable for the time of an export."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 
@@ -49,3 +51,36 @@ def _cumulative_batch_norm(module: BatchNorm, x: torch.Tensor) -> torch.Tensor:
         module.running_mean.copy_(module.running_mean * (1 - factor) + mean * factor)
         module.running_var.copy_(module.running_var * (1 - factor) + variance * factor)
     return torch.nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
+
+
+_data: Any = torch.Tensor.data
+
+
+class DataAsDetached:
+    """Makes ``x.data`` be ``x.detach()`` in the thread that enters this: torch.export loses the former."""
+
+    _lock = threading.Lock()
+    _threads: ClassVar[dict[int, int]] = {}
+
+    def __enter__(self) -> None:
+        with self._lock:
+            thread = threading.get_ident()
+            self._threads[thread] = self._threads.get(thread, 0) + 1
+            torch.Tensor.data = property(self._get, _data.__set__)  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            thread = threading.get_ident()
+            self._threads[thread] -= 1
+            if self._threads[thread] == 0:
+                del self._threads[thread]
+            if not self._threads:
+                # The attribute of the base class shows again.
+                del torch.Tensor.data
+
+    @classmethod
+    def _get(cls, tensor: torch.Tensor) -> torch.Tensor:
+        if threading.get_ident() in cls._threads:
+            return tensor.detach()
+        data: torch.Tensor = _data.__get__(tensor)
+        return data

@@ -323,3 +323,25 @@ def test_several_backwards_of_parts_of_one_forward():
         (first * second).sum().backward()
         gradients.append(module.layer.weight.grad)
     assert_same(gradients[1], gradients[0], "weight")
+
+
+def test_data_inside_forward_is_a_constant_of_the_gradient():
+    def body(m, x):
+        h = m.layer(x)
+        return h * h.data + m.layer.weight.data.sum()
+
+    assert_trains_like_eager(Wrapped(body, layer=torch.nn.Linear(4, 4)), [(torch.randn(3, 4),)], steps=3)
+    assert torch.ones(1, requires_grad=True).data.grad_fn is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(lambda m, x: m.layer(x) * m.layer.weight.detach().sum(), id="parameter"),
+        pytest.param(lambda m, x: m.layer(x) * x.detach(), id="input"),
+        pytest.param(lambda m, x: Square.apply(m.layer(x)) + m.layer.bias.detach(), id="beside a Function"),
+    ],
+)
+def test_a_detached_parameter_or_input(body):
+    batch = (torch.randn(3, 4, requires_grad=True),)
+    assert_trains_like_eager(Wrapped(body, layer=torch.nn.Linear(4, 4)), [batch], steps=3)

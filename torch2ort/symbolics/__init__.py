@@ -5,7 +5,6 @@ from torch2ort.symbolics._translate import Translated, translate
 from torch2ort.symbolics.kernels import may_keep_results
 from torch2ort.symbolics.mutation import Mutation
 from torch2ort.symbolics.stop_gradient import lower_stop_gradients
-from torch2ort.symbolics.tracing import tracing
 
 __all__ = [
     "Mutation",
@@ -13,6 +12,5 @@ __all__ = [
     "lower_stop_gradients",
     "may_keep_results",
     "prepare",
-    "tracing",
     "translate",
 ]

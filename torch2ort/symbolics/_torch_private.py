@@ -12,7 +12,6 @@
 | torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.13.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.13.0 |
 | torch.fx.experimental._config | 2.13.0 |
-| torch.nn.modules.batchnorm._BatchNorm | 2.13.0 |
 | ExportedProgram._graph_signature | 2.13.0 |
 | SymInt.node.hint | 2.13.0 |
 """
@@ -37,7 +36,6 @@ from torch.onnx._internal.exporter import _core, _decomp, _dispatching, _errors,
 Table = Mapping[Any, Callable[..., Any]]
 OpOverload = torch._ops.OpOverload
 HigherOrderOperator = torch._ops.HigherOrderOperator
-BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 
 
 @functools.cache

@@ -28,8 +28,17 @@ def lower_stop_gradients(model: ir.Model) -> None:
     onnxruntime-training ends the gradient at an ``org.pytorch.aten::ATen`` node with operator
     ``detach``, once the engine has registered that edge and an executor for it.
     """
-    for node in model.graph:
+    given = set(model.graph.inputs)
+    for node in list(model.graph):
         if is_stop(node):
+            (value,) = node.inputs
+            if value in given:
+                # ORT's builder differentiates every reader of a tensor that requires a gradient; where
+                # gradients end it looks up from the second node on.
+                before = ir.Node("", "Identity", [value], num_outputs=1, name=f"{node.name}_input")
+                before.outputs[0].type, before.outputs[0].shape = value.type, value.shape
+                model.graph.insert_before(node, before)
+                node.replace_input_with(0, before.outputs[0])
             node.domain, node.op_type = "org.pytorch.aten", "ATen"
             node.attributes["operator"] = ir.AttrString("operator", "detach")
             node.attributes["overload_name"] = ir.AttrString("overload_name", "")
