@@ -77,3 +77,49 @@ def test_without_a_runtime_exports_work_and_runs_name_the_pip_command():
     assert len(errors) == 2
     for error in errors:
         assert "pip install 'torch2ort[training]'" in error
+
+
+class Hooked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * 2)
+        return hidden.tanh()
+
+
+HOOK = (
+    ", which a graph cannot call. Hooks of the model itself and of its parameters work; for others put the "
+    "computation into the backward of a torch.autograd.Function"
+)
+
+
+def test_a_hook_on_a_tensor_is_refused_with_its_line():
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.ORTModule(Hooked())(torch.ones(2, 4))
+    assert str(caught.value).startswith(f"Hooked: {__file__}:")
+    assert str(caught.value).endswith(
+        "in forward (hidden.register_hook(lambda gradient: gradient * 2)) puts a hook on a gradient" + HOOK
+    )
+
+
+def test_a_hook_on_a_tensor_does_not_matter_without_gradients():
+    model = Hooked().eval()
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(torch2ort.export(model, x)(x), model(x).detach())
+
+
+def test_a_backward_hook_of_a_submodule_is_refused_also_after_a_first_step():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.ones(2, 4)
+    wrapped(x).sum().backward()
+    handle = model[0].register_full_backward_hook(lambda module, given, made: None)
+    with pytest.raises(torch2ort.ExportError) as caught:
+        wrapped(x)
+    assert str(caught.value) == "Sequential: its module '0' has a backward hook" + HOOK
+    handle.remove()
+    wrapped(x).sum().backward()

@@ -10,7 +10,7 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch2ort import _torch_private as private
 from torch2ort import io_schema
 from torch2ort._tensor_attributes import TensorAttributes
-from torch2ort._traceable import DataAsDetached, traceable_modules
+from torch2ort._traceable import TracedCode, traceable_modules
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Capture, Site
 
@@ -38,12 +38,14 @@ class Trace:
         output_schema: structure of what the model returned.
         sites: every Function call, by key.
         guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
+        hooked: where the model's code put a hook on a gradient; empty if nowhere.
     """
 
     program: torch.export.ExportedProgram
     output_schema: io_schema.Schema
     sites: dict[str, Site]
     guards: tuple[str, ...]
+    hooked: str
 
 
 class FlatCall(torch.nn.Module):
@@ -97,7 +99,7 @@ def trace(
         stack.enter_context(_in_mode(model, training))
         stack.enter_context(_same_rng())
         stack.enter_context(traceable_modules(model))
-        stack.enter_context(DataAsDetached())
+        code = stack.enter_context(TracedCode())
         capture = stack.enter_context(Capture(training=model.training))
         call = FlatCall(model, signature, schema, with_hooks=with_hooks)
         try:
@@ -113,14 +115,14 @@ def trace(
                 f"autograd.Function"
             ) from error
         except Exception as error:
-            if not type(error).__module__.startswith("torch."):
+            if not _is_of_torch_export(error):
                 raise
             raise ExportError(
                 f"{type(model).__name__}: torch.export failed{_users_line(error)}: {error}"
             ) from error
     assert call.output_schema is not None
     guards = tuple(map(_readable_guard, private.size_guards(program)))
-    return Trace(program, call.output_schema, capture.sites, guards)
+    return Trace(program, call.output_schema, capture.sites, guards, _line_in(code.hooked))
 
 
 def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
@@ -207,21 +209,27 @@ def _readable_guard(guard: str) -> str:
     return re.sub(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]", r"size(\1, \2)", guard)
 
 
+def _is_of_torch_export(error: Exception) -> bool:
+    """Whether tracing failed, and not the model's own code or an operator that it called."""
+    raised = traceback.extract_tb(error.__traceback__)[-1].filename.replace("\\", "/")
+    return type(error).__module__.startswith("torch.") or bool(re.search(r"/torch/_?export/", raised))
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 
 def _users_line(error: BaseException) -> str:
     """`` at file:line in function`` of the innermost frame outside torch and torch2ort."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not re.search(
-            r"[/\\](torch|torch2ort|optree|contextlib\.py|functools\.py)([/\\]|$)", frame.filename
-        )
-        and not frame.filename.startswith("<")
-    ]
+    line = _line_in(traceback.extract_tb(error.__traceback__))
+    return f" at {line}" if line else ""
+
+
+def _line_in(stack: Iterable[traceback.FrameSummary]) -> str:
+    """``file:line in function`` of the innermost frame outside torch and torch2ort, or nothing."""
+    own = r"[/\\](torch|torch2ort|optree|contextlib\.py|functools\.py)([/\\]|$)"
+    frames = [f for f in stack if not re.search(own, f.filename) and not f.filename.startswith("<")]
     if not frames:
         return ""
     frame = frames[-1]
-    return f" at {frame.filename}:{frame.lineno} in {frame.name} ({frame.line})"
+    return f"{frame.filename}:{frame.lineno} in {frame.name} ({frame.line})"

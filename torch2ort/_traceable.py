@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
+import traceback
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from torch2ort._torch_private import BatchNorm
 
@@ -53,34 +54,39 @@ def _cumulative_batch_norm(module: BatchNorm, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
 
 
-_data: Any = torch.Tensor.data
+class TracedCode(TorchFunctionMode):
+    """Stands between the model's code and torch while it is traced.
+
+    ``x.data`` is ``x.detach()``, as torch.export loses the former. A hook on a gradient is noted, as a graph
+    cannot hold it.
+
+    Attributes:
+        hooked: the stack when the model's code put a hook on a gradient; empty if it did not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooked: list[traceback.FrameSummary] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``func``, or what stands for it."""
+        if func == _DATA:
+            return args[0].detach()
+        if func in _HOOKS:
+            self.hooked = self.hooked or traceback.extract_stack()
+        return func(*args, **(kwargs or {}))
 
 
-class DataAsDetached:
-    """Makes ``x.data`` be ``x.detach()`` in the thread that enters this: torch.export loses the former."""
+_DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
 
-    _lock = threading.Lock()
-    _threads: ClassVar[dict[int, int]] = {}
 
-    def __enter__(self) -> None:
-        with self._lock:
-            thread = threading.get_ident()
-            self._threads[thread] = self._threads.get(thread, 0) + 1
-            torch.Tensor.data = property(self._get, _data.__set__)  # type: ignore[assignment]
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            thread = threading.get_ident()
-            self._threads[thread] -= 1
-            if self._threads[thread] == 0:
-                del self._threads[thread]
-            if not self._threads:
-                # The attribute of the base class shows again.
-                del torch.Tensor.data
-
-    @classmethod
-    def _get(cls, tensor: torch.Tensor) -> torch.Tensor:
-        if threading.get_ident() in cls._threads:
-            return tensor.detach()
-        data: torch.Tensor = _data.__get__(tensor)
-        return data
+def backward_hook(model: torch.nn.Module) -> str | None:
+    """Name of a module below ``model`` that has a hook on its gradients, or ``None``."""
+    name: str
+    for name, module in model.named_modules():
+        if name and (module._backward_hooks or module._backward_pre_hooks):
+            return name
+    return None

@@ -40,6 +40,8 @@ class Watch:
             for module in self._modules
             for holder in (module._modules, module._parameters, module._buffers)
         ]
+        # The model's own are called around the graph, not in it.
+        self._hooks = [hooks for module in self._modules[1:] for hooks in _hooks_of(module)]
         self._count = sum(map(len, self._holders))
         self._tensors = list(tensors.values())
         self.names = tuple(tensors)
@@ -61,11 +63,21 @@ class Watch:
         return [holder[name] for holder, name in self._tensors]
 
     def state(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-        """What a graph depends on: modes of modules; name, dtype, shape and need of a gradient of tensors."""
+        """What a graph depends on in modules (mode, hooks) and in tensors (name, dtype, shape, gradient)."""
         return (
             tuple([module.training for module in self._modules]),
+            tuple([tuple(hooks) for hooks in self._hooks if hooks]),
             self.names,
             tuple([tensor.dtype for tensor in tensors]),
             tuple([tensor.shape for tensor in tensors]),
             tuple([tensor.requires_grad for tensor in tensors]),
         )
+
+
+def _hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
+    return (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )

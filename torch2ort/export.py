@@ -18,6 +18,8 @@ from torch2ort._built import Built, Call
 from torch2ort._lowering import lower, sizes_of
 from torch2ort._reuse import reuse_or_build
 from torch2ort._trace import flat_dim_specs, trace
+from torch2ort._traceable import backward_hook
+from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel, Interface, frozen
 from torch2ort.log import apply_level, logger
 from torch2ort.options import DEFAULT_OPSET, Options, with_arguments
@@ -101,6 +103,9 @@ def build(
     Raises:
         ExportError: see :func:`export`.
     """
+    hooked = backward_hook(model)
+    if differentiate and hooked is not None:
+        _refuse_hook(model, f"its module '{hooked}' has a backward hook")
     settings = {
         "opset": options.opset or DEFAULT_OPSET,
         "mode": training,
@@ -142,6 +147,8 @@ def _export(
             training=training,
             with_hooks=with_hooks,
         )
+        if differentiate and traced.hooked:
+            _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")
         opset = options.opset or DEFAULT_OPSET
         graph, weights = lower(model, traced, call.schema, differentiate=differentiate, opset=opset)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
@@ -150,6 +157,13 @@ def _export(
     interface = Interface(call.signature, call.schema, traced.output_schema, sizes_of(traced, graph.inputs))
     mode = model.training if training is None else training
     return Built(graph, weights, interface, mode)
+
+
+def _refuse_hook(model: torch.nn.Module, what: str) -> None:
+    raise ExportError(
+        f"{type(model).__name__}: {what}, which a graph cannot call. Hooks of the model itself and of its "
+        f"parameters work; for others put the computation into the backward of a torch.autograd.Function"
+    )
 
 
 # torch.export and torch.onnx keep state in the process while they work: one export at a time.

@@ -82,3 +82,30 @@ def test_a_parameter_of_another_dtype_is_refused_as_in_eager():
         ": its tensors must have the same dtype, but got torch.float32 and torch.float64. Convert the model "
         "and its inputs with .to(dtype)"
     )
+
+
+def test_a_forward_hook_of_a_submodule_is_seen_when_it_comes_and_goes():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(wrapped(x), model(x))
+    handle = model[0].register_forward_hook(lambda module, args, output: output * 2)
+    torch.testing.assert_close(wrapped(x), model(x))
+    handle.remove()
+    torch.testing.assert_close(wrapped(x), model(x))
+
+
+def test_hooks_of_parameters_and_of_the_model_itself_run():
+    model = nn.Linear(4, 4)
+    model.weight.register_hook(lambda gradient: gradient * 2)
+    model.register_full_backward_hook(lambda module, given, made: (given[0] * 3,))
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(2, 4)
+    gradients = []
+    for module in (model, wrapped):
+        module.zero_grad()
+        given = x.clone().requires_grad_()
+        module(given).square().sum().backward()
+        gradients.append((given.grad, module.weight.grad))
+    for actual, expected in zip(gradients[1], gradients[0], strict=True):
+        assert_same(actual, expected, "gradient")
