@@ -20,6 +20,8 @@ class Boundary(torch.autograd.Function):
         ctx: Any, engine: TrainingEngine, verification: Verification | None, *feeds: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """One tensor per entry of the graph's fetches."""
+        if engine.copied:
+            feeds = tuple(f.clone() if i in engine.copied else f for i, f in enumerate(feeds))
         ctx.random_state = torch.get_rng_state() if engine.uses_rng else None
         outputs, state = engine.forward(feeds)
         ctx.engine, ctx.state, ctx.feeds, ctx.retained = engine, state, feeds, False

@@ -19,7 +19,7 @@ import torch
 from torch2ort import _torch_private as private
 from torch2ort import io_schema
 from torch2ort._tensor_attributes import TensorAttributes
-from torch2ort._traceable import TracedCode, traceable_modules
+from torch2ort._traceable import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Capture, Site
 
@@ -74,7 +74,8 @@ class FlatCall(torch.nn.Module):
         self._attributes.hang_on(self.model)
         args, kwargs = self._signature.unbind(io_schema.unflatten(list(tensors), self._schema))
         run = self.model if self._with_hooks else self.model.forward
-        outputs, self.output_schema = io_schema.flatten(run(*args, **kwargs))
+        with assigned_buffers_written(self.model):
+            outputs, self.output_schema = io_schema.flatten(run(*args, **kwargs))
         return tuple(outputs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torch2ort._torch_private import BatchNorm
+from torch2ort.errors import Torch2OrtWarning
 
 
 @contextlib.contextmanager
@@ -52,6 +54,50 @@ def _cumulative_batch_norm(module: BatchNorm, x: torch.Tensor) -> torch.Tensor:
         module.running_mean.copy_(module.running_mean * (1 - factor) + mean * factor)
         module.running_var.copy_(module.running_var * (1 - factor) + variance * factor)
     return torch.nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
+
+
+@contextlib.contextmanager
+def assigned_buffers_written(model: torch.nn.Module) -> Iterator[None]:
+    """Write to a buffer what the code inside assigns to it: torch.export sees that in one module only.
+
+    Where a graph cannot do that, for another size or a gradient that is carried from call to call, there is a
+    warning.
+    """
+    before = {
+        (prefix + name): (module._buffers, name, buffer)
+        for path, module in model.named_modules()
+        for prefix in [f"{path}." if path else ""]
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    }
+    yield
+    for path, (holder, name, buffer) in before.items():
+        assigned = holder.get(name)
+        if assigned is buffer or assigned is None:
+            continue
+        holder[name] = buffer
+        alike = assigned.shape == buffer.shape and assigned.dtype == buffer.dtype
+        if alike and not assigned.requires_grad:
+            with torch.no_grad():
+                buffer.copy_(assigned)
+        else:
+            warnings.warn(
+                f"{type(model).__name__}: forward assigns to its buffer '{path}' a {_kind(assigned)} where "
+                f"it "
+                f"holds a {_kind(buffer)}. A graph does not carry that from call to call: each call starts "
+                f"with "
+                f"the buffer as it is now. Assign a detached tensor of the buffer's size and dtype if the "
+                f"next "
+                f"call is to see it",
+                Torch2OrtWarning,
+                stacklevel=2,
+            )
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    gradient = " that needs a gradient" if tensor.requires_grad else ""
+    return f"{dtype} tensor of shape {list(tensor.shape)}{gradient}"
 
 
 class TracedCode(TorchFunctionMode):

@@ -197,12 +197,31 @@ def _allow_empty_tensors(gradient: onnx.GraphProto) -> None:
             node.attribute.extend([*kept, onnx.helper.make_attribute("allowzero", 1)])
 
 
+# Values that are computed once: no fusion of ONNX Runtime's gives backward their inputs instead.
+_COMPUTED_ONCE = frozenset(
+    {
+        "BatchNormInternal", "BatchNormalization", "Conv", "ConvTranspose", "Einsum", "FusedMatMul",
+        "Gather", "GatherElements", "GatherND", "Gemm", "LayerNormalization", "LogSoftmax", "MatMul",
+        "MaxPool", "PythonOp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ScatterElements",
+        "ScatterND", "SimplifiedLayerNormalization", "Softmax", "TopK",
+    }
+)  # fmt: skip
+
+
 def _read_in_backward(gradient: onnx.GraphProto, feeds: Sequence[str]) -> tuple[int, ...]:
-    """Positions of the feeds that a node behind the model's outputs reads."""
+    """Positions of the feeds that a node behind the model's outputs reads, or may once graphs are fused."""
     reached = {name for node in gradient.node if node.op_type == "YieldOp" for name in node.output}
     read: set[str] = set()
     for node in gradient.node:
         if reached & set(node.input):
             reached.update(node.output)
             read.update(node.input)
+    producers = {name: node for node in gradient.node for name in node.output}
+    pending = list(read)
+    while pending:
+        node = producers.get(pending.pop())
+        if node is not None and node.op_type not in _COMPUTED_ONCE:
+            new = set(node.input) - read
+            read |= new
+            pending += new
     return tuple(i for i, name in enumerate(feeds) if name in read)

@@ -7,7 +7,7 @@ when autograd hands over the outputs' gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,9 @@ class TrainingEngine:
         differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
         needed: positions of the feeds that the backward half reads, so that they must not change
             between forward and backward.
-        read: positions of the feeds that the graph does not itself write to.
+        copied: positions of the feeds that the model itself writes to and that its outputs depend on: what
+            forward and backward read is a copy from before.
+        read: positions of the other feeds.
         uses_rng: whether a run draws from PyTorch's random generator.
         weights: names of the tensors that are fed behind the model's inputs.
 
@@ -125,6 +127,12 @@ class TrainingEngine:
         )
         written = {m.target for m in graph.mutations}
         origins = [*graph.inputs, *graph.weights.values()]
+        relevant = _ancestors(graph, graph.outputs)
+        self.copied = tuple(
+            i
+            for i, (feed, origin) in enumerate(zip(graph.feeds, origins, strict=True))
+            if origin in written and feed in relevant
+        )
         self.read = tuple(i for i, origin in enumerate(origins) if origin not in written)
         self.uses_rng = graph.uses_rng
         self.weights = tuple(graph.weights.values())
@@ -245,6 +253,19 @@ class TrainingEngine:
                 self._reached_by.clear()
             found = self._reached_by[key] = self._reach.inputs(outputs, edges)
         return found
+
+
+def _ancestors(graph: Graph, names: Iterable[str]) -> set[str]:
+    """All values that those of these names are computed from."""
+    producers = {name: node for node in graph.proto.graph.node for name in node.output}
+    found = set(names)
+    pending = list(found)
+    while pending:
+        node = producers.get(pending.pop())
+        new = set() if node is None else set(node.input) - found
+        found |= new
+        pending += new
+    return found
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
