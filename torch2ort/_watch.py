@@ -1,7 +1,11 @@
-"""What a graph depends on in its module besides the call: modes, parameters, buffers."""
+"""What a graph depends on in its module besides the call: modes and settings, hooks, parameters, buffers."""
 
 from __future__ import annotations
 
+import enum
+import operator
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +44,7 @@ class Watch:
             for module in self._modules
             for holder in (module._modules, module._parameters, module._buffers)
         ]
+        self._settings = [(module.__dict__, _settings_of(module)) for module in self._modules]
         # The model's own are called around the graph, not in it.
         self._hooks = [hooks for module in self._modules[1:] for hooks in _hooks_of(module)]
         self._count = sum(map(len, self._holders))
@@ -63,15 +68,34 @@ class Watch:
         return [holder[name] for holder, name in self._tensors]
 
     def state(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-        """What a graph depends on in modules (mode, hooks) and in tensors (name, dtype, shape, gradient)."""
+        """What a graph depends on in modules (mode, settings, hooks) and in tensors (name, dtype, ...)."""
+        try:
+            settings = [(len(held), read(held)) for held, read in self._settings]
+        except KeyError:
+            # An attribute was removed.
+            self._find()
+            return self.state(tensors)
         return (
-            tuple([module.training for module in self._modules]),
+            tuple(settings),
             tuple([tuple(hooks) for hooks in self._hooks if hooks]),
             self.names,
             tuple([tensor.dtype for tensor in tensors]),
             tuple([tensor.shape for tensor in tensors]),
             tuple([tensor.requires_grad for tensor in tensors]),
         )
+
+
+# Attributes of these types are settings that forward may read, and can be compared in no time.
+_SETTING_TYPES = (
+    bool, bytes, complex, enum.Enum, float, int, str, torch.device, torch.dtype, type, type(None),
+    types.BuiltinFunctionType, types.FunctionType,
+)  # fmt: skip
+
+
+def _settings_of(module: torch.nn.Module) -> Callable[[dict[str, Any]], Any]:
+    """Reads the plain attributes of ``module``, its mode among them, out of its dictionary."""
+    names = [name for name, value in module.__dict__.items() if isinstance(value, _SETTING_TYPES)]
+    return operator.itemgetter(*names)
 
 
 def _hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,8 +226,7 @@ class _Runner:
     def _variant(
         self, tensors: list[torch.Tensor], schema: io_schema.Schema, weights: list[torch.Tensor]
     ) -> _Variant:
-        # All that the graph depends on, apart from sizes.
-        key = (schema, self._watch.state(weights), tuple([t.requires_grad for t in tensors]))
+        key = self._key(tensors, schema, weights)
         family = self._families.get(key)
         if family is None:
             family = self._families[key] = _Family()
@@ -235,7 +234,15 @@ class _Runner:
         variant = family.find(shapes)
         if variant is None:
             variant = self._export(family, tensors, schema, shapes)
+            # Tracing runs forward, which may count its calls in an attribute.
+            self._families.setdefault(self._key(tensors, schema, weights), family)
         return variant
+
+    def _key(
+        self, tensors: list[torch.Tensor], schema: io_schema.Schema, weights: list[torch.Tensor]
+    ) -> Hashable:
+        """All that a graph depends on, apart from the sizes of its inputs."""
+        return schema, self._watch.state(weights), tuple([t.requires_grad for t in tensors])
 
     def _export(
         self, family: _Family, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes

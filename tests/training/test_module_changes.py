@@ -109,3 +109,40 @@ def test_hooks_of_parameters_and_of_the_model_itself_run():
         gradients.append((given.grad, module.weight.grad))
     for actual, expected in zip(gradients[1], gradients[0], strict=True):
         assert_same(actual, expected, "gradient")
+
+
+class Set(nn.Module):
+    """Reads settings, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale, self.activation, self.calls = 2.0, torch.tanh, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.activation(self.layer(x)) * self.scale
+
+
+@pytest.mark.parametrize(("name", "value"), [("scale", 3.0), ("scale", None), ("activation", torch.sigmoid)])
+def test_a_changed_setting_is_seen(name: str, value: object):
+    class Model(Set):
+        def forward(self, x):
+            return super().forward(x) if self.scale is not None else self.layer(x)
+
+    model = nn.Sequential(Model())
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(wrapped(x), model(x))
+    setattr(model[0], name, value)
+    torch.testing.assert_close(wrapped(x), model(x))
+
+
+def test_a_count_of_calls_does_not_export_again_and_again():
+    wrapped = torch2ort.ORTModule(Set())
+    x = torch.randn(2, 4)
+    wrapped(x)
+    first = wrapped.exported
+    wrapped(x)
+    wrapped(x)
+    assert wrapped.exported is first
