@@ -19,6 +19,7 @@ struct Kernel {
   bool keeps_errors;  // the session's caller asks for them
   bool on_cuda;
   bool gives_memory;     // its session may take outputs without a copy
+  bool writes_context;   // somebody may read the first output, which stands for the context
   std::string where;     // Function and node, for messages
   Site* site = nullptr;  // owned
 };

@@ -215,7 +215,7 @@ OrtStatus* Computation::Run() {
   if (no_grad.failed() || !RunForward(kernel_.site, loans_, &outputs, &storages)) {
     return PythonError();
   }
-  T2O_RETURN_IF_ERROR(WriteContext());
+  if (kernel_.writes_context) T2O_RETURN_IF_ERROR(WriteContext());
   return WriteOutputs(&outputs, &storages);
 }
 

@@ -103,7 +103,8 @@ OrtStatus* CheckAttributes(const Kernel& kernel, const OrtKernelInfo* info) {
 }
 
 // Node and site agree in every type, so that no call has to look at types again.
-OrtStatus* CheckNode(const Kernel& kernel, const OrtKernelInfo* info) {
+OrtStatus* CheckNode(Kernel* node, const OrtKernelInfo* info) {
+  const Kernel& kernel = *node;
   const OrtApi* api = kernel.api;
   const auto& inputs = *kernel.site->inputs;
   const auto& outputs = *kernel.site->tensor_outputs;
@@ -120,6 +121,7 @@ OrtStatus* CheckNode(const Kernel& kernel, const OrtKernelInfo* info) {
   for (size_t i = 0; i < output_count; ++i) {
     std::string name = ReadString(
         api, [&](char* out, size_t* size) { return api->KernelInfo_GetOutputName(info, i, out, size); });
+    if (i == 0) node->writes_context = !name.empty();
     if (name.empty()) continue;
     T2O_RETURN_IF_ERROR(api->KernelInfo_GetOutputTypeInfo(info, i, &type));
     DLDataType expected = i == 0 ? DLDataType{kDLInt, 64, 1} : outputs[i - 1].dtype;
@@ -148,7 +150,7 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   PyObject* site = ResolveSite(name, key, ReadAttribute(api, info, "site"));
   if (site == nullptr) return StatusOfException(api, kernel->where, kernel->keeps_errors);
   kernel->site = AsSite(site);
-  T2O_RETURN_IF_ERROR(CheckNode(*kernel, info));
+  T2O_RETURN_IF_ERROR(CheckNode(kernel, info));
   return CheckAttributes(*kernel, info);
 }
 

@@ -96,8 +96,51 @@ class Holdings {
   std::atomic<size_t> count_{0};
 };
 
+// Blocks of the heap. Small ones wait for the next request of their size, as the heap is slow with aligned
+// memory. The size is noted in front of each.
+class Blocks {
+ public:
+  void* Get(size_t size) {
+    size_t units = (size + kAlignment - 1) / kAlignment;
+    if (units < kSmall) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!kept_[units].empty()) {
+        void* data = kept_[units].back();
+        kept_[units].pop_back();
+        return data;
+      }
+    }
+    void* base = nullptr;
+    if (posix_memalign(&base, kAlignment, (units + 1) * kAlignment) != 0) throw std::bad_alloc();
+    *static_cast<size_t*>(base) = units;
+    return static_cast<char*>(base) + kAlignment;
+  }
+
+  void Put(void* data) {
+    if (data == nullptr) return;
+    void* base = static_cast<char*>(data) - kAlignment;
+    size_t units = *static_cast<size_t*>(base);
+    if (units < kSmall) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (kept_[units].size() < kMaxKept) {
+        kept_[units].push_back(data);
+        return;
+      }
+    }
+    std::free(base);
+  }
+
+ private:
+  static constexpr size_t kSmall = 65;  // in units of the alignment: up to 4 KiB
+  static constexpr size_t kMaxKept = 16;
+
+  std::mutex mutex_;
+  std::vector<void*> kept_[kSmall];
+};
+
 // Never destroyed: sessions may outlive the library's statics.
 Holdings& holdings = *new Holdings;
+Blocks& blocks = *new Blocks;
 
 OrtMemoryInfo* memory_info = nullptr;
 
@@ -106,13 +149,11 @@ void* Allocate(OrtAllocator*, size_t size) {
     if (void* data = offered->Take(size)) return data;
   }
   if (size >= kLargeBlock) return holdings.Map(size);
-  void* data = nullptr;
-  if (size > 0 && posix_memalign(&data, kAlignment, size) != 0) throw std::bad_alloc();
-  return data;
+  return size > 0 ? blocks.Get(size) : nullptr;
 }
 
 void Free(OrtAllocator*, void* data) {
-  if (!holdings.TakeBack(data)) std::free(data);
+  if (!holdings.TakeBack(data)) blocks.Put(data);
 }
 
 const OrtMemoryInfo* Info(const OrtAllocator*) { return memory_info; }
