@@ -59,6 +59,18 @@ def source(text: str) -> str:
 
 
 SOURCES = {
+    "docstring of a class that is read": """
+class O:
+    "2.5"
+# forward
+return x * float(O.__doc__)
+""",
+    "annotation that is read": """
+def f(x: "2.5"):
+    return x * float(f.__annotations__["x"])
+# forward
+return f(x)
+""",
     "helper behind a partial": """
 def f(x, k):
     return x * k * 2.5

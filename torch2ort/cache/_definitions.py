@@ -74,6 +74,13 @@ class Definitions:
         walk, code = self._walk, function.__code__
         walk.write(code_bytes(code))
         self._state_of(function)
+        for reader in ("__annotations__", "get_type_hints"):
+            walk.refer(
+                f"annotations of {function.__module__}.{function.__qualname__}",
+                ("annotations", id(function)),
+                lambda: self._value(dict(function.__annotations__)),
+                via=reader,
+            )
         uses = uses_of(code)
         walk.names |= uses.names
         walk.any_name = walk.any_name or uses.any_name
@@ -209,6 +216,8 @@ class Definitions:
         self.class_(type(cls))
         for base in cls.__bases__:
             self.class_(base)
+        doc = f"docstring of {cls.__module__}.{cls.__qualname__}"
+        self._walk.refer(doc, ("docstring", id(cls)), lambda: self._value(cls.__doc__), via="__doc__")
         for name, item in list(vars(cls).items()):
             if name in SKIPPED:
                 continue
