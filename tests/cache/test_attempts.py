@@ -487,6 +487,7 @@ CHANGES = {
     "attribute of a layer's class": replaced(torch.nn.Linear, "factor", 2.5),
     "attribute of tensors": replaced(torch.Tensor, "factor", 2.5),
     "property of tensors": replaced(torch.Tensor, "factor", property(lambda self: 2.5)),
+    "method of tensors, by another": replaced(torch.Tensor, "flip", torch.Tensor.roll),
     "tensor on a layer's class": replaced(torch.nn.Linear, "factor", torch.tensor(2.5)),
     "function that a layer calls, by a builtin": replaced(functional, "relu", torch.tanh),
     "function that a layer calls, by another": replaced(functional, "relu", functional.silu),
@@ -705,9 +706,9 @@ def test_a_package_that_is_installed_again_counts(monkeypatch):
         monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
         return packages._content("mine")
 
-    record = "mine/a.py,sha256={},9\n../../bin/mine,sha256={},9\nmine-1.dist-info/INSTALLER,sha256={},4\n"
+    record = "../../bin/mine,sha256={},9\n../../bin/other,sha256=0,9\nmine/a.py,sha256={},9\n"
     try:
-        first, same, other_code = (recorded(record.format(*parts)) for parts in ("xyz", "xab", "wyz"))
+        first, same, other_code = (recorded(record.format(*parts)) for parts in ("xy", "wy", "xz"))
     finally:
         packages._content.cache_clear()
     assert first == same != other_code

@@ -7,6 +7,7 @@ is written down next to the name under which the package's code would find it.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,16 @@ SKIPPED = words(
 )
 # What stands in a class's dictionary for a function, but holds it where `functions_in` does not look.
 _WRAPPERS = (functools.partial, functools.partialmethod, staticmethod, classmethod, BuiltinFunctionType)
+# Parts of classes that are written in C: one can only stand in the place of another.
+_OF_C: frozenset[type] = frozenset(
+    {
+        types.MethodDescriptorType,
+        types.ClassMethodDescriptorType,
+        types.WrapperDescriptorType,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+    }
+)
 
 
 class Installed:
@@ -57,7 +68,10 @@ class Installed:
             if package is None or package.name in _OPAQUE or not self._walk.once(("inspected", base)):
                 continue
             for name, item in list(vars(base).items()):
-                if name not in SKIPPED:
+                if type(item) in _OF_C:
+                    if item.__name__ != name:
+                        self._walk.atom((name, item.__qualname__))
+                elif name not in SKIPPED:
                     self._inspect(base, name, item)
 
     def _inspect(self, base: type, name: str, item: Any) -> None:
