@@ -59,6 +59,19 @@ def source(text: str) -> str:
 
 
 SOURCES = {
+    "method that an installed package may call": """
+import transformers
+class Mixin:
+    def for_the_package(self, x):
+        return x * 2.5
+class Part(Mixin, torch.nn.Module, transformers.modeling_utils.ModuleUtilsMixin):
+    def forward(self, x):
+        return x
+# __init__
+self.part = Part()
+# forward
+return self.part(x)
+""",
     "docstring of a class that is read": """
 class O:
     "2.5"

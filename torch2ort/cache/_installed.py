@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch2ort.cache._definitions import Definitions
 
 # Packages of which a version stands for everything, also for what their code uses in turn.
-_OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
+OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
 # Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
 SKIPPED = words(
     """__dict__ __weakref__ __doc__ __annotate__ __annotate_func__ __annotations_cache__ __abstractmethods__
@@ -65,7 +65,7 @@ class Installed:
         """Look for methods and attributes that somebody put on a class of a package."""
         for base in cls.__mro__:
             package = package_of_class(base)
-            if package is None or package.name in _OPAQUE or not self._walk.once(("inspected", base)):
+            if package is None or package.name in OPAQUE or not self._walk.once(("inspected", base)):
                 continue
             for name, item in list(vars(base).items()):
                 if type(item) in _OF_C:
@@ -107,7 +107,7 @@ class Installed:
 
     def follow(self, package: Package, function: FunctionType, via: str | None) -> None:
         """See to it that a package's function is looked through, once it counts."""
-        if package.name in _OPAQUE or (package.name == "torch" and not _is_layer_code(function)):
+        if package.name in OPAQUE or (package.name == "torch" and not _is_layer_code(function)):
             return
         self._walk.refer(
             f"uses of {_name(function)}",
