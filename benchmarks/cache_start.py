@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import _models
 import onnxruntime  # noqa: F401 - an import, so not part of the start
 import torch
 from torch import Tensor, nn
-from train_step import BATCH, LENGTH, tiny_bert
 
 import torch2ort
 
@@ -33,8 +33,8 @@ Step = Callable[[nn.Module], Tensor]
 
 def bert() -> tuple[nn.Module, Step]:
     """Return `train_step.py`'s BERT, and what computes its loss."""
-    tokens, labels = torch.randint(1000, (BATCH, LENGTH)), torch.randint(2, (BATCH,))
-    return tiny_bert(), lambda module: module(input_ids=tokens, labels=labels).loss
+    batch = _models.batch("BERT", 8)
+    return _models.bert(), lambda module: module(**batch).loss
 
 
 def demo() -> tuple[nn.Module, Step]:

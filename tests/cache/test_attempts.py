@@ -59,6 +59,31 @@ def source(text: str) -> str:
 
 
 SOURCES = {
+    "method that an installed package may call": """
+import transformers
+class Mixin:
+    def for_the_package(self, x):
+        return x * 2.5
+class Part(Mixin, torch.nn.Module, transformers.modeling_utils.ModuleUtilsMixin):
+    def forward(self, x):
+        return x
+# __init__
+self.part = Part()
+# forward
+return self.part(x)
+""",
+    "docstring of a class that is read": """
+class O:
+    "2.5"
+# forward
+return x * float(O.__doc__)
+""",
+    "annotation that is read": """
+def f(x: "2.5"):
+    return x * float(f.__annotations__["x"])
+# forward
+return f(x)
+""",
     "helper behind a partial": """
 def f(x, k):
     return x * k * 2.5
@@ -475,6 +500,7 @@ CHANGES = {
     "attribute of a layer's class": replaced(torch.nn.Linear, "factor", 2.5),
     "attribute of tensors": replaced(torch.Tensor, "factor", 2.5),
     "property of tensors": replaced(torch.Tensor, "factor", property(lambda self: 2.5)),
+    "method of tensors, by another": replaced(torch.Tensor, "flip", torch.Tensor.roll),
     "tensor on a layer's class": replaced(torch.nn.Linear, "factor", torch.tensor(2.5)),
     "function that a layer calls, by a builtin": replaced(functional, "relu", torch.tanh),
     "function that a layer calls, by another": replaced(functional, "relu", functional.silu),
@@ -693,9 +719,9 @@ def test_a_package_that_is_installed_again_counts(monkeypatch):
         monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
         return packages._content("mine")
 
-    record = "mine/a.py,sha256={},9\n../../bin/mine,sha256={},9\nmine-1.dist-info/INSTALLER,sha256={},4\n"
+    record = "../../bin/mine,sha256={},9\n../../bin/other,sha256=0,9\nmine/a.py,sha256={},9\n"
     try:
-        first, same, other_code = (recorded(record.format(*parts)) for parts in ("xyz", "xab", "wyz"))
+        first, same, other_code = (recorded(record.format(*parts)) for parts in ("xy", "wy", "xz"))
     finally:
         packages._content.cache_clear()
     assert first == same != other_code

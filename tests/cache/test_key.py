@@ -16,7 +16,7 @@ import torch
 
 import torch2ort
 from tests.cache.nets import SOURCE, changed, imported, key_of, key_of_source
-from torch2ort.cache import Unkeyable
+from torch2ort.cache import Unkeyable, key
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -107,6 +107,21 @@ def test_every_number_that_forward_reaches_counts(number):
 )
 def test_a_change_that_the_graph_does_not_show_keeps_the_key(before, after):
     assert key_of_source(SOURCE).digest == key_of_source(changed(before, after)).digest
+
+
+@pytest.mark.parametrize("name", ["torch2ort", "torch", "onnx", "onnxscript"])
+def test_a_version_of_what_makes_the_graph_counts(monkeypatch, name):
+    before = key_of(linear())
+    version = key.version
+    monkeypatch.setattr(key, "version", lambda package: "0.1" if package == name else version(package))
+    if name == "torch":
+        monkeypatch.setattr(torch, "__version__", "0.1")
+    elif name == "torch2ort":
+        monkeypatch.setattr(key, "own_digest", lambda: "0.1")
+    after = key_of(linear())
+    differing = {n for n, content in before.components.items() if content != after.components[n]}
+    assert before.digest != after.digest
+    assert differing == {name}
 
 
 def test_changed_components_say_what_changed():

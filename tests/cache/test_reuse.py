@@ -7,6 +7,7 @@ import errno
 import os
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from tests.models.test_functions import Around, Mlp
 from tests.models.test_transformers import bert, bert_batch
 from torch2ort.cache import Store
 from torch2ort.errors import ExportError, Torch2OrtWarning
-from torch2ort.runtime import gradient, kept
+from torch2ort.runtime import gradient, kept, optimized
 from torch2ort.symbolics.policy import LARGE
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -169,6 +170,22 @@ def test_what_onnxruntime_optimised_is_kept(cache, kind, grad):
     manifests = {e.manifest.kind: e.manifest for e in Store(cache).listed()}
     assert manifests.keys() == {"graph", kind}
     assert manifests[kind].data["optimized"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        pytest.param(onnxruntime, "__version__", "0.1", id="version of the engine"),
+        pytest.param(optimized, "_machine", lambda: "another processor", id="machine"),
+    ],
+)
+def test_what_another_engine_optimised_is_a_miss(cache, nothing_is_built, monkeypatch, owner, name, value):
+    torch2ort.ORTModule(Around(Square.apply))(X)
+    nothing_is_built()
+    torch2ort.ORTModule(Around(Square.apply))(X)
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(AssertionError, match="something was built"):
+        torch2ort.ORTModule(Around(Square.apply))(X)
 
 
 def test_sizes_that_vary_are_a_hit_in_another_order(cache, nothing_is_built):

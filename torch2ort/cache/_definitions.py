@@ -24,7 +24,7 @@ from torch2ort.cache._globals import (
     resolve,
     topic_of,
 )
-from torch2ort.cache._installed import SKIPPED, Installed, functions_in
+from torch2ort.cache._installed import OPAQUE, SKIPPED, Installed, functions_in
 from torch2ort.cache._packages import (
     Package,
     package_of_class,
@@ -74,6 +74,13 @@ class Definitions:
         walk, code = self._walk, function.__code__
         walk.write(code_bytes(code))
         self._state_of(function)
+        for reader in ("__annotations__", "get_type_hints"):
+            walk.refer(
+                f"annotations of {function.__module__}.{function.__qualname__}",
+                ("annotations", id(function)),
+                lambda: self._value(dict(function.__annotations__)),
+                via=reader,
+            )
         uses = uses_of(code)
         walk.names |= uses.names
         walk.any_name = walk.any_name or uses.any_name
@@ -209,6 +216,8 @@ class Definitions:
         self.class_(type(cls))
         for base in cls.__bases__:
             self.class_(base)
+        doc = f"docstring of {cls.__module__}.{cls.__qualname__}"
+        self._walk.refer(doc, ("docstring", id(cls)), lambda: self._value(cls.__doc__), via="__doc__")
         for name, item in list(vars(cls).items()):
             if name in SKIPPED:
                 continue
@@ -220,6 +229,16 @@ class Definitions:
                     self.function(function, self._reached_by(cls, name))
             else:
                 self._walk.attribute(name, functools.partial(self._value, item))
+        if any(map(_calls_by_name, cls.__mro__)):
+            self._code_of_methods(cls)
+
+    def _code_of_methods(self, cls: type) -> None:
+        """Write the code of every method, also of those whose names nobody is seen to read."""
+        for base in cls.__mro__:
+            if package_of_class(base) is None:
+                for item in list(vars(base).values()):
+                    for function in functions_in(item):
+                        self._walk.write(code_bytes(function.__code__))
 
     def _reached_by(self, cls: type, name: str) -> str | None:
         """The name by which a method must be read to count; ``None`` if Python or torch calls it itself."""
@@ -230,6 +249,12 @@ class Definitions:
         if name.startswith("__") and name.endswith("__") and name not in _NEVER_CALLED:
             return None
         return name
+
+
+def _calls_by_name(cls: type) -> bool:
+    """Whether a class's own code may call a method by a name that it puts together while it runs."""
+    package = package_of_class(cls)
+    return package is not None and package.name != "torch" and package.name not in OPAQUE
 
 
 def _constructor_of(cls: type) -> str:

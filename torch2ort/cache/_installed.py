@@ -7,6 +7,7 @@ is written down next to the name under which the package's code would find it.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch2ort.cache._definitions import Definitions
 
 # Packages of which a version stands for everything, also for what their code uses in turn.
-_OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
+OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
 # Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
 SKIPPED = words(
     """__dict__ __weakref__ __doc__ __annotate__ __annotate_func__ __annotations_cache__ __abstractmethods__
@@ -33,6 +34,16 @@ SKIPPED = words(
 )
 # What stands in a class's dictionary for a function, but holds it where `functions_in` does not look.
 _WRAPPERS = (functools.partial, functools.partialmethod, staticmethod, classmethod, BuiltinFunctionType)
+# Parts of classes that are written in C: one can only stand in the place of another.
+_OF_C: frozenset[type] = frozenset(
+    {
+        types.MethodDescriptorType,
+        types.ClassMethodDescriptorType,
+        types.WrapperDescriptorType,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+    }
+)
 
 
 class Installed:
@@ -54,10 +65,13 @@ class Installed:
         """Look for methods and attributes that somebody put on a class of a package."""
         for base in cls.__mro__:
             package = package_of_class(base)
-            if package is None or package.name in _OPAQUE or not self._walk.once(("inspected", base)):
+            if package is None or package.name in OPAQUE or not self._walk.once(("inspected", base)):
                 continue
             for name, item in list(vars(base).items()):
-                if name not in SKIPPED:
+                if type(item) in _OF_C:
+                    if item.__name__ != name:
+                        self._walk.atom((name, item.__qualname__))
+                elif name not in SKIPPED:
                     self._inspect(base, name, item)
 
     def _inspect(self, base: type, name: str, item: Any) -> None:
@@ -93,7 +107,7 @@ class Installed:
 
     def follow(self, package: Package, function: FunctionType, via: str | None) -> None:
         """See to it that a package's function is looked through, once it counts."""
-        if package.name in _OPAQUE or (package.name == "torch" and not _is_layer_code(function)):
+        if package.name in OPAQUE or (package.name == "torch" and not _is_layer_code(function)):
             return
         self._walk.refer(
             f"uses of {_name(function)}",

@@ -179,9 +179,11 @@ def _distribution(top: str) -> Package | None:
 def _content(distribution: str) -> str:
     """Digest of the code that was installed: somebody may install his own package twice with one version."""
     record = importlib.metadata.distribution(distribution).read_text("RECORD") or ""
-    # Scripts, and what the installer noted, differ from one machine to the next.
-    lines = [line for line in record.splitlines() if line[:1] != "." and ".dist-info/" not in line]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    # Scripts hold the path of their environment. They come first, as the lines are sorted.
+    start = 0
+    while record.startswith("../", start):
+        start = record.find("\n", start) + 1 or len(record)
+    return hashlib.sha256(record[start:].encode()).hexdigest()[:16]
 
 
 @functools.cache
