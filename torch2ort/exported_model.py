@@ -19,7 +19,15 @@ from torch2ort._sizes import Sizes
 from torch2ort.errors import ExportError, ModelLoadError, SchemaError, SchemaMismatchError
 from torch2ort.options import Options
 from torch2ort.pythonop import ONNX_TYPES, PythonOpSite, unstorable
-from torch2ort.runtime import Graph, InferenceEngine, Mutation, bind_classes, inference_session, load_sites
+from torch2ort.runtime import (
+    Graph,
+    InferenceEngine,
+    Mutation,
+    bind_classes,
+    content_of,
+    inference_session,
+    load_sites,
+)
 
 METADATA_KEY = "torch2ort"
 FORMAT_VERSION = 1
@@ -247,8 +255,7 @@ def load(
     file = Path(path)
     try:
         model = _seal.read(file)
-        in_memory = model.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF
-        onnx.checker.check_model(model if in_memory else os.fspath(file))
+        onnx.checker.check_model(content_of(model) or os.fspath(file))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{file}: there is no such file") from error
     except ModelLoadError as error:
@@ -326,9 +333,8 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
     """Write beside ``path`` and rename: a reader sees the old file or the new one."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         file = Path(folder, path.name)
-        if model.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
-            content = model.SerializeToString()
-        else:
+        content = content_of(model)
+        if content is None:
             content = _write_data(model, file.with_name(f"{path.name}.data"))
         with file.open("wb") as opened:
             opened.writelines(_seal.sealed(content))

@@ -53,7 +53,7 @@ class InferenceEngine:
         """
         values = dict(zip(self._graph.feeds, self._feeds.values(feeds), strict=True))
         failure: BaseException | None = None
-        with surroundings(self._session.python_op_sites):
+        with surroundings(self._session.python_op_sites), torch.no_grad():
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
             except Exception as error:
@@ -61,7 +61,8 @@ class InferenceEngine:
         # Outside of the handler, which would make onnxruntime's error the context of the Function's.
         if failure is not None:
             raise failure
-        return [to_tensor(value) for value in fetched]
+        # Not iterated over: its end is an exception of C++, which costs more than a small model.
+        return [to_tensor(fetched[i]) for i in range(len(fetched))]
 
 
 def _engine_error(error: Exception) -> EngineError:

@@ -17,6 +17,7 @@ from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import binding, stock
 from torch2ort.runtime.guard import contexts_in, python_op_lock
 from torch2ort.runtime.inplace import plan_inplace
+from torch2ort.runtime.large import loadable
 from torch2ort.runtime.memory import forget_output_sizes, lent_allocator
 from torch2ort.runtime.pool import pool
 
@@ -49,7 +50,8 @@ def inference_session(
     if sites and not private.has_training():
         stock.register_library(session_options)
     model, bound = _bind(proto, sites, session_options)
-    return make_session(model.SerializeToString(), bound, session_options, providers)
+    with loadable(model) as source:
+        return make_session(source, bound, session_options, providers)
 
 
 def tuned_session(
@@ -72,13 +74,15 @@ def tuned_session(
     """
     if not sites or private.has_training():
         model, bound = _bind(proto, sites, settings)
-        return make_session(model.SerializeToString(), bound, settings, providers)
+        with loadable(model) as source:
+            return make_session(source, bound, settings, providers)
     stock.register_library(settings)
     model, bound = _bind(proto, sites, settings)
     with lent_allocator(settings) as lent:
         if lent:
             forget_output_sizes(model.graph)
-        return make_session(model.SerializeToString(), bound, settings, providers)
+        with loadable(model) as source:
+            return make_session(source, bound, settings, providers)
 
 
 def _bind(
@@ -100,12 +104,12 @@ def _bind(
 
 
 def make_session(
-    model: bytes, bound: Sequence[native.Site], settings: Any, providers: Sequence[Any] | None = None
+    model: bytes | str, bound: Sequence[native.Site], settings: Any, providers: Sequence[Any] | None = None
 ) -> Any:
     """A session over a model whose PythonOp nodes are bound already.
 
     Args:
-        model: ONNX.
+        model: ONNX, or the path of a file.
         bound: the native sites behind its nodes.
         settings: ``SessionOptions``; may be changed.
         providers: as for ``InferenceSession``; the CPU by default.
