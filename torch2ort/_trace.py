@@ -18,6 +18,7 @@ import torch
 
 from torch2ort import _torch_private as private
 from torch2ort import io_schema
+from torch2ort._constants import connect_constants
 from torch2ort._tensor_attributes import TensorAttributes
 from torch2ort._traceable import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.errors import ExportError
@@ -39,6 +40,7 @@ class Trace:
         sites: every Function call, by key.
         guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
         hooked: where the model's code put a hook on a gradient; empty if nowhere.
+        outside: where it used a tensor that requires a gradient and is none of the model's; empty if nowhere.
     """
 
     program: torch.export.ExportedProgram
@@ -46,6 +48,7 @@ class Trace:
     sites: dict[str, Site]
     guards: tuple[str, ...]
     hooked: str
+    outside: str
 
 
 class FlatCall(torch.nn.Module):
@@ -67,6 +70,7 @@ class FlatCall(torch.nn.Module):
         self._signature = signature
         self._schema = schema
         self._attributes = TensorAttributes(model)
+        self.code = TracedCode(model)
         self.training = model.training
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -74,7 +78,7 @@ class FlatCall(torch.nn.Module):
         self._attributes.hang_on(self.model)
         args, kwargs = self._signature.unbind(io_schema.unflatten(list(tensors), self._schema))
         run = self.model if self._with_hooks else self.model.forward
-        with assigned_buffers_written(self.model):
+        with self.code, assigned_buffers_written(self.model):
             outputs, self.output_schema = io_schema.flatten(run(*args, **kwargs))
         return tuple(outputs)
 
@@ -100,7 +104,6 @@ def trace(
         stack.enter_context(_in_mode(model, training))
         stack.enter_context(_same_rng())
         stack.enter_context(traceable_modules(model))
-        code = stack.enter_context(TracedCode())
         capture = stack.enter_context(Capture(training=model.training))
         call = FlatCall(model, signature, schema, with_hooks=with_hooks)
         try:
@@ -122,8 +125,16 @@ def trace(
                 f"{type(model).__name__}: torch.export failed{_users_line(error)}: {error}"
             ) from error
     assert call.output_schema is not None
+    connect_constants(program, call, call.code.used)
     guards = tuple(map(_readable_guard, private.size_guards(program)))
-    return Trace(program, call.output_schema, capture.sites, guards, _line_in(code.hooked))
+    return Trace(
+        program,
+        call.output_schema,
+        capture.sites,
+        guards,
+        _line_in(call.code.hooked),
+        _line_in(call.code.outside),
+    )
 
 
 def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
@@ -213,7 +224,9 @@ def _readable_guard(guard: str) -> str:
 def _is_of_torch_export(error: Exception) -> bool:
     """Whether tracing failed, and not the model's own code or an operator that it called."""
     raised = traceback.extract_tb(error.__traceback__)[-1].filename.replace("\\", "/")
-    return type(error).__module__.startswith("torch.") or bool(re.search(r"/torch/_?export/", raised))
+    return type(error).__module__.startswith("torch.") or bool(
+        re.search(r"/torch/(_?export|_functorch)/", raised)
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -108,10 +108,18 @@ class TracedCode(TorchFunctionMode):
 
     Attributes:
         hooked: the stack when the model's code put a hook on a gradient; empty if it did not.
+        used: ids of the tensors that require a gradient and were used past the modules that hold them.
+        outside: the stack when the code used one of those that is none of the model's; empty if it did not.
+
+    Args:
+        model: the model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
+        self._own = {id(parameter) for parameter in model.parameters()}
+        self.used: set[int] = set()
+        self.outside: list[traceback.FrameSummary] = []
         self.hooked: list[traceback.FrameSummary] = []
 
     def __torch_function__(
@@ -122,7 +130,19 @@ class TracedCode(TorchFunctionMode):
             return args[0].detach()
         if func in _HOOKS:
             self.hooked = self.hooked or traceback.extract_stack()
+        for value in (*args, *(kwargs or {}).values()):
+            self._note(value)
         return func(*args, **(kwargs or {}))
+
+    def _note(self, value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                self._note(item)
+        # The tensors of the trace itself are of other types.
+        elif type(value) in (torch.Tensor, torch.nn.Parameter) and value.requires_grad:
+            self.used.add(id(value))
+            if id(value) not in self._own and not self.outside:
+                self.outside = traceback.extract_stack()
 
 
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]

@@ -149,6 +149,12 @@ def _export(
         )
         if differentiate and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")
+        if differentiate and traced.outside:
+            raise ExportError(
+                f"{type(model).__name__}: {traced.outside} uses a tensor that requires a gradient and is no "
+                f"parameter of the model, so that a graph would give it none. Make it a parameter of the "
+                f"model, or pass it as an argument"
+            )
         opset = options.opset or DEFAULT_OPSET
         graph, weights = lower(model, traced, call.schema, differentiate=differentiate, opset=opset)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)

@@ -152,7 +152,8 @@ class TrainingEngine:
             functions = {name: bound.key for name, bound in sites.items()}
         self._sites = sites
         self._site_nodes = {bound.key: name for name, bound in sites.items()}
-        self.needed = gradient.needed
+        # What the model writes to and no output depends on, no gradient depends on either.
+        self.needed = tuple(i for i in gradient.needed if i in self.copied or i in self.read)
         self._feed_order = [graph.feeds.index(name) for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of

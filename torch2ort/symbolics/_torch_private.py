@@ -33,6 +33,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.onnx._internal.exporter import _core, _decomp, _dispatching, _errors, _fx_passes, _registration
 
+from torch2ort.errors import ExportError
+
 Table = Mapping[Any, Callable[..., Any]]
 OpOverload = torch._ops.OpOverload
 HigherOrderOperator = torch._ops.HigherOrderOperator
@@ -119,7 +121,13 @@ def decompose(
     decompositions.update(own)
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
     with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        program = program.run_decompositions(decompositions)
+        try:
+            program = program.run_decompositions(decompositions)
+        except AssertionError as error:
+            raise ExportError(
+                f"torch.export cannot decompose the program that it traced ({error}). One cause is a tensor "
+                f"that forward writes to and that is neither a buffer of a module nor an argument"
+            ) from error
     _fx_passes.remove_assertion_nodes(program.graph_module)
     return program
 

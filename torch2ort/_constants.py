@@ -1,0 +1,52 @@
+"""Parameters and buffers that a model's code reaches by another way than as attributes of a module.
+
+What ``forward`` finds in a list or a global is a constant to torch.export: its gradient would be lost, and
+its value would stay the one of the export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch.export.graph_signature import InputKind
+
+
+def connect_constants(
+    program: torch.export.ExportedProgram, root: torch.nn.Module, used: Collection[int]
+) -> None:
+    """Put the parameter or buffer itself for a constant that is its memory, in place.
+
+    Args:
+        program: the exported program of ``root``.
+        root: the module that was exported.
+        used: ids of the parameters that the code used themselves; of others it used a detached alias.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    specs = program.graph_signature.input_specs
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+    inputs = {spec.target: nodes[spec.arg.name] for spec in specs if spec.kind in kinds}
+    live = {**dict(root.named_buffers()), **dict(root.named_parameters())}
+    names = {_memory(tensor): name for name, tensor in live.items() if name in inputs}
+    first = next(node for node in program.graph.nodes if node.op != "placeholder")
+    for spec in specs:
+        constant = (
+            program.constants.get(spec.target or "") if spec.kind is InputKind.CONSTANT_TENSOR else None
+        )
+        name = names.get(_memory(constant)) if isinstance(constant, torch.Tensor) else None
+        if name is None:
+            continue
+        source = inputs[name]
+        if live[name].requires_grad and id(live[name]) not in used:
+            with program.graph.inserting_before(first):
+                source = program.graph.call_function(torch.ops.aten.detach.default, (source,))
+            source.meta = dict(inputs[name].meta)
+        nodes[spec.arg.name].replace_all_uses_with(source)
+    program.graph_module.recompile()
+
+
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that are the same elements of the same memory."""
+    if tensor.numel() == 0 or tensor.layout != torch.strided:
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
