@@ -74,9 +74,12 @@ wheel: build  ## Build a wheel into dist/ and test it in an empty environment
 
 bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/pythonop_overhead.py
+	$(BIN)/python benchmarks/large_tensors.py
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/call_policy.py
 	$(BIN)/python benchmarks/io_schema.py
+	$(BIN)/python benchmarks/cache_start.py
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt onnxruntime-extensions transformers
 	$(STOCK)/bin/python benchmarks/inference.py
 
