@@ -140,6 +140,9 @@ def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
     ]
     ranges: dict[str, tuple[int, int | None]] = {}
     for symbol, bounds in program.range_constraints.items():
+        if not bounds.lower.is_Integer:
+            # No size, but a number that forward reads out of a tensor.
+            continue
         upper = bounds.upper
         ranges[named_symbol(symbol, size_names)] = (
             int(bounds.lower),

@@ -93,3 +93,31 @@ def test_an_input_that_is_written_to_before_backward_is_refused_although_only_it
     y.add_(1)
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
         output.sum().backward()
+
+
+class Reads(torch.nn.Module):
+    """Reads numbers out of its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("shift", torch.tensor(3))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale.item() + self.shift.item()
+
+
+def test_a_number_that_forward_reads_out_of_a_buffer_is_the_present_one():
+    model = Reads()
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    for scale, shift in ((2.0, 3), (-1.5, 0)):
+        model.scale.fill_(scale)
+        model.shift.fill_(shift)
+        gradients = []
+        for module in (model, wrapped):
+            module.zero_grad()
+            module(x).square().sum().backward()
+            gradients.append(module.layer.weight.grad)
+        assert_same(gradients[1], gradients[0], "weight")
