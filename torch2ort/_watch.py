@@ -44,7 +44,8 @@ class Watch:
             for module in self._modules
             for holder in (module._modules, module._parameters, module._buffers)
         ]
-        self._settings = [(module.__dict__, _settings_of(module)) for module in self._modules]
+        self._settings = [(module.__dict__, _reader(module)) for module in self._modules]
+        self._values = self._read()
         # The model's own are called around the graph, not in it.
         self._hooks = [hooks for module in self._modules[1:] for hooks in _hooks_of(module)]
         self._count = sum(map(len, self._holders))
@@ -67,16 +68,30 @@ class Watch:
         self._find()
         return [holder[name] for holder, name in self._tensors]
 
+    def changed(self, before: tuple[Any, ...]) -> str:
+        """Names an attribute that is another now than in ``before``, a former first entry of :meth:`state`."""
+        for module, old, new in zip(self._modules, before, self._values, strict=False):
+            if old != new:
+                names = _settings_of(module)
+                values = zip(names, old[1][1:], new[1][1:], strict=False)
+                name = next((n for n, was, now in values if was is not now), "?")
+                return f"'{name}' of a {type(module).__name__}"
+        return "the modules"
+
+    def _read(self) -> tuple[Any, ...]:
+        return tuple([(len(held), read(held)) for held, read in self._settings])
+
     def state(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         """What a graph depends on in modules (mode, settings, hooks) and in tensors (name, dtype, ...)."""
         try:
-            settings = [(len(held), read(held)) for held, read in self._settings]
+            same = self._read() == self._values
         except KeyError:
-            # An attribute was removed.
+            same = False
+        if not same:
+            # An attribute may be gone, or no setting any more.
             self._find()
-            return self.state(tensors)
         return (
-            tuple(settings),
+            self._values,
             tuple([tuple(hooks) for hooks in self._hooks if hooks]),
             self.names,
             tuple([tensor.dtype for tensor in tensors]),
@@ -92,10 +107,15 @@ _SETTING_TYPES = (
 )  # fmt: skip
 
 
-def _settings_of(module: torch.nn.Module) -> Callable[[dict[str, Any]], Any]:
-    """Reads the plain attributes of ``module``, its mode among them, out of its dictionary."""
-    names = [name for name, value in module.__dict__.items() if isinstance(value, _SETTING_TYPES)]
-    return operator.itemgetter(*names)
+def _settings_of(module: torch.nn.Module) -> list[str]:
+    """Names of the plain attributes of ``module``, its mode among them."""
+    return [name for name, value in module.__dict__.items() if isinstance(value, _SETTING_TYPES)]
+
+
+def _reader(module: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """Reads the plain attributes of ``module`` out of its dictionary."""
+    # `training` twice: of a single name there would come no tuple.
+    return operator.itemgetter("training", *_settings_of(module))
 
 
 def _hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:

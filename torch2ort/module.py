@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from torch2ort._built import Built, Call
 from torch2ort._trace import DimSpec
 from torch2ort._verify import Verification
 from torch2ort._watch import Watch
-from torch2ort.errors import EngineError, ExportError
+from torch2ort.errors import EngineError, ExportError, Torch2OrtWarning
 from torch2ort.export import build
 from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level, logger
@@ -24,6 +25,9 @@ from torch2ort.options import Options, with_arguments
 from torch2ort.runtime import InferenceEngine, TrainingEngine
 
 Shapes = tuple[torch.Size, ...]
+# A call's schema, what Watch says of the model, and which of its inputs require gradients.
+_Key = tuple[io_schema.Schema, tuple[Any, ...], tuple[bool, ...]]
+_MANY_SETTINGS = 5
 
 
 class ORTModule(torch.nn.Module):
@@ -171,7 +175,9 @@ class _Runner:
         apply_level(options)
         self._signature = io_schema.Signature.of(model.forward)
         self._watch = Watch(model)
-        self._families: dict[Any, _Family] = {}
+        self._families: dict[_Key, _Family] = {}
+        # Per all else that a graph depends on: the settings of the modules that were met.
+        self._settings: dict[Hashable, list[Any]] = {}
         self._last_schema: io_schema.Schema | None = None
 
         @functools.wraps(model.forward)
@@ -230,6 +236,7 @@ class _Runner:
         family = self._families.get(key)
         if family is None:
             family = self._families[key] = _Family()
+            self._warn_of_settings(key)
         shapes: Shapes = tuple([t.shape for t in tensors])
         variant = family.find(shapes)
         if variant is None:
@@ -238,9 +245,23 @@ class _Runner:
             self._families.setdefault(self._key(tensors, schema, weights), family)
         return variant
 
+    def _warn_of_settings(self, key: _Key) -> None:
+        """Say that an attribute of a module makes an export of every call."""
+        schema, (settings, *rest), gradients = key
+        before = self._settings.setdefault((schema, tuple(rest), gradients), [])
+        before.append(settings)
+        if len(before) == _MANY_SETTINGS:
+            warnings.warn(
+                f"{type(self.model).__name__}: the attribute {self._watch.changed(before[-2])} changes from "
+                f"call to call, and each of its values gets a graph of its own, {len(before)} so far. Pass what "
+                f"varies as a tensor, or keep it out of the model",
+                Torch2OrtWarning,
+                stacklevel=6,
+            )
+
     def _key(
         self, tensors: list[torch.Tensor], schema: io_schema.Schema, weights: list[torch.Tensor]
-    ) -> Hashable:
+    ) -> _Key:
         """All that a graph depends on, apart from the sizes of its inputs."""
         return schema, self._watch.state(weights), tuple([t.requires_grad for t in tensors])
 

@@ -120,7 +120,8 @@ class Set(nn.Module):
         self.scale, self.activation, self.calls = 2.0, torch.tanh, 0
 
     def forward(self, x):
-        self.calls += 1
+        if torch.compiler.is_exporting():
+            self.calls += 1
         return self.activation(self.layer(x)) * self.scale
 
 
@@ -146,3 +147,32 @@ def test_a_count_of_calls_does_not_export_again_and_again():
     wrapped(x)
     wrapped(x)
     assert wrapped.exported is first
+
+
+def test_a_setting_that_changes_with_every_call_warns():
+    model = nn.Sequential(Set())
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(2, 4)
+
+    def run_with_scales():
+        for scale in range(1, 7):
+            model[0].scale = float(scale)
+            torch.testing.assert_close(wrapped(x), model(x))
+
+    with pytest.warns(torch2ort.Torch2OrtWarning) as caught:
+        run_with_scales()
+    assert [str(warning.message) for warning in caught] == [
+        "Sequential: the attribute 'scale' of a Set changes from call to call, and each of its values gets a "
+        "graph of its own, 5 so far. Pass what varies as a tensor, or keep it out of the model"
+    ]
+
+
+def test_an_attribute_that_is_no_setting_any_more_is_left_alone():
+    model = Set()
+    wrapped = torch2ort.ORTModule(model)
+    model.scale, x = 2.0, torch.randn(2, 4)
+    model.cache = None
+    wrapped(x)
+    for value in ([1], {"a": 2}, torch.ones(3), torch.ones(3)):
+        model.cache = value
+        torch.testing.assert_close(wrapped(x), model(x))
