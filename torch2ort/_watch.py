@@ -69,7 +69,7 @@ class Watch:
         return [holder[name] for holder, name in self._tensors]
 
     def changed(self, before: tuple[Any, ...]) -> str:
-        """Names an attribute that is another now than in ``before``, a former first entry of :meth:`state`."""
+        """Names an attribute that differs from ``before``, a former first entry of :meth:`state`."""
         for module, old, new in zip(self._modules, before, self._values, strict=False):
             if old != new:
                 names = _settings_of(module)

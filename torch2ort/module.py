@@ -253,8 +253,8 @@ class _Runner:
         if len(before) == _MANY_SETTINGS:
             warnings.warn(
                 f"{type(self.model).__name__}: the attribute {self._watch.changed(before[-2])} changes from "
-                f"call to call, and each of its values gets a graph of its own, {len(before)} so far. Pass what "
-                f"varies as a tensor, or keep it out of the model",
+                f"call to call, and each of its values gets a graph of its own, {len(before)} so far. Pass "
+                f"what varies as a tensor, or keep it out of the model",
                 Torch2OrtWarning,
                 stacklevel=6,
             )

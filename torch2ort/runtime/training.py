@@ -125,15 +125,7 @@ class TrainingEngine:
             for i, name in enumerate(graph.fetches)
             if i < len(graph.outputs) and self._reach.inputs([name]) & requires_grad
         )
-        written = {m.target for m in graph.mutations}
-        origins = [*graph.inputs, *graph.weights.values()]
-        relevant = _ancestors(graph, graph.outputs)
-        self.copied = tuple(
-            i
-            for i, (feed, origin) in enumerate(zip(graph.feeds, origins, strict=True))
-            if origin in written and feed in relevant
-        )
-        self.read = tuple(i for i, origin in enumerate(origins) if origin not in written)
+        self.copied, self.read = _copied_and_read(graph)
         self.uses_rng = graph.uses_rng
         self.weights = tuple(graph.weights.values())
         # onnxruntime knows the sites by name; here they live.
@@ -254,6 +246,15 @@ class TrainingEngine:
                 self._reached_by.clear()
             found = self._reached_by[key] = self._reach.inputs(outputs, edges)
         return found
+
+
+def _copied_and_read(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of the feeds that the model writes to and reads, and of those that it does not write to."""
+    written = {m.target for m in graph.mutations}
+    origins = list(enumerate([*graph.inputs, *graph.weights.values()]))
+    relevant = _ancestors(graph, graph.outputs)
+    copied = tuple(i for i, origin in origins if origin in written and graph.feeds[i] in relevant)
+    return copied, tuple(i for i, origin in origins if origin not in written)
 
 
 def _ancestors(graph: Graph, names: Iterable[str]) -> set[str]:
