@@ -83,12 +83,9 @@ def assigned_buffers_written(model: torch.nn.Module) -> Iterator[None]:
         else:
             warnings.warn(
                 f"{type(model).__name__}: forward assigns to its buffer '{path}' a {_kind(assigned)} where "
-                f"it "
-                f"holds a {_kind(buffer)}. A graph does not carry that from call to call: each call starts "
-                f"with "
-                f"the buffer as it is now. Assign a detached tensor of the buffer's size and dtype if the "
-                f"next "
-                f"call is to see it",
+                f"it holds a {_kind(buffer)}. A graph does not carry that from call to call: each call "
+                f"starts with the buffer as it is now. Assign a detached tensor of the buffer's size and "
+                f"dtype if the next call is to see it",
                 Torch2OrtWarning,
                 stacklevel=2,
             )

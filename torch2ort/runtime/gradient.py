@@ -17,6 +17,7 @@ from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes, rename_functions
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
+from torch2ort.runtime.nodes import ancestors
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
 from torch2ort.runtime.ownership import protect_memory
 from torch2ort.runtime.registered_gradients import hide_operators, restore_operators
@@ -216,12 +217,5 @@ def _read_in_backward(gradient: onnx.GraphProto, feeds: Sequence[str]) -> tuple[
         if reached & set(node.input):
             reached.update(node.output)
             read.update(node.input)
-    producers = {name: node for node in gradient.node for name in node.output}
-    pending = list(read)
-    while pending:
-        node = producers.get(pending.pop())
-        if node is not None and node.op_type not in _COMPUTED_ONCE:
-            new = set(node.input) - read
-            read |= new
-            pending += new
-    return tuple(i for i, name in enumerate(feeds) if name in read)
+    computed_from = ancestors(gradient, read, stop=_COMPUTED_ONCE)
+    return tuple(i for i, name in enumerate(feeds) if name in computed_from)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx
 
@@ -24,6 +24,26 @@ def python_op_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
             elif attribute.type == onnx.AttributeProto.GRAPHS:
                 for body in attribute.graphs:
                     yield from python_op_nodes(body)
+
+
+def ancestors(graph: onnx.GraphProto, names: Iterable[str], stop: Collection[str] = ()) -> set[str]:
+    """The values of these names, and all that they are computed from.
+
+    Args:
+        graph: nodes without bodies.
+        names: values of the graph.
+        stop: operators whose inputs do not count.
+    """
+    producers = {name: node for node in graph.node for name in node.output}
+    found = set(names)
+    pending = list(found)
+    while pending:
+        node = producers.get(pending.pop())
+        if node is not None and node.op_type not in stop:
+            new = set(node.input) - found
+            found |= new
+            pending += new
+    return found
 
 
 def load_sites(graph: onnx.GraphProto) -> dict[str, Site]:

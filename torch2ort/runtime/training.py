@@ -7,7 +7,7 @@ when autograd hands over the outputs' gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch2ort.runtime.gradient import (
 )
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.guard import contexts_in, python_op_lock
+from torch2ort.runtime.nodes import ancestors
 from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.pool import pool
 from torch2ort.runtime.reach import Edge, Reach
@@ -252,22 +253,9 @@ def _copied_and_read(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the feeds that the model writes to and reads, and of those that it does not write to."""
     written = {m.target for m in graph.mutations}
     origins = list(enumerate([*graph.inputs, *graph.weights.values()]))
-    relevant = _ancestors(graph, graph.outputs)
+    relevant = ancestors(graph.proto.graph, graph.outputs)
     copied = tuple(i for i, origin in origins if origin in written and graph.feeds[i] in relevant)
     return copied, tuple(i for i, origin in origins if origin not in written)
-
-
-def _ancestors(graph: Graph, names: Iterable[str]) -> set[str]:
-    """All values that those of these names are computed from."""
-    producers = {name: node for node in graph.proto.graph.node for name in node.output}
-    found = set(names)
-    pending = list(found)
-    while pending:
-        node = producers.get(pending.pop())
-        new = set() if node is None else set(node.input) - found
-        found |= new
-        pending += new
-    return found
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
