@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import onnxruntime
 import torch
+from _models import HIDDEN, LAYERS, LENGTH, MODELS, batch
 from _timing import interleaved_medians
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
 
 import torch2ort
 
-BATCH, LENGTH, HIDDEN, LAYERS = 8, 128, 256, 4
+BATCH = 8
 # Floats of the tensors that go through a chain of Functions, and the length of the chain.
 CHAINS = ((256, 50), (1 << 20, 20))
 
@@ -59,16 +59,7 @@ def without_gradients(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
 def bert(threads: int) -> None:
     """Print a small BERT's ratios with `threads` threads."""
     torch.set_num_threads(threads)
-    torch.manual_seed(1)
-    config = BertConfig(
-        vocab_size=1000,
-        hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        intermediate_size=4 * HIDDEN,
-    )
-    model = BertForSequenceClassification(config).eval()
-    tokens = torch.randint(1000, (BATCH, LENGTH))
+    model, tokens = MODELS["BERT"]().eval(), batch("BERT", BATCH)["input_ids"]
     exported = torch2ort.export(model, {"input_ids": tokens})
     compiled = torch.compile(model)
     ways = {

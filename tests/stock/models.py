@@ -12,6 +12,7 @@ import torch
 from onnx import TensorProto, helper
 
 import torch2ort
+from tests.functions import Square
 
 
 class Chain(torch.nn.Module):
@@ -25,6 +26,17 @@ class Chain(torch.nn.Module):
         result = self.call(*(t * 1 if t.is_floating_point() else t for t in tensors))
         results = result if isinstance(result, tuple) else (result,)
         return tuple(r * 1 if isinstance(r, torch.Tensor) and r.is_floating_point() else r for r in results)
+
+
+class Squares(torch.nn.Module):
+    """One call of Square behind a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Square.apply(self.linear(x))
 
 
 @contextlib.contextmanager

@@ -18,23 +18,6 @@ from tests.functions import Square
 from torch2ort.runtime._ort_private import has_training
 
 
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-
-    def forward(self, x):
-        return Square.apply(self.linear(x))
-
-
-@pytest.fixture
-def saved(tmp_path) -> Path:
-    torch.manual_seed(1)
-    path = tmp_path / "model.onnx"
-    torch2ort.export(Model().eval(), torch.ones(2, 4)).save(path)
-    return path
-
-
 @pytest.fixture
 def saved_in_two(tmp_path, monkeypatch) -> Path:
     """A model whose weights are in a file of their own, as past 2 GiB."""

@@ -14,25 +14,8 @@ from onnx import helper
 
 import torch2ort
 from tests.functions import Square
-from tests.stock.models import plain_session, registered, run
+from tests.stock.models import Squares, plain_session, registered, run
 from torch2ort.symbolics.kernels import AtenKernel, encode_call
-
-
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-
-    def forward(self, x):
-        return Square.apply(self.linear(x))
-
-
-@pytest.fixture
-def saved(tmp_path) -> Path:
-    torch.manual_seed(1)
-    path = tmp_path / "model.onnx"
-    torch2ort.export(Model().eval(), torch.ones(2, 4)).save(path)
-    return path
 
 
 def python_op(model: onnx.ModelProto) -> onnx.NodeProto:
@@ -103,7 +86,7 @@ def test_addresses_in_a_file_are_not_looked_at(saved):
 
 
 def test_a_key_in_a_file_reaches_no_site_of_this_process(saved):
-    torch2ort.export(Model().eval(), torch.ones(2, 4)).session()
+    torch2ort.export(Squares().eval(), torch.ones(2, 4)).session()
     change(saved, lambda node: set_attribute(node, "site_key", "PythonOp_0"))
     with (
         registered(Square),
