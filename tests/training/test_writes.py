@@ -9,6 +9,7 @@ import torch
 
 import torch2ort
 from tests.comparison import assert_same, assert_trains_like_eager
+from tests.functions import Affine
 
 
 class Assigning(torch.nn.Module):
@@ -121,3 +122,26 @@ def test_a_number_that_forward_reads_out_of_a_buffer_is_the_present_one():
             module(x).square().sum().backward()
             gradients.append(module.layer.weight.grad)
         assert_same(gradients[1], gradients[0], "weight")
+
+
+class Scales(torch.nn.Module):
+    """A Function that saves a parameter and an input as they are fed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return Affine.apply(x, self.weight)
+
+
+@pytest.mark.parametrize("written", ["weight", "input"])
+def test_what_a_function_saved_must_not_be_written_to_before_backward(written):
+    for wrap in (lambda model: model, torch2ort.ORTModule):
+        module = wrap(Scales())
+        x = torch.randn(3, 4, requires_grad=True) * 1
+        output = module(x)
+        with torch.no_grad():
+            (module.weight if written == "weight" else x).add_(1)
+        with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+            output.sum().backward()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.nodes import ancestors
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
-from torch2ort.runtime.ownership import protect_memory
+from torch2ort.runtime.ownership import arguments_at, protect_memory
 from torch2ort.runtime.registered_gradients import hide_operators, restore_operators
 
 
@@ -110,7 +110,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         fetched=len(info.user_output_names) + len(info.frontier_node_arg_map),
         gradients=gradients,
         gradient_of={name: gradients.index(g) for name, g in gradient_of.items() if g in gradients},
-        needed=_read_in_backward(model.graph, graph.feeds),
+        needed=_read_in_backward(model.graph, graph),
         skipped=tuple(info.output_grad_indices_non_differentiable),
         inplace={name: plan.description() for name, plan in plans.items()},
     )
@@ -209,13 +209,19 @@ _COMPUTED_ONCE = frozenset(
 )  # fmt: skip
 
 
-def _read_in_backward(gradient: onnx.GraphProto, feeds: Sequence[str]) -> tuple[int, ...]:
-    """Positions of the feeds that a node behind the model's outputs reads, or may once graphs are fused."""
+def _read_in_backward(gradient: onnx.GraphProto, graph: Graph) -> tuple[int, ...]:
+    """Positions of the feeds that backward reads, or may once graphs are fused.
+
+    It does so in a node behind the model's outputs, or in a Function that kept its argument.
+    """
     reached = {name for node in gradient.node if node.op_type == "YieldOp" for name in node.output}
     read: set[str] = set()
     for node in gradient.node:
         if reached & set(node.input):
             reached.update(node.output)
             read.update(node.input)
+        site = graph.sites.get(node.name)
+        if site is not None and node.op_type == "PythonOp":
+            read.update(arguments_at(node, site, site.known_result.kept))
     computed_from = ancestors(gradient, read, stop=_COMPUTED_ONCE)
-    return tuple(i for i, name in enumerate(feeds) if name in computed_from)
+    return tuple(i for i, name in enumerate(graph.feeds) if name in computed_from)

@@ -11,11 +11,12 @@ Training sessions run without ``enable_mem_reuse``, which gives free memory to o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 import onnx
 
 from torch2ort import symbolics
+from torch2ort.pythonop import Site
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, mapped_arguments
 
@@ -82,7 +83,11 @@ def _held_outside(node: onnx.NodeProto, graph: Graph, plans: Mapping[str, Inplac
     site = graph.sites.get(node.name)
     if site is None or node.op_type != "PythonOp":
         return []
-    arguments = dict(zip(site.tensor_positions, node.input, strict=True))
     held = {*site.known_result.kept, *mapped_arguments(site, plans.get(node.name, InplacePlan()))}
     results = node.output[1:] if symbolics.may_keep_results(site) else []
-    return [*(arguments[position] for position in sorted(held)), *results]
+    return [*arguments_at(node, site, held), *results]
+
+
+def arguments_at(node: onnx.NodeProto, site: Site, positions: Collection[int]) -> list[str]:
+    """The values that a PythonOp node has for the tensor arguments at these positions of its Function."""
+    return [n for p, n in zip(site.tensor_positions, node.input, strict=True) if p in positions]
