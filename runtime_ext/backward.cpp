@@ -83,7 +83,7 @@ bool BackwardCall::Receive() {
     return false;
   }
   context_ = TakeContext(site_);
-  if (!context_) return false;
+  if (!context_ || (!context()->materialize_grads && !NoteUnmaterialized(site_))) return false;
   args_[0] = context_.get();
   for (size_t i = 1; i < args_.size(); ++i) args_[i] = Py_None;
   for (size_t i = 0; i < site_->returned; ++i) {

@@ -16,6 +16,7 @@ struct Entry {
 
 struct Run {
   PyObject_HEAD PyObject* undefined;  // set of (site key, argument)
+  PyObject* unmaterialized;           // set of site keys
   std::vector<Entry>* entries;
   size_t cursor;  // where the last context was found: backward visits the sites in about the opposite order
 };
@@ -33,7 +34,8 @@ PyObject* RunNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!self) return nullptr;
   Run* run = AsRun(self.get());
   run->undefined = PySet_New(nullptr);
-  if (run->undefined == nullptr) return nullptr;
+  run->unmaterialized = PySet_New(nullptr);
+  if (run->undefined == nullptr || run->unmaterialized == nullptr) return nullptr;
   run->entries = new std::vector<Entry>;
   return self.release();
 }
@@ -41,6 +43,7 @@ PyObject* RunNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 int RunTraverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(AsRun(self)->undefined);
+  Py_VISIT(AsRun(self)->unmaterialized);
   if (AsRun(self)->entries != nullptr) {
     for (const Entry& entry : *AsRun(self)->entries) {
       Py_VISIT(entry.site);
@@ -66,6 +69,7 @@ void DropEntries(Run* run) {
 int RunClear(PyObject* self) {
   DropEntries(AsRun(self));
   Py_CLEAR(AsRun(self)->undefined);
+  Py_CLEAR(AsRun(self)->unmaterialized);
   return 0;
 }
 
@@ -80,7 +84,7 @@ void RunDealloc(PyObject* self) {
 
 PyObject* ClearMethod(PyObject* self, PyObject*) {
   DropEntries(AsRun(self));
-  if (PySet_Clear(AsRun(self)->undefined) < 0) return nullptr;
+  if (PySet_Clear(AsRun(self)->undefined) < 0 || PySet_Clear(AsRun(self)->unmaterialized) < 0) return nullptr;
   Py_RETURN_NONE;
 }
 
@@ -97,6 +101,7 @@ PyMethodDef methods[] = {
 
 PyMemberDef members[] = {
     {"undefined", T_OBJECT_EX, offsetof(Run, undefined), READONLY, nullptr},
+    {"unmaterialized", T_OBJECT_EX, offsetof(Run, unmaterialized), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
@@ -188,6 +193,10 @@ bool NoteUndefined(Site* site, size_t argument) {
   Ref position = Ref::Steal(PyLong_FromSize_t(argument));
   Ref pair = position ? Ref::Steal(PyTuple_Pack(2, site->key, position.get())) : Ref();
   return pair && PySet_Add(AsRun(current_run)->undefined, pair.get()) == 0;
+}
+
+bool NoteUnmaterialized(Site* site) {
+  return current_run == nullptr || PySet_Add(AsRun(current_run)->unmaterialized, site->key) == 0;
 }
 
 void KeepError() { Ref old = Ref::Steal(std::exchange(kept_error, TakeRaised())); }

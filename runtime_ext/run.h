@@ -21,6 +21,8 @@ bool KeepContext(PyObject* run, Site* site, PyObject* context);
 Ref TakeContext(Site* site);
 // Notes that backward returned no gradient for a needed argument, and zeros stand for it.
 bool NoteUndefined(Site* site, size_t argument);
+// Notes that backward would take None, not zeros, for a gradient that is missing.
+bool NoteUnmaterialized(Site* site);
 
 // Keeps the pending exception for take_error().
 void KeepError();

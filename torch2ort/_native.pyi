@@ -198,14 +198,16 @@ class Run:
     Attributes:
         undefined: ``(site key, argument)`` for each needed gradient that ``backward`` left out and that is
             zeros now.
+        unmaterialized: keys of the sites whose backward ran and takes ``None`` for a missing gradient.
     """
 
     undefined: set[tuple[str, int]]
+    unmaterialized: set[str]
 
     def __new__(cls) -> Run: ...
     def __len__(self) -> int: ...
     def clear(self) -> None:
-        """Releases and drops every context, and empties ``undefined``."""
+        """Releases and drops every context, and empties the sets."""
 
 def begin(run: Run | None) -> Run | None:
     """Makes ``run`` this thread's current run: where forward puts contexts and backward finds them.

@@ -197,6 +197,20 @@ def test_an_omitted_gradient_becomes_zeros_and_is_noted(monkeypatch: pytest.Monk
     assert run.undefined == set()
 
 
+@pytest.mark.parametrize("materialize", [True, False])
+def test_a_backward_that_takes_none_for_a_missing_gradient_is_noted(
+    materialize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Several, "materialize", materialize)
+    arguments = data(2, 3), torch.arange(4)
+    site = make_site(Several, *arguments)
+    with InRun() as run:
+        run_forward(site, *arguments)
+        run_backward(site, torch.ones(2, 3), None, None, None, None)
+        assert run.unmaterialized == (set() if materialize else {site.key})
+    assert run.unmaterialized == set()
+
+
 class Unneeded(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import onnx
 
-from torch2ort.pythonop import TENSOR, Site
+from torch2ort.pythonop import Site
 from torch2ort.runtime.graph import Graph
 
 FLOATS = {
@@ -39,51 +40,56 @@ class Reach:
         values = (*proto.input, *proto.value_info, *proto.output)
         self._types = {value.name: value.type.tensor_type.elem_type for value in values}
         self._feeds = set(graph.feeds)
-        self._cache: dict[tuple[frozenset[str], frozenset[Edge]], frozenset[str]] = {}
+        self._cache: dict[tuple[frozenset[Any], ...], frozenset[str]] = {}
 
-    def inputs(self, outputs: Iterable[str], undefined: Iterable[Edge] = ()) -> frozenset[str]:
+    def inputs(
+        self, outputs: Iterable[str], undefined: Iterable[Edge] = (), unmaterialized: Iterable[str] = ()
+    ) -> frozenset[str]:
         """Graph inputs that a gradient of ``outputs`` reaches.
 
         Args:
             outputs: names of graph outputs that have a gradient.
             undefined: arguments for which a Function's backward returned ``None`` in this run.
+            unmaterialized: PythonOp nodes whose Function takes a missing gradient as ``None``; what it then
+                returns counts as missing, too. The others take zeros, as they do in eager PyTorch.
         """
-        key = (frozenset(outputs), frozenset(undefined))
+        key = (frozenset(outputs), frozenset(undefined), frozenset(unmaterialized))
         if key not in self._cache:
             self._cache[key] = frozenset(self._walk(*key))
         return self._cache[key]
 
-    def _walk(self, outputs: frozenset[str], undefined: frozenset[Edge]) -> set[str]:
-        blocked: defaultdict[str, set[int]] = defaultdict(set)
+    def _walk(
+        self, outputs: frozenset[str], undefined: frozenset[Edge], unmaterialized: frozenset[str]
+    ) -> set[str]:
+        left_out: defaultdict[str, set[int]] = defaultdict(set)
         for node_name, position in undefined:
-            blocked[node_name].add(position)
-        seen: set[str] = set()
-        stack = list(outputs)
+            left_out[node_name].add(position)
+        # Autograd runs every node behind an output, also one to which no gradient arrives.
+        seen: set[tuple[str, bool]] = set()
+        stack = [(name, True) for name in outputs]
         while stack:
-            name = stack.pop()
-            if name in seen or self._types.get(name, onnx.TensorProto.FLOAT) not in FLOATS:
+            name, defined = stack.pop()
+            if (name, defined) in seen or self._types.get(name, onnx.TensorProto.FLOAT) not in FLOATS:
                 continue
-            seen.add(name)
+            seen.add((name, defined))
             node = self._producers.get(name)
-            if node is not None:
-                stack.extend(self._upstream(node, name, blocked.get(node.name, set())))
-        return seen & self._feeds
+            if node is None or node.op_type == "StopGradient":
+                continue
+            site = self._sites.get(node.name)
+            if site is None:
+                stack.extend((value, defined) for value in node.input if value)
+            elif _differentiable(node, site, name):
+                passed = defined or (not site.internal and (site.mapped or node.name not in unmaterialized))
+                missing = left_out.get(node.name, set())
+                stack.extend(
+                    (value, passed and p not in missing)
+                    for value, p in zip(node.input, site.tensor_positions, strict=True)
+                    if site.needs_input_grad[p]
+                )
+        return {name for name in self._feeds if (name, True) in seen}
 
-    def _upstream(self, node: onnx.NodeProto, output: str, undefined: set[int]) -> list[str]:
-        site = self._sites.get(node.name)
-        if site is not None:
-            return _through_site(site, node, output, undefined)
-        return [] if node.op_type == "StopGradient" else [name for name in node.input if name]
 
-
-def _through_site(site: Site, node: onnx.NodeProto, output: str, undefined: set[int]) -> list[str]:
+def _differentiable(node: onnx.NodeProto, site: Site, output: str) -> bool:
     # The outputs of a PythonOp node are its context and then the tensors.
     position = list(node.output).index(output) - 1
-    if position < 0 or position in site.known_result.non_differentiable:
-        return []
-    arguments = [p for p, a in enumerate(site.arguments) if a is TENSOR]
-    return [
-        name
-        for name, p in zip(node.input, arguments, strict=True)
-        if site.needs_input_grad[p] and p not in undefined
-    ]
+    return position >= 0 and position not in site.known_result.non_differentiable

@@ -36,6 +36,8 @@ from torch2ort.runtime.stages import save_optimized, save_stage
 
 # More sets of missing gradients than these are not remembered at once; most models give one.
 _MOST_SETS = 256
+# Outputs without a gradient, what the Functions left out, and the Functions that take None for a gradient.
+_Missing = tuple[tuple[bool, ...], frozenset[tuple[str, int]], frozenset[str]]
 
 
 def session_settings(options: Options) -> Any:
@@ -117,7 +119,7 @@ class TrainingEngine:
         self._graph = graph
         self._reach = Reach(graph)
         # Per set of missing gradients: which inputs the others reach.
-        self._reached_by: dict[tuple[tuple[bool, ...], frozenset[tuple[str, int]]], frozenset[str]] = {}
+        self._reached_by: dict[_Missing, frozenset[str]] = {}
         # The builder refuses tensors that no output depends on.
         requires_grad &= self._reach.inputs(graph.outputs)
         self._requires_grad = requires_grad
@@ -237,15 +239,17 @@ class TrainingEngine:
         ]
 
     def _reached(self, run: native.Run, gradients: Sequence[torch.Tensor | None]) -> frozenset[str]:
-        key = tuple([gradient is None for gradient in gradients]), frozenset(run.undefined)
+        undefined = frozenset(run.undefined)
+        unmaterialized = frozenset(run.unmaterialized) if undefined else frozenset()
+        key = tuple([gradient is None for gradient in gradients]), undefined, unmaterialized
         found = self._reached_by.get(key)
         if found is None:
-            missing, undefined = key
-            outputs = [n for n, none in zip(self._graph.fetches, missing, strict=True) if not none]
+            outputs = [n for n, none in zip(self._graph.fetches, key[0], strict=True) if not none]
             edges: list[Edge] = [(self._site_nodes[site], position) for site, position in undefined]
             if len(self._reached_by) >= _MOST_SETS:
                 self._reached_by.clear()
-            found = self._reached_by[key] = self._reach.inputs(outputs, edges)
+            nodes = [self._site_nodes[site] for site in unmaterialized]
+            found = self._reached_by[key] = self._reach.inputs(outputs, edges, nodes)
         return found
 
 
