@@ -137,14 +137,16 @@ bool BackwardCall::Call() {
 // Backward may write to the gradients it is given, as eager lets it; others may read the runtime's.
 bool BackwardCall::LearnWrites() {
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (!arrived(i) || access_[i] == Access::kCopied || (*site_->tensor_outputs)[i].gradient_mapped) continue;
+    const OutputSpec& output = (*site_->tensor_outputs)[i];
+    if (!arrived(i) || access_[i] == Access::kCopied || output.gradient_mapped || output.gradient_owned)
+      continue;
     long writes = WritesTo(tensors_[i].get());
     if (writes < 0) return false;
     if (access_[i] == Access::kShared && writes > 0) {
       PyErr_Format(config.error_type,
                    "%U: backward wrote to the gradient of output %zd, but did not in its first call: write "
                    "to a clone()",
-                   site_->name, (*site_->tensor_outputs)[i].position);
+                   site_->name, output.position);
       return false;
     }
     written_[i] = writes > 0;
@@ -351,7 +353,8 @@ bool BackwardCall::HeldByContext(const Span& span) {
 bool BackwardCall::Settle() {
   SmallArray<Ref, 8> watched(site_->returned);
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (!arrived(i) || access_[i] == Access::kCopied) continue;
+    bool owned = (*site_->tensor_outputs)[i].gradient_owned;
+    if (!arrived(i) || access_[i] == Access::kCopied || owned) continue;
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }

@@ -1,4 +1,5 @@
 // The Python module torch2ort._native: documented in torch2ort/_native.pyi.
+#include "chain.h"
 #include "ort_custom_op.h"
 #include "ort_training.h"
 #include "policy.h"
@@ -102,7 +103,7 @@ PyMODINIT_FUNC PyInit__native() {
   using namespace torch2ort;
   Ref module = Ref::Steal(PyModule_Create(&definition));
   if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) ||
-      !InitRun(module.get()) || !InitCustomOp(module.get())) {
+      !InitChain(module.get()) || !InitRun(module.get()) || !InitCustomOp(module.get())) {
     return nullptr;
   }
   return module.release();

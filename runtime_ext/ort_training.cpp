@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "chain.h"
 #include "policy.h"
 #include "run.h"
 
@@ -62,27 +63,34 @@ bool AppendCapsules(std::vector<Managed>* tensors, std::vector<PyObject*>* resul
   return true;
 }
 
-bool Forward(Site* site, bool training, const std::vector<PyObject*>& args, std::vector<PyObject*>* results) {
+bool Forward(PyObject* callee, bool training, const std::vector<PyObject*>& args,
+             std::vector<PyObject*>* results) {
   Loans loans(args.size());
   std::vector<Managed> tensors;
-  if (!LendArguments(args, 0, &loans) || !RunForward(site, loans, &tensors)) return false;
+  if (!LendArguments(args, 0, &loans)) return false;
+  bool good = IsChain(callee) ? RunForward(AsChain(callee), loans, &tensors)
+                              : RunForward(AsSite(callee), loans, &tensors);
+  if (!good) return false;
   results->reserve(tensors.size() + 1);
   // ORT wants an object with two holders; the true context waits in the run. A None it keeps without owning
   // it, and releases it in the end: the extra reference is for that.
-  results->push_back(Ref::Share(training ? reinterpret_cast<PyObject*>(site) : Py_None).release());
+  results->push_back(Ref::Share(training ? callee : Py_None).release());
   if (!AppendCapsules(&tensors, results)) return false;
   if (!training) Py_INCREF(Py_None);
   return true;
 }
 
-bool Backward(Site* site, const std::vector<PyObject*>& args, std::vector<PyObject*>* results) {
+bool Backward(PyObject* callee, const std::vector<PyObject*>& args, std::vector<PyObject*>* results) {
   if (args.empty()) {
-    PyErr_Format(config.error_type, "%U: ONNX Runtime called backward without a context", site->name);
+    PyErr_Format(config.error_type, "%R: ONNX Runtime called backward without a context", callee);
     return false;
   }
   Loans loans(args.size() - 1);
   std::vector<Managed> tensors;
-  if (!LendArguments(args, 1, &loans) || !RunBackward(site, loans, &tensors)) return false;
+  if (!LendArguments(args, 1, &loans)) return false;
+  bool good = IsChain(callee) ? RunBackward(AsChain(callee), loans, &tensors)
+                              : RunBackward(AsSite(callee), loans, &tensors);
+  if (!good) return false;
   results->reserve(tensors.size());
   return AppendCapsules(&tensors, results);
 }
@@ -93,11 +101,11 @@ std::vector<PyObject*> Guard(const char* name, void* callback, Call call) {
   PyGILState_STATE state = PyGILState_Ensure();
   std::vector<PyObject*> results;
   bool good = false;
-  auto* object = static_cast<PyObject*>(callback);
-  if (object == nullptr || !PyObject_TypeCheck(object, site_type)) {
-    PyErr_Format(PyExc_TypeError, "the callback registered for %s is not a torch2ort._native.Site", name);
+  auto* callee = static_cast<PyObject*>(callback);
+  if (callee == nullptr || !(IsChain(callee) || PyObject_TypeCheck(callee, site_type))) {
+    PyErr_Format(PyExc_TypeError, "the callback registered for %s is neither a Site nor a Chain", name);
   } else {
-    good = call(AsSite(object), &results);
+    good = call(callee, &results);
   }
   if (!good) {
     KeepError();
@@ -111,16 +119,17 @@ std::vector<PyObject*> Guard(const char* name, void* callback, Call call) {
 std::vector<PyObject*> ForwardRunner(const char* name, void* callback, const std::vector<int64_t>&,
                                      const std::vector<int64_t>&, bool training, const std::vector<int64_t>&,
                                      const char*, bool, const std::vector<PyObject*>& args) {
-  return Guard(name, callback, [&](Site* site, std::vector<PyObject*>* results) {
-    return Forward(site, training, args, results);
+  return Guard(name, callback, [&](PyObject* callee, std::vector<PyObject*>* results) {
+    return Forward(callee, training, args, results);
   });
 }
 
 std::vector<PyObject*> BackwardRunner(const char* name, void* callback, const std::vector<int64_t>&,
                                       const std::vector<int64_t>&, bool, const std::vector<int64_t>&,
                                       const char*, bool, const std::vector<PyObject*>& args) {
-  return Guard(name, callback,
-               [&](Site* site, std::vector<PyObject*>* results) { return Backward(site, args, results); });
+  return Guard(name, callback, [&](PyObject* callee, std::vector<PyObject*>* results) {
+    return Backward(callee, args, results);
+  });
 }
 
 bool IsCpuArgument(const char*, const char*, size_t, bool) { return false; }

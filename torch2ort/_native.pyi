@@ -192,6 +192,34 @@ class Site:
         """
 
 @final
+class Chain:
+    """Sites that follow each other directly, which one node of a runtime calls.
+
+    Takes the tensor arguments of all its sites, in order, but for the links, and gives what the last one
+    gives; backward takes the gradients of that, and gives those of the arguments. Nobody else may call its
+    sites.
+
+    Attributes:
+        key: Unique name of the chain.
+    """
+
+    key: str
+
+    def __new__(cls, key: str, sites: tuple[Site, ...], links: tuple[int, ...]) -> Chain:
+        """Builds a chain.
+
+        Args:
+            key: Unique name of the chain.
+            sites: Each but the last has one tensor output, which only the next one takes.
+            links: Per site the index of the tensor argument that is the output of the site before; -1 for
+                the first.
+
+        Raises:
+            TypeError: An argument is of the wrong type.
+            ValueError: The links do not fit the sites.
+        """
+
+@final
 class Run:
     """The contexts of one forward run, one a site. ``len()`` counts them; an empty run is false.
 

@@ -172,7 +172,7 @@ def test_a_callback_that_is_no_site_is_refused() -> None:
     trainer = Trainer([node("Mul", "x w", "h"), python_op("no site", "h", "y")])
     error = error_of(trainer.forward, torch.ones(2, 3), torch.ones(2, 3))
     assert isinstance(error, TypeError)
-    assert str(error) == "the callback registered for no site is not a torch2ort._native.Site"
+    assert str(error) == "the callback registered for no site is neither a Site nor a Chain"
 
 
 def test_a_backward_without_its_run_is_refused() -> None:

@@ -14,7 +14,8 @@ from torch2ort import symbolics
 from torch2ort.cache import Kept, Shelf
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.binding import bind_nodes, rename_functions
+from torch2ort.runtime.binding import bind_nodes
+from torch2ort.runtime.chains import Chain, join_python_ops
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.nodes import ancestors
@@ -28,7 +29,7 @@ class GradientGraph:
     """A graph's forward and backward halves, and what a session must know of them.
 
     Nothing in it belongs to a process: PythonOp nodes call their Function by the name of their node in the
-    exported graph.
+    exported graph, or a chain of them by the chain's.
 
     Attributes:
         model: ONNX.
@@ -40,6 +41,7 @@ class GradientGraph:
         needed: positions among the exported graph's feeds that the backward half reads.
         skipped: positions of the outputs that take no gradient.
         inplace: PythonOp node -> the in-place maps in force for it, see :attr:`plans`.
+        joined: PythonOp nodes that one node stands for, see :attr:`chains`.
     """
 
     model: bytes
@@ -51,11 +53,17 @@ class GradientGraph:
     needed: tuple[int, ...]
     skipped: tuple[int, ...]
     inplace: Mapping[str, Any]
+    joined: tuple[Any, ...]
 
     @property
     def plans(self) -> dict[str, InplacePlan]:
         """The in-place maps of each PythonOp node that has some."""
         return {name: InplacePlan.of(data) for name, data in self.inplace.items()}
+
+    @property
+    def chains(self) -> list[Chain]:
+        """The chains that nodes of the graph call."""
+        return [Chain.of(data) for data in self.joined]
 
     def description(self) -> dict[str, Any]:
         """All but the model, as JSON can hold it."""
@@ -103,6 +111,8 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
     )
     gradient_of.update(info.user_input_grad_names)
+    needed = _read_in_backward(model.graph, graph)
+    chains = join_python_ops(model.graph, graph.sites)
     return GradientGraph(
         model=model.SerializeToString(),
         optimized=False,
@@ -110,16 +120,16 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         fetched=len(info.user_output_names) + len(info.frontier_node_arg_map),
         gradients=gradients,
         gradient_of={name: gradients.index(g) for name, g in gradient_of.items() if g in gradients},
-        needed=_read_in_backward(model.graph, graph),
+        needed=needed,
         skipped=tuple(info.output_grad_indices_non_differentiable),
         inplace={name: plan.description() for name, plan in plans.items()},
+        joined=tuple(chain.description() for chain in chains),
     )
 
 
 def kept_gradient_graph(
     graph: Graph,
     requires_grad: frozenset[str],
-    functions: Mapping[str, str],
     settings: Any,
     identity: Mapping[str, str],
     shelf: Shelf,
@@ -129,7 +139,6 @@ def kept_gradient_graph(
     Args:
         graph: the exported graph.
         requires_grad: the graph inputs that require gradients.
-        functions: the ``func_name`` that reaches each PythonOp node's site, by node name.
         settings: of the session that optimises it; may be changed.
         identity: engine, machine and settings, on which the optimised graph depends.
         shelf: the graph's place in the cache.
@@ -140,10 +149,9 @@ def kept_gradient_graph(
 
     def make() -> Kept:
         gradient = build_gradient_graph(graph, requires_grad)
-        model = optimize(rename_functions(gradient.model, functions), settings)
+        model = optimize(gradient.model, settings)
         if model is not None:
-            names = {key: name for name, key in functions.items()}
-            gradient = replace(gradient, model=rename_functions(model, names), optimized=True)
+            gradient = replace(gradient, model=model, optimized=True)
         return Kept(gradient.description(), {MODEL_FILE: gradient.model})
 
     kept = shelf.obtain(

@@ -29,9 +29,11 @@ class Pool:
     def __init__(self) -> None:
         self.epoch = 0
         self._contexts = 0
-        self._sites: weakref.WeakValueDictionary[str, native.Site] = weakref.WeakValueDictionary()
+        self._sites: weakref.WeakValueDictionary[str, native.Site | native.Chain] = (
+            weakref.WeakValueDictionary()
+        )
 
-    def register(self, site: native.Site) -> None:
+    def register(self, site: native.Site | native.Chain) -> None:
         """Make ``site`` callable by onnxruntime-training's PythonOp kernel under its key, while it lives."""
         self._sites[site.key] = site
         _register(site)
@@ -51,7 +53,7 @@ class Pool:
         self._contexts = max(0, self._contexts + contexts)
 
 
-def _register(site: native.Site) -> None:
+def _register(site: native.Site | native.Chain) -> None:
     # onnxruntime insists on a class whose direct base is Function, and reads these two attributes of it:
     # being the native site themselves, they reach the runner without a look-up.
     proxy = type("SiteProxy", (torch.autograd.Function,), {"apply": site, "backward": site})

@@ -19,6 +19,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_sites, rename_functions, reraise
+from torch2ort.runtime.chains import bind_chains
 from torch2ort.runtime.feeds import Feeds, to_capsule
 from torch2ort.runtime.gradient import (
     GradientGraph,
@@ -135,16 +136,16 @@ class TrainingEngine:
         sites = bind_sites(graph.sites, {}, training=True)
         self._feeds = Feeds(len(graph.inputs))
         self._lock: Any = python_op_lock if sites else contextlib.nullcontext()
-        functions = {name: bound.key for name, bound in sites.items()}
         if shelf is None:
             gradient = build_gradient_graph(graph, requires_grad)
         else:
             gradient = kept_gradient_graph(
-                graph, requires_grad, functions, session_settings(options), identity(options), shelf
+                graph, requires_grad, session_settings(options), identity(options), shelf
             )
         if gradient.inplace:
             sites = bind_sites(graph.sites, gradient.plans, training=True)
-            functions = {name: bound.key for name, bound in sites.items()}
+        self._chains = bind_chains(gradient.chains, sites)
+        self._calls = len(sites) - sum(len(chain.members) - 1 for chain in gradient.chains)
         self._sites = sites
         self._site_nodes = {bound.key: name for name, bound in sites.items()}
         # What the model writes to and no output depends on, no gradient depends on either.
@@ -152,6 +153,8 @@ class TrainingEngine:
         self._feed_order = [graph.feeds.index(name) for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
+        functions = {name: bound.key for name, bound in sites.items()}
+        functions |= {name: bound.key for name, bound in self._chains.items()}
         self._session = _session(gradient, functions, options)
         device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
         self._agent = self._ort.TrainingAgent(
@@ -185,9 +188,9 @@ class TrainingEngine:
         partial = ort.PartialGraphExecutionState()
         run = native.Run()
         with self._lock, contexts_in(run):
-            if self._sites:
+            if self._calls:
                 pool.tidy()
-                pool.add(len(self._sites))
+                pool.add(self._calls)
             epoch = pool.epoch
             try:
                 self._agent.run_forward(values, fetched, partial, None)
@@ -223,13 +226,13 @@ class TrainingEngine:
             given.push_back(to_capsule(gradient.detach().contiguous()), False)
         computed = self._ort.OrtValueVector()
         with self._lock, contexts_in(state.run):
-            if self._sites and state.epoch != pool.epoch:
+            if self._calls and state.epoch != pool.epoch:
                 return None
             try:
                 self._agent.run_backward(given, computed, state.partial)
             except Exception as error:
                 reraise(error)
-            pool.add(-len(self._sites))
+            pool.add(-self._calls)
         found = _tensors(computed)
         reached = self._reached(state.run, gradients)
         state.run.clear()

@@ -1,0 +1,35 @@
+// A chain: sites that follow each other directly, run by one node of the runtime.
+#pragma once
+
+#include <vector>
+
+#include "policy.h"
+#include "site.h"
+
+namespace torch2ort {
+
+struct Member {
+  Ref site;
+  int link;  // index of the tensor argument that is the output of the member before; -1 for the first
+};
+
+// Takes the tensor arguments of all members, in order, but for the links; gives what the last member gives.
+// Its sites are called by nobody else.
+struct Chain {
+  PyObject_HEAD PyObject* weak_references;
+  PyObject* key;
+  std::vector<Member>* members;
+  size_t input_count;
+};
+
+extern PyTypeObject* chain_type;
+bool InitChain(PyObject* module);
+
+inline bool IsChain(PyObject* object) { return PyObject_TypeCheck(object, chain_type); }
+inline Chain* AsChain(PyObject* self) { return reinterpret_cast<Chain*>(self); }
+
+// As for a site.
+bool RunForward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs);
+bool RunBackward(Chain* chain, Loans& gradients, std::vector<Managed>* outputs);
+
+}  // namespace torch2ort

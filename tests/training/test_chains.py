@@ -1,0 +1,269 @@
+"""Functions that follow each other directly are one node, and act as if they were not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx
+import pytest
+import torch
+
+import torch2ort
+from tests.comparison import assert_same, assert_trains_like_eager
+from tests.functions import Affine, Square, TwoOutputs
+
+
+class Model(torch.nn.Module):
+    """A weight in front of some calls of Functions."""
+
+    def __init__(self, body: Callable[[torch.Tensor, torch.nn.Parameter], Any]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 4))
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x * self.weight, self.weight)
+
+
+def batches() -> list[tuple[torch.Tensor]]:
+    return [(torch.rand(n, 4),) for n in (3, 5)]
+
+
+def calls(model: torch.nn.Module, folder: Path) -> list[str]:
+    """Names of the Functions that each PythonOp of the model's gradient graph calls."""
+    ort = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(save_onnx_dir=folder))
+    ort(torch.randn(3, 4)).square().sum().backward()
+    (file,) = folder.glob("*_gradient.onnx")
+    comments = [
+        attribute.s.decode()
+        for node in onnx.load(file).graph.node
+        for attribute in node.attribute
+        if node.op_type == "PythonOp" and attribute.name == "comment"
+    ]
+    return [", ".join(name.rpartition(".")[2] for name in comment.split(", ")) for comment in comments]
+
+
+class Scale(torch.autograd.Function):
+    """A tensor between constants, as second argument."""
+
+    @staticmethod
+    def forward(ctx, factor, x, name):
+        assert name == "scale"
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad * ctx.factor, None
+
+
+class StraightThrough(torch.autograd.Function):
+    """Its gradient is the gradient it is given, unchanged."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Overwrite(torch.autograd.Function):
+    """Writes to the gradient that it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.mul_(3.0)
+
+
+class Product(torch.autograd.Function):
+    """Two arguments alike."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return grad * y, grad * x
+
+
+JOINED = {
+    "one after the other": (
+        lambda x, w: Square.apply(Square.apply(Square.apply(x))),
+        ["Square, Square, Square"],
+    ),
+    "more arguments": (
+        lambda x, w: Scale.apply(0.5, Affine.apply(Square.apply(Affine.apply(x, w)), w), "scale"),
+        ["Affine, Square, Affine, Scale"],
+    ),
+    "two outputs at the end": (
+        lambda x, w: sum(TwoOutputs.apply(Square.apply(x))),
+        ["Square, TwoOutputs"],
+    ),
+    "a gradient passed on": (
+        lambda x, w: Square.apply(StraightThrough.apply(StraightThrough.apply(x))),
+        ["StraightThrough, StraightThrough, Square"],
+    ),
+    "gradients written to": (
+        lambda x, w: Square.apply(Overwrite.apply(Overwrite.apply(Square.apply(x)))),
+        ["Square, Overwrite, Overwrite, Square"],
+    ),
+    "without gradients": (
+        lambda x, w: x * Square.apply(Square.apply(w.detach())),
+        ["Square, Square"],
+    ),
+}
+
+APART = {
+    "a value read twice": (lambda x, w: Square.apply(y := Square.apply(x)) + y, ["Square", "Square"]),
+    "a value returned": (lambda x, w: (y := Square.apply(x), Square.apply(y)), ["Square", "Square"]),
+    "both arguments": (lambda x, w: Product.apply(y := Square.apply(x), y), ["Square", "Product"]),
+    "an operator between": (lambda x, w: Square.apply(Square.apply(x).sin()), ["Square", "Square"]),
+    "a call between": (
+        lambda x, w: Affine.apply(Square.apply(x), Square.apply(w)),
+        ["Square", "Square, Affine"],
+    ),
+    "a gradient for one alone": (
+        lambda x, w: Product.apply(Square.apply(x.detach()), x),
+        ["Square", "Product"],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*shares memory:torch2ort.Torch2OrtWarning")
+@pytest.mark.parametrize(("body", "expected"), [*JOINED.values(), *APART.values()], ids=[*JOINED, *APART])
+def test_chains_train_like_eager(body, expected, tmp_path):
+    model = Model(body)
+    output = model(torch.randn(3, 4))
+    if isinstance(output, torch.Tensor):
+        assert calls(model, tmp_path) == expected
+    assert_trains_like_eager(model, batches(), steps=4, lr=0.01)
+
+
+def test_a_chain_runs_after_the_values_that_its_later_members_take():
+    model = Model(lambda x, w: Affine.apply(Square.apply(x), (w + 1.0).sin()))
+    assert_trains_like_eager(model, batches(), steps=4, lr=0.01)
+
+
+class Fail(torch.autograd.Function):
+    """Raises where it is told to."""
+
+    where: ClassVar[str] = ""
+    error: ClassVar[Exception] = KeyError("mine")
+
+    @staticmethod
+    def forward(ctx, x):
+        if Fail.where == "forward":
+            raise Fail.error
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        if Fail.where == "backward":
+            raise Fail.error
+        return grad * 1.0
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_in_the_middle_of_a_chain_arrives_as_it_is(where, monkeypatch):
+    model = Model(lambda x, w: Square.apply(Fail.apply(Square.apply(x))))
+    ort = torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(3, 4)
+    ort(x).sum().backward()
+    monkeypatch.setattr(Fail, "where", where)
+    with pytest.raises(KeyError) as caught:
+        ort(x).sum().backward()
+    assert caught.value is Fail.error
+    monkeypatch.setattr(Fail, "where", "")
+    for module in (model, ort):
+        module.zero_grad()
+        module(x).sum().backward()
+    assert_same(ort.weight.grad, model.weight.grad, "gradient")
+
+
+class Hoard(torch.autograd.Function):
+    """Keeps all that it is given and returns."""
+
+    values: ClassVar[list[tuple[torch.Tensor, torch.Tensor]]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return Hoard.keep(x, x * 2.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Hoard.keep(grad, grad * 2.0)
+
+    @staticmethod
+    def keep(*values):
+        # An export may call it on tensors without memory; those are not for keeping.
+        if all(type(value) is torch.Tensor for value in values):
+            Hoard.values.extend((value.detach(), value.detach().clone()) for value in values)
+        return values[-1]
+
+
+def test_what_a_member_keeps_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(Hoard, "values", [])
+    ort = torch2ort.ORTModule(Model(lambda x, w: Hoard.apply(Hoard.apply(Hoard.apply(x)))))
+    for (x,) in batches() * 4:
+        ort(x).square().sum().backward()
+    assert len(Hoard.values) >= 8 * 12
+    for i, (kept, copied) in enumerate(Hoard.values):
+        assert_same(kept, copied, f"value {i}", rtol=0, atol=0)
+
+
+def test_a_second_backward_and_a_forward_without_backward_are_eagers():
+    model = Model(lambda x, w: Affine.apply(Square.apply(Square.apply(x)), w))
+    ort = torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(3, 4)
+    for module in (model, ort):
+        module(x)
+        loss = module(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert_same(ort.weight.grad, model.weight.grad, "gradient")
+
+
+class Extend(torch.autograd.Function):
+    """Its output is declared to be its argument's memory."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.reshape(-1, 4)
+
+
+def test_a_call_with_an_in_place_map_stays_apart(tmp_path):
+    torch2ort.register_inplace_map(f"{__name__}.Extend", forward={0: 0}, backward={0: 0})
+    try:
+        model = Model(lambda x, w: Square.apply(Extend.apply(Square.apply(x))))
+        assert calls(model, tmp_path) == ["Square", "Extend", "Square"]
+        assert_trains_like_eager(model, batches(), steps=4, lr=0.01)
+    finally:
+        torch2ort.unregister(f"{__name__}.Extend")
+
+
+def test_chains_come_out_of_the_cache(tmp_path):
+    model = Model(lambda x, w: Affine.apply(Square.apply(Square.apply(x)), w))
+    x = torch.randn(3, 4)
+    model(x).sum().backward()
+    for hit in (False, True):
+        ort = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(cache_dir=tmp_path))
+        ort.zero_grad()
+        ort(x).sum().backward()
+        assert ort.exported.cache.hit is hit
+        assert_same(ort.weight.grad, model.weight.grad, "gradient")

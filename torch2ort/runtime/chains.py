@@ -1,0 +1,219 @@
+"""PythonOps that follow each other directly, as one node.
+
+What ONNX Runtime does around a call (finding the node, wrapping its tensors, locking its table of contexts)
+takes as long as a small Function itself. Functions of which each takes the only output of the one before
+need none of it in between: a chain of them is one PythonOp, and its gradient one PythonOpGrad.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.native import native
+from torch2ort.runtime.pool import pool
+
+_serial = itertools.count()
+_MAP = "tensor_reuse_map"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Calls that one node makes.
+
+    Attributes:
+        members: names of the PythonOp nodes that it stands for, in order.
+        links: per member the index of the tensor argument that is the output of the member before; -1 for
+            the first.
+    """
+
+    members: tuple[str, ...]
+    links: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the chain's node."""
+        return f"{self.members[0]}..{self.members[-1]}"
+
+    def description(self) -> list[Any]:
+        """The chain as JSON can hold it."""
+        return [list(self.members), list(self.links)]
+
+    @classmethod
+    def of(cls, description: Sequence[Sequence[Any]]) -> Chain:
+        """What :meth:`description` described."""
+        members, links = description
+        return cls(tuple(members), tuple(links))
+
+
+def bind_chains(chains: Iterable[Chain], sites: Mapping[str, native.Site]) -> dict[str, native.Chain]:
+    """Make chains callable by onnxruntime-training.
+
+    Args:
+        chains: of one session's graph.
+        sites: the native site of each PythonOp node of the exported graph, by node name.
+
+    Returns:
+        Each by its name; its key is the ``func_name`` that reaches it.
+    """
+    bound: dict[str, native.Chain] = {}
+    for chain in chains:
+        key = f"{chain.name}/{next(_serial)}"
+        own = native.Chain(key=key, sites=tuple(sites[name] for name in chain.members), links=chain.links)
+        pool.register(own)
+        bound[chain.name] = own
+    return bound
+
+
+def join_python_ops(gradient: onnx.GraphProto, sites: Mapping[str, Site]) -> list[Chain]:
+    """Make one node of PythonOps that follow each other directly, in place.
+
+    A chain runs where its last member stood, so that no other PythonOp may stand in between: random numbers
+    are drawn in the program's order.
+
+    Args:
+        gradient: forward and backward half; the ``func_name`` of its nodes is the name that the PythonOp node
+            has in the exported graph.
+        sites: the site of each of them.
+    """
+    calls = _Calls(gradient, sites)
+    chains: list[list[tuple[str, int]]] = []
+    for name in calls.forward:
+        link = calls.link(chains[-1][-1][0], name) if chains else -1
+        if link < 0:
+            chains.append([])
+        chains[-1].append((name, link))
+    joined = [Chain(*zip(*members, strict=True)) for members in chains if len(members) > 1]
+    if joined:
+        _replace(gradient, calls, joined)
+    return joined
+
+
+class _Calls:
+    """PythonOp and PythonOpGrad nodes of a gradient graph, by the name of the exported graph's node."""
+
+    def __init__(self, gradient: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
+        self._sites = sites
+        self.nodes = list(gradient.node)
+        self.forward = {n.name: n for n in self.nodes if n.op_type == "PythonOp" and n.name in sites}
+        self.backward = {
+            _attributes(n)["func_name"].decode(): n for n in self.nodes if n.op_type == "PythonOpGrad"
+        }
+        self._readers = Counter(name for node in self.nodes for name in node.input)
+        self._readers.update(value.name for value in gradient.output)
+
+    def link(self, first: str, second: str) -> int:
+        """Index of the input by which the second call may directly follow the first; -1 if it may not."""
+        made, taken = self.forward[first].output, self.forward[second].input
+        # The first output is the context.
+        if not (self._plain(first) and self._plain(second)) or len(made) != 2 or self._readers[made[1]] != 1:
+            return -1
+        link = list(taken).index(made[1]) if made[1] in taken else -1
+        return link if link >= 0 and self._linked_backward(first, second, link) else -1
+
+    def _plain(self, name: str) -> bool:
+        """Whether a call takes tensors, writes to none, and returns no memory of theirs."""
+        nodes = [node for node in (self.forward[name], self.backward.get(name)) if node is not None]
+        mapped = any(attribute.name == "tensor_reuse_map" for node in nodes for attribute in node.attribute)
+        return len(nodes[0].input) > 0 and not mapped and not self._sites[name].known_result.mutated
+
+    def _linked_backward(self, first: str, second: str, link: int) -> bool:
+        """Whether the second's gradient for that input is all that the first's backward takes."""
+        before, after = self.backward.get(first), self.backward.get(second)
+        if before is None or after is None:
+            return before is after
+        gradient = after.output[link] if link < len(after.output) else ""
+        return gradient != "" and list(before.input[1:]) == [gradient] and self._readers[gradient] == 1
+
+
+def _replace(gradient: onnx.GraphProto, calls: _Calls, chains: Iterable[Chain]) -> None:
+    """Put each chain where its members' last nodes stand; their gradients wait for nothing else."""
+    new: dict[str, onnx.NodeProto | None] = {}
+    for chain in chains:
+        forward = [calls.forward[name] for name in chain.members]
+        backward = [calls.backward[name] for name in chain.members if name in calls.backward]
+        new.update({node.name: None for node in (*forward, *backward)})
+        new[forward[-1].name] = _joined_forward(chain, forward)
+        if backward:
+            new[backward[-1].name] = _joined_backward(chain, forward, backward)
+    nodes = [node for node in (new.get(node.name, node) for node in calls.nodes) if node is not None]
+    values = {name for node in nodes for name in (*node.input, *node.output)}
+    types = [value for value in gradient.value_info if value.name in values]
+    del gradient.node[:], gradient.value_info[:]
+    gradient.node.extend(nodes)
+    gradient.value_info.extend(types)
+
+
+def _joined_forward(chain: Chain, nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto:
+    attributes = [_attributes(node) for node in nodes]
+    of_inputs = {
+        name: _without_links(chain, [given[name] for given in attributes])
+        for name in ("input_tensor_types", "input_tensor_ranks", "input_requires_grads")
+    }
+    inputs = _without_links(chain, [node.input for node in nodes])
+    return onnx.helper.make_node(
+        "PythonOp",
+        inputs,
+        [nodes[0].output[0], *nodes[-1].output[1:]],
+        chain.name,
+        domain="com.microsoft",
+        **{
+            **attributes[-1],
+            **of_inputs,
+            "func_name": chain.name,
+            "input_convention": "d" * len(inputs),
+            "comment": _comment(attributes),
+        },
+    )
+
+
+def _joined_backward(
+    chain: Chain, forward: Sequence[onnx.NodeProto], nodes: Sequence[onnx.NodeProto]
+) -> onnx.NodeProto:
+    attributes = [_attributes(node) for node in nodes]
+    of_outputs = {
+        name: _without_links(chain, [given[name] for given in attributes])
+        for name in ("output_tensor_types", "output_tensor_ranks", "output_tensor_requires_grads")
+    }
+    outputs = [
+        [*n.output, *[""] * (len(f.input) - len(n.output))] for f, n in zip(forward, nodes, strict=True)
+    ]
+    made = _without_links(chain, outputs)
+    return onnx.helper.make_node(
+        "PythonOpGrad",
+        [nodes[0].input[0], *nodes[-1].input[1:]],
+        made,
+        f"{chain.name}_Grad",
+        domain="com.microsoft",
+        **{
+            **attributes[-1],
+            **of_outputs,
+            "func_name": chain.name,
+            "output_convention": "d" * len(made),
+            "comment": _comment(attributes),
+        },
+    )
+
+
+def _without_links(chain: Chain, of_members: Iterable[Iterable[Any]]) -> list[Any]:
+    """What the members have one of a tensor argument, in a row, but for the arguments that are links."""
+    return [
+        item
+        for items, link in zip(of_members, chain.links, strict=True)
+        for i, item in enumerate(items)
+        if i != link
+    ]
+
+
+def _comment(attributes: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(given["comment"].decode() for given in attributes)
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
