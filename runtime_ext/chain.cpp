@@ -121,7 +121,7 @@ bool CheckCount(const Loans& loans, size_t expected, const char* what) {
   return false;
 }
 
-bool Forward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs) {
+bool Forward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages) {
   if (!CheckCount(inputs, chain->input_count, "tensors")) return false;
   size_t next = 0;
   for (const Member& member : *chain->members) {
@@ -134,7 +134,8 @@ bool Forward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs) {
       }
     }
     outputs->clear();
-    if (!RunForward(SiteOf(member), loans, outputs)) return false;
+    bool last = &member == &chain->members->back();
+    if (!RunForward(SiteOf(member), loans, outputs, last ? storages : nullptr)) return false;
   }
   return true;
 }
@@ -181,18 +182,44 @@ bool InitChain(PyObject* module) {
   return PyModule_AddObjectRef(module, "Chain", reinterpret_cast<PyObject*>(chain_type)) == 0;
 }
 
-bool RunForward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs) {
+bool IsCallable(PyObject* object) {
+  return PyObject_TypeCheck(object, site_type) || PyObject_TypeCheck(object, chain_type);
+}
+
+std::vector<const InputSpec*> InputsOf(PyObject* callee) {
+  std::vector<const InputSpec*> found;
+  auto add = [&](Site* site, int link) {
+    for (size_t i = 0; i < site->inputs->size(); ++i) {
+      if (static_cast<int>(i) != link) found.push_back(&(*site->inputs)[i]);
+    }
+  };
+  if (PyObject_TypeCheck(callee, site_type)) {
+    add(AsSite(callee), -1);
+  } else {
+    for (const Member& member : *AsChain(callee)->members) add(SiteOf(member), member.link);
+  }
+  return found;
+}
+
+const std::vector<OutputSpec>& OutputsOf(PyObject* callee) {
+  bool chain = PyObject_TypeCheck(callee, chain_type);
+  return *(chain ? SiteOf(AsChain(callee)->members->back()) : AsSite(callee))->tensor_outputs;
+}
+
+bool RunForward(PyObject* callee, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages) {
+  if (PyObject_TypeCheck(callee, site_type)) return RunForward(AsSite(callee), inputs, outputs, storages);
   try {
-    return Forward(chain, inputs, outputs);
+    return Forward(AsChain(callee), inputs, outputs, storages);
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
     return false;
   }
 }
 
-bool RunBackward(Chain* chain, Loans& gradients, std::vector<Managed>* outputs) {
+bool RunBackward(PyObject* callee, Loans& gradients, std::vector<Managed>* outputs) {
+  if (PyObject_TypeCheck(callee, site_type)) return RunBackward(AsSite(callee), gradients, outputs);
   try {
-    return Backward(chain, gradients, outputs);
+    return Backward(AsChain(callee), gradients, outputs);
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
     return false;

@@ -25,11 +25,15 @@ struct Chain {
 extern PyTypeObject* chain_type;
 bool InitChain(PyObject* module);
 
-inline bool IsChain(PyObject* object) { return PyObject_TypeCheck(object, chain_type); }
 inline Chain* AsChain(PyObject* self) { return reinterpret_cast<Chain*>(self); }
 
-// As for a site.
-bool RunForward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs);
-bool RunBackward(Chain* chain, Loans& gradients, std::vector<Managed>* outputs);
+// ---- what a node calls: a site or a chain ----
+
+bool IsCallable(PyObject* object);
+std::vector<const InputSpec*> InputsOf(PyObject* callee);
+const std::vector<OutputSpec>& OutputsOf(PyObject* callee);
+// As for a site; `storages` may be null.
+bool RunForward(PyObject* callee, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages);
+bool RunBackward(PyObject* callee, Loans& gradients, std::vector<Managed>* outputs);
 
 }  // namespace torch2ort

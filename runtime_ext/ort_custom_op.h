@@ -2,10 +2,11 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "chain.h"
 #include "ort_api.h"
 #include "python.h"
-#include "site.h"
 
 namespace torch2ort {
 
@@ -18,10 +19,11 @@ struct Kernel {
   bool has_shape_reference;
   bool keeps_errors;  // the session's caller asks for them
   bool on_cuda;
-  bool gives_memory;     // its session may take outputs without a copy
-  bool writes_context;   // somebody may read the first output, which stands for the context
-  std::string where;     // Function and node, for messages
-  Site* site = nullptr;  // owned
+  bool gives_memory;           // its session may take outputs without a copy
+  bool writes_context;         // somebody may read the first output, which stands for the context
+  std::string where;           // Function and node, for messages
+  PyObject* callee = nullptr;  // owned
+  std::vector<DLDataType> input_dtypes;
 };
 
 // What configure_custom_op() was given. All of it lives as long as the process.

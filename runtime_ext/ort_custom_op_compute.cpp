@@ -62,7 +62,7 @@ class OnStream {
 class Computation {
  public:
   Computation(const Kernel& kernel, OrtKernelContext* context)
-      : kernel_(kernel), api_(kernel.api), context_(context), loans_(kernel.site->inputs->size()) {
+      : kernel_(kernel), api_(kernel.api), context_(context), loans_(kernel.input_dtypes.size()) {
     // A node without inputs cannot say which device is its own.
     if (kernel.on_cuda) device_.device_type = kDLCUDA;
   }
@@ -120,7 +120,7 @@ OrtStatus* Computation::Lend(size_t index) {
     T2O_RETURN_IF_ERROR(api_->GetTensorMemoryInfo(value, &memory));
     T2O_RETURN_IF_ERROR(api_->MemoryInfoGetId(memory, &device_.device_id));
   }
-  DLDataType dtype = (*kernel_.site->inputs)[index].dtype;
+  DLDataType dtype = kernel_.input_dtypes[index];
   DLTensor tensor{data, device_, static_cast<int32_t>(rank), dtype, const_cast<int64_t*>(sizes), nullptr, 0};
   loans_[index] = torch2ort::Lend(tensor, nullptr, nullptr);
   return nullptr;
@@ -212,7 +212,7 @@ OrtStatus* Computation::Run() {
   NoGrad no_grad;
   std::vector<Managed> outputs;
   std::vector<Ref> storages;
-  if (no_grad.failed() || !RunForward(kernel_.site, loans_, &outputs, &storages)) {
+  if (no_grad.failed() || !RunForward(kernel_.callee, loans_, &outputs, &storages)) {
     return PythonError();
   }
   if (kernel_.writes_context) T2O_RETURN_IF_ERROR(WriteContext());

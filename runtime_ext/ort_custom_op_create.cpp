@@ -30,20 +30,21 @@ std::string ReadAttribute(const OrtApi* api, const OrtKernelInfo* info, const ch
 }
 
 // Calls the resolver that torch2ort set: it alone decides what a name in a file may stand for.
-PyObject* ResolveSite(const std::string& name, const std::string& key, const std::string& description) {
+PyObject* Resolve(const std::string& name, const std::string& key, const std::string& description) {
   if (custom_op_config.resolve == nullptr) {
     PyErr_SetString(PyExc_RuntimeError,
                     "torch2ort is not imported; import torch2ort before the session is made");
     return nullptr;
   }
-  Ref site = Ref::Steal(PyObject_CallFunction(
+  Ref callee = Ref::Steal(PyObject_CallFunction(
       custom_op_config.resolve, "s#s#s#", name.data(), static_cast<Py_ssize_t>(name.size()), key.data(),
       static_cast<Py_ssize_t>(key.size()), description.data(), static_cast<Py_ssize_t>(description.size())));
-  if (site && !PyObject_TypeCheck(site.get(), site_type)) {
-    PyErr_Format(PyExc_TypeError, "the resolver returned %.200s, not a Site", TypeName(site.get()).c_str());
+  if (callee && !IsCallable(callee.get())) {
+    PyErr_Format(PyExc_TypeError, "the resolver returned %.200s, neither a Site nor a Chain",
+                 TypeName(callee.get()).c_str());
     return nullptr;
   }
-  return site.release();
+  return callee.release();
 }
 
 // The element type of one of the node's tensors, as a status if it is another than the site's.
@@ -77,7 +78,7 @@ OrtStatus* CheckCount(const Kernel& kernel, const char* what, size_t given, size
 OrtStatus* CheckAttribute(const Kernel& kernel, const OrtKernelInfo* info, const char* name,
                           bool (*fits)(const OutputSpec&, int64_t)) {
   const OrtApi* api = kernel.api;
-  const auto& outputs = *kernel.site->tensor_outputs;
+  const auto& outputs = OutputsOf(kernel.callee);
   size_t count = 0;
   OrtStatus* status = api->KernelInfoGetAttributeArray_int64(info, name, nullptr, &count);
   std::vector<int64_t> values(count);
@@ -106,8 +107,8 @@ OrtStatus* CheckAttributes(const Kernel& kernel, const OrtKernelInfo* info) {
 OrtStatus* CheckNode(Kernel* node, const OrtKernelInfo* info) {
   const Kernel& kernel = *node;
   const OrtApi* api = kernel.api;
-  const auto& inputs = *kernel.site->inputs;
-  const auto& outputs = *kernel.site->tensor_outputs;
+  const auto& inputs = kernel.input_dtypes;
+  const auto& outputs = OutputsOf(kernel.callee);
   size_t input_count = 0, output_count = 0;
   T2O_RETURN_IF_ERROR(api->KernelInfo_GetInputCount(info, &input_count));
   T2O_RETURN_IF_ERROR(api->KernelInfo_GetOutputCount(info, &output_count));
@@ -116,7 +117,7 @@ OrtStatus* CheckNode(Kernel* node, const OrtKernelInfo* info) {
   OrtTypeInfo* type = nullptr;
   for (size_t i = 0; i < inputs.size(); ++i) {
     T2O_RETURN_IF_ERROR(api->KernelInfo_GetInputTypeInfo(info, i, &type));
-    T2O_RETURN_IF_ERROR(CheckType(kernel, type, "input", i, inputs[i].dtype));
+    T2O_RETURN_IF_ERROR(CheckType(kernel, type, "input", i, inputs[i]));
   }
   for (size_t i = 0; i < output_count; ++i) {
     std::string name = ReadString(
@@ -147,9 +148,9 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   kernel->keeps_errors = !key.empty();
   kernel->gives_memory = kernel->keeps_errors && allocator_lent && !kernel->on_cuda;
   Gil gil;
-  PyObject* site = ResolveSite(name, key, ReadAttribute(api, info, "site"));
-  if (site == nullptr) return StatusOfException(api, kernel->where, kernel->keeps_errors);
-  kernel->site = AsSite(site);
+  kernel->callee = Resolve(name, key, ReadAttribute(api, info, "site"));
+  if (kernel->callee == nullptr) return StatusOfException(api, kernel->where, kernel->keeps_errors);
+  for (const InputSpec* input : InputsOf(kernel->callee)) kernel->input_dtypes.push_back(input->dtype);
   T2O_RETURN_IF_ERROR(CheckNode(kernel, info));
   return CheckAttributes(*kernel, info);
 }
@@ -173,9 +174,9 @@ OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKerne
 void DestroyKernel(void* object) {
   auto* kernel = static_cast<Kernel*>(object);
   // A session that outlives the interpreter leaves its sites to the end of the process.
-  if (kernel->site != nullptr && PythonRuns()) {
+  if (kernel->callee != nullptr && PythonRuns()) {
     Gil gil;
-    Py_DECREF(kernel->site);
+    Py_DECREF(kernel->callee);
   }
   delete kernel;
 }

@@ -67,10 +67,7 @@ bool Forward(PyObject* callee, bool training, const std::vector<PyObject*>& args
              std::vector<PyObject*>* results) {
   Loans loans(args.size());
   std::vector<Managed> tensors;
-  if (!LendArguments(args, 0, &loans)) return false;
-  bool good = IsChain(callee) ? RunForward(AsChain(callee), loans, &tensors)
-                              : RunForward(AsSite(callee), loans, &tensors);
-  if (!good) return false;
+  if (!LendArguments(args, 0, &loans) || !RunForward(callee, loans, &tensors, nullptr)) return false;
   results->reserve(tensors.size() + 1);
   // ORT wants an object with two holders; the true context waits in the run. A None it keeps without owning
   // it, and releases it in the end: the extra reference is for that.
@@ -87,10 +84,7 @@ bool Backward(PyObject* callee, const std::vector<PyObject*>& args, std::vector<
   }
   Loans loans(args.size() - 1);
   std::vector<Managed> tensors;
-  if (!LendArguments(args, 1, &loans)) return false;
-  bool good = IsChain(callee) ? RunBackward(AsChain(callee), loans, &tensors)
-                              : RunBackward(AsSite(callee), loans, &tensors);
-  if (!good) return false;
+  if (!LendArguments(args, 1, &loans) || !RunBackward(callee, loans, &tensors)) return false;
   results->reserve(tensors.size());
   return AppendCapsules(&tensors, results);
 }
@@ -102,7 +96,7 @@ std::vector<PyObject*> Guard(const char* name, void* callback, Call call) {
   std::vector<PyObject*> results;
   bool good = false;
   auto* callee = static_cast<PyObject*>(callback);
-  if (callee == nullptr || !(IsChain(callee) || PyObject_TypeCheck(callee, site_type))) {
+  if (callee == nullptr || !IsCallable(callee)) {
     PyErr_Format(PyExc_TypeError, "the callback registered for %s is neither a Site nor a Chain", name);
   } else {
     good = call(callee, &results);

@@ -266,7 +266,7 @@ def aten_executor() -> tuple[int, int]:
 
 def configure_custom_op(
     *,
-    resolve: Callable[[str, str, str], Site],
+    resolve: Callable[[str, str, str], Site | Chain],
     is_grad_enabled: Callable[[], bool],
     set_grad_enabled: Callable[[bool], object],
     stream: Callable[[int, int], AbstractContextManager[object]],

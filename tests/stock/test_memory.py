@@ -159,7 +159,7 @@ class Records(torch.autograd.Function):
 @pytest.mark.parametrize(("function", "copies"), [(Records, 0), (KeepsInput, 1)])
 def test_an_input_is_copied_only_if_the_function_keeps_it(function, copies):
     session = exported(function, SMALL).session()
-    (site,) = session.python_op_sites
+    (site,) = session.python_op_callees
     x = torch.ones(SMALL)
     run(session, x)  # a first call works on copies, to see what the Function does with them
     before = site.copied_bytes

@@ -9,7 +9,8 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -21,8 +22,11 @@ from torch2ort.pythonop.native import native
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.pythonop.unobserved import watched
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.chains import Chain
 from torch2ort.runtime.inplace import InplacePlan
 from torch2ort.runtime.pool import pool
+
+Callee = native.Site | native.Chain
 
 _serial = itertools.count()
 
@@ -89,21 +93,47 @@ def native_site(
     )
 
 
+@dataclass(frozen=True)
+class Bound:
+    """What the PythonOp nodes of a session's graph call, for as long as this lives.
+
+    Attributes:
+        sites: the native site of each PythonOp node of the exported graph, by node name.
+        chains: the native chain of each node that stands for several, by node name.
+    """
+
+    sites: dict[str, native.Site]
+    chains: dict[str, native.Chain]
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """The ``func_name`` that reaches what a node calls, by node name."""
+        callees: dict[str, Callee] = {**self.sites, **self.chains}
+        return {name: callee.key for name, callee in callees.items()}
+
+    @property
+    def callees(self) -> list[Callee]:
+        """All of them."""
+        return [*self.sites.values(), *self.chains.values()]
+
+
 def bind_sites(
-    sites: Mapping[str, Site], plans: Mapping[str, InplacePlan], *, training: bool
-) -> dict[str, native.Site]:
+    sites: Mapping[str, Site],
+    plans: Mapping[str, InplacePlan],
+    chains: Iterable[Chain],
+    *,
+    training: bool,
+) -> Bound:
     """Make sites callable by onnxruntime-training.
 
     Args:
         sites: the site of each PythonOp node, by node name.
         plans: the in-place maps in force in the session's graph, by node name.
+        chains: sites that one node calls.
         training: whether the session computes gradients.
-
-    Returns:
-        The native site of each node, by node name; its key is the ``func_name`` that reaches it.
     """
     install_runners()
-    bound: dict[str, native.Site] = {}
+    bound = Bound({}, {})
     for name, site in sites.items():
         # With gradients, the graph keeps these alive and unwritten (see ownership.py).
         protected = site.known_result.kept if training else ()
@@ -111,22 +141,24 @@ def bind_sites(
         key = f"{site.key}/{next(_serial)}"
         own = native_site(site, key, training=training, protected=protected, plan=plan)
         pool.register(own)
-        bound[name] = own
+        bound.sites[name] = own
+    for chain in chains:
+        members = tuple(bound.sites[name] for name in chain.members)
+        joined = native.Chain(key=f"{chain.name}/{next(_serial)}", sites=members, links=chain.links)
+        pool.register(joined)
+        bound.chains[chain.name] = joined
     return bound
 
 
-def bind_nodes(
-    graph: onnx.GraphProto, sites: Mapping[str, Site], functions: Mapping[str, str], *, training: bool
-) -> None:
+def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site], *, training: bool) -> None:
     """Turn the graph's PythonOp nodes into what onnxruntime-training's kernel takes, in place.
 
     Constants and everything else about the call stay in the native site, so that the node passes
-    tensors only.
+    tensors only. It calls by its own name, see :func:`name_functions`.
 
     Args:
         graph: a session's copy of an exported graph.
         sites: the site of each PythonOp node, by node name.
-        functions: the ``func_name`` of each, by node name.
         training: whether the session computes gradients.
     """
     for node in graph.node:
@@ -137,7 +169,7 @@ def bind_nodes(
         kept = [a for a in node.attribute if a.name not in replaced and a.name not in _CONSTANT_ATTRIBUTES]
         positions = site.tensor_positions
         kept += [
-            onnx.helper.make_attribute("func_name", functions[node.name]),
+            onnx.helper.make_attribute("func_name", node.name),
             onnx.helper.make_attribute("input_convention", "d" * len(positions)),
             onnx.helper.make_attribute(
                 "input_requires_grads", [int(site.needs_input_grad[p]) for p in positions]
@@ -159,14 +191,19 @@ def rename_functions(model: bytes, names: Mapping[str, str]) -> bytes:
     if not names:
         return model
     proto = onnx.load_from_string(model)
-    for node in proto.graph.node:
+    name_functions(proto.graph, names)
+    renamed: bytes = proto.SerializeToString()
+    return renamed
+
+
+def name_functions(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """The same for a graph, in place."""
+    for node in graph.node:
         if node.op_type not in ("PythonOp", "PythonOpGrad"):
             continue
         for attribute in node.attribute:
             if attribute.name == "func_name":
                 attribute.s = names[attribute.s.decode()].encode()
-    renamed: bytes = proto.SerializeToString()
-    return renamed
 
 
 def reraise(error: Exception) -> None:

@@ -7,7 +7,6 @@ need none of it in between: a chain of them is one PythonOp, and its gradient on
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,7 @@ from typing import Any
 import onnx
 
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.native import native
-from torch2ort.runtime.pool import pool
-
-_serial = itertools.count()
-_MAP = "tensor_reuse_map"
+from torch2ort.runtime.nodes import values_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +47,18 @@ class Chain:
         return cls(tuple(members), tuple(links))
 
 
-def bind_chains(chains: Iterable[Chain], sites: Mapping[str, native.Site]) -> dict[str, native.Chain]:
-    """Make chains callable by onnxruntime-training.
-
-    Args:
-        chains: of one session's graph.
-        sites: the native site of each PythonOp node of the exported graph, by node name.
-
-    Returns:
-        Each by its name; its key is the ``func_name`` that reaches it.
-    """
-    bound: dict[str, native.Chain] = {}
-    for chain in chains:
-        key = f"{chain.name}/{next(_serial)}"
-        own = native.Chain(key=key, sites=tuple(sites[name] for name in chain.members), links=chain.links)
-        pool.register(own)
-        bound[chain.name] = own
-    return bound
-
-
-def join_python_ops(gradient: onnx.GraphProto, sites: Mapping[str, Site]) -> list[Chain]:
+def join_python_ops(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[Chain]:
     """Make one node of PythonOps that follow each other directly, in place.
 
     A chain runs where its last member stood, so that no other PythonOp may stand in between: random numbers
     are drawn in the program's order.
 
     Args:
-        gradient: forward and backward half; the ``func_name`` of its nodes is the name that the PythonOp node
-            has in the exported graph.
+        graph: a session's copy of an exported graph, with or without its backward half; the ``func_name`` of
+            its nodes is the name that the PythonOp node has in the exported graph.
         sites: the site of each of them.
     """
-    calls = _Calls(gradient, sites)
+    calls = _Calls(graph, sites)
     chains: list[list[tuple[str, int]]] = []
     for name in calls.forward:
         link = calls.link(chains[-1][-1][0], name) if chains else -1
@@ -91,22 +67,21 @@ def join_python_ops(gradient: onnx.GraphProto, sites: Mapping[str, Site]) -> lis
         chains[-1].append((name, link))
     joined = [Chain(*zip(*members, strict=True)) for members in chains if len(members) > 1]
     if joined:
-        _replace(gradient, calls, joined)
+        _replace(graph, calls, joined)
     return joined
 
 
 class _Calls:
-    """PythonOp and PythonOpGrad nodes of a gradient graph, by the name of the exported graph's node."""
+    """PythonOp and PythonOpGrad nodes of a graph, by the name of the exported graph's node."""
 
-    def __init__(self, gradient: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
+    def __init__(self, graph: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
         self._sites = sites
-        self.nodes = list(gradient.node)
+        self.nodes = list(graph.node)
         self.forward = {n.name: n for n in self.nodes if n.op_type == "PythonOp" and n.name in sites}
         self.backward = {
             _attributes(n)["func_name"].decode(): n for n in self.nodes if n.op_type == "PythonOpGrad"
         }
-        self._readers = Counter(name for node in self.nodes for name in node.input)
-        self._readers.update(value.name for value in gradient.output)
+        self._readers = Counter(values_read(graph))
 
     def link(self, first: str, second: str) -> int:
         """Index of the input by which the second call may directly follow the first; -1 if it may not."""
@@ -132,7 +107,7 @@ class _Calls:
         return gradient != "" and list(before.input[1:]) == [gradient] and self._readers[gradient] == 1
 
 
-def _replace(gradient: onnx.GraphProto, calls: _Calls, chains: Iterable[Chain]) -> None:
+def _replace(graph: onnx.GraphProto, calls: _Calls, chains: Iterable[Chain]) -> None:
     """Put each chain where its members' last nodes stand; their gradients wait for nothing else."""
     new: dict[str, onnx.NodeProto | None] = {}
     for chain in chains:
@@ -144,10 +119,10 @@ def _replace(gradient: onnx.GraphProto, calls: _Calls, chains: Iterable[Chain]) 
             new[backward[-1].name] = _joined_backward(chain, forward, backward)
     nodes = [node for node in (new.get(node.name, node) for node in calls.nodes) if node is not None]
     values = {name for node in nodes for name in (*node.input, *node.output)}
-    types = [value for value in gradient.value_info if value.name in values]
-    del gradient.node[:], gradient.value_info[:]
-    gradient.node.extend(nodes)
-    gradient.value_info.extend(types)
+    types = [value for value in graph.value_info if value.name in values]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    graph.value_info.extend(types)
 
 
 def _joined_forward(chain: Chain, nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto:

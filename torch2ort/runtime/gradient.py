@@ -172,7 +172,7 @@ def _session_graph(graph: Graph) -> onnx.ModelProto:
     model = ir.from_proto(graph.proto)
     symbolics.lower_stop_gradients(model)
     proto = ir.to_proto(model)
-    bind_nodes(proto.graph, graph.sites, {name: name for name in graph.sites}, training=True)
+    bind_nodes(proto.graph, graph.sites, training=True)
     return proto
 
 

@@ -53,7 +53,7 @@ class InferenceEngine:
         """
         values = dict(zip(self._graph.feeds, self._feeds.values(feeds), strict=True))
         failure: BaseException | None = None
-        with surroundings(self._session.python_op_sites), torch.no_grad():
+        with surroundings(self._session.python_op_callees), torch.no_grad():
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
             except Exception as error:

@@ -10,6 +10,7 @@ import onnx
 from torch2ort.cache import Kept, Shelf
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes, bind_sites, rename_functions
+from torch2ort.runtime.chains import Chain, join_python_ops
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.optimized import MODEL_FILE, optimize, run_as_it_is
@@ -38,26 +39,23 @@ def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf
         model = onnx.ModelProto()
         model.CopyFrom(graph.proto)
         plans = plan_inplace(model.graph, graph.sites, graph.fetches)
-        bind_nodes(model.graph, graph.sites, {name: name for name in graph.sites}, training=False)
+        bind_nodes(model.graph, graph.sites, training=False)
+        chains = join_python_ops(model.graph, graph.sites)
         content: bytes = model.SerializeToString()
-        functions = _functions(graph, plans)[0]
-        optimized = optimize(rename_functions(content, functions), settings)
-        if optimized is not None:
-            content = rename_functions(optimized, {key: name for name, key in functions.items()})
-        inplace = {name: plan.description() for name, plan in plans.items()}
-        return Kept({"optimized": optimized is not None, "inplace": inplace}, {MODEL_FILE: content})
+        optimized = optimize(content, settings)
+        data = {
+            "optimized": optimized is not None,
+            "inplace": {name: plan.description() for name, plan in plans.items()},
+            "chains": [chain.description() for chain in chains],
+        }
+        return Kept(data, {MODEL_FILE: content if optimized is None else optimized})
 
     kept = shelf.obtain("inference graph", identity, make)
     if kept.data["optimized"]:
         run_as_it_is(settings)
-    plans = {name: InplacePlan.of(plan) for name, plan in kept.data["inplace"].items()}
-    functions, sites = _functions(graph, plans)
-    return make_session(rename_functions(kept.files[MODEL_FILE], functions), sites, settings)
-
-
-def _functions(graph: Graph, plans: Mapping[str, InplacePlan]) -> tuple[dict[str, str], list[Any]]:
-    """The ``func_name`` that reaches each PythonOp node's site, and the native sites."""
+    model = kept.files[MODEL_FILE]
     if not graph.sites:
-        return {}, []
-    sites = bind_sites(graph.sites, plans, training=False)
-    return {name: site.key for name, site in sites.items()}, list(sites.values())
+        return make_session(model, (), settings)
+    plans = {name: InplacePlan.of(plan) for name, plan in kept.data["inplace"].items()}
+    bound = bind_sites(graph.sites, plans, map(Chain.of, kept.data["chains"]), training=False)
+    return make_session(rename_functions(model, bound.functions), bound.callees, settings)

@@ -18,12 +18,25 @@ def python_op_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         if (node.domain, node.op_type) in _OPERATORS:
             yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from python_op_nodes(attribute.g)
-            elif attribute.type == onnx.AttributeProto.GRAPHS:
-                for body in attribute.graphs:
-                    yield from python_op_nodes(body)
+        for body in _bodies(node):
+            yield from python_op_nodes(body)
+
+
+def values_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """The value of each input of a node and each output of the graph, and those that bodies read."""
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for body in _bodies(node):
+            yield from values_read(body)
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
 
 
 def ancestors(graph: onnx.GraphProto, names: Iterable[str], stop: Collection[str] = ()) -> set[str]:

@@ -15,6 +15,8 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import binding, stock
+from torch2ort.runtime.binding import Callee
+from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.guard import contexts_in, python_op_lock
 from torch2ort.runtime.inplace import plan_inplace
 from torch2ort.runtime.large import loadable
@@ -87,8 +89,8 @@ def tuned_session(
 
 def _bind(
     proto: onnx.ModelProto, sites: Mapping[str, Site], settings: Any
-) -> tuple[onnx.ModelProto, Sequence[native.Site]]:
-    """The model as a session with these settings takes it, and the native sites behind its PythonOp nodes."""
+) -> tuple[onnx.ModelProto, Sequence[Callee]]:
+    """The model as a session with these settings takes it, and what its PythonOp nodes call."""
     if not sites:
         return proto, ()
     model = onnx.ModelProto()
@@ -97,20 +99,20 @@ def _bind(
     if stock.has_library(settings):
         return model, stock.bind_nodes(model.graph, sites)
     plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})
-    bound = binding.bind_sites(sites, plans, training=False)
-    functions = {name: site.key for name, site in bound.items()}
-    binding.bind_nodes(model.graph, sites, functions, training=False)
-    return model, list(bound.values())
+    binding.bind_nodes(model.graph, sites, training=False)
+    bound = binding.bind_sites(sites, plans, join_python_ops(model.graph, sites), training=False)
+    binding.name_functions(model.graph, bound.functions)
+    return model, bound.callees
 
 
 def make_session(
-    model: bytes | str, bound: Sequence[native.Site], settings: Any, providers: Sequence[Any] | None = None
+    model: bytes | str, bound: Sequence[Callee], settings: Any, providers: Sequence[Any] | None = None
 ) -> Any:
     """A session over a model whose PythonOp nodes are bound already.
 
     Args:
         model: ONNX, or the path of a file.
-        bound: the native sites behind its nodes.
+        bound: what they call.
         settings: ``SessionOptions``; may be changed.
         providers: as for ``InferenceSession``; the CPU by default.
 
@@ -128,12 +130,12 @@ def make_session(
 
 
 @contextlib.contextmanager
-def surroundings(sites: Sequence[native.Site]) -> Iterator[None]:
-    """What a run of a session with these sites needs around it."""
-    if sites and private.has_training():
+def surroundings(callees: Sequence[Callee]) -> Iterator[None]:
+    """What a run of a session whose nodes call these needs around it."""
+    if callees and private.has_training():
         with python_op_lock, contexts_in(None), torch.no_grad():
             pool.tidy()
-            pool.add(len(sites))
+            pool.add(len(callees))
             yield
     else:
         yield
@@ -152,9 +154,9 @@ def take_error(error: Exception) -> BaseException | None:
 def _session_class() -> Any:
     base = private.onnxruntime().InferenceSession
 
-    def construct(self: Any, sites: Sequence[native.Site], *args: Any, **kwargs: Any) -> None:
+    def construct(self: Any, callees: Sequence[Callee], *args: Any, **kwargs: Any) -> None:
         # Kept for set_providers, which makes the kernels again.
-        self.python_op_sites = sites
+        self.python_op_callees = callees
         base.__init__(self, *args, **kwargs)
 
     def guarded(name: str) -> Callable[..., Any]:
@@ -162,7 +164,7 @@ def _session_class() -> Any:
 
         @functools.wraps(method)
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with surroundings(self.python_op_sites):
+            with surroundings(self.python_op_callees):
                 try:
                     return method(self, *args, **kwargs)
                 except Exception as error:

@@ -20,7 +20,8 @@ from torch2ort.errors import EngineError
 from torch2ort.pythonop import Site, load_site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _torch_private as private
-from torch2ort.runtime.binding import native_site
+from torch2ort.runtime import binding
+from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.classes import bind_classes
 from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.memory import is_sole_holder
@@ -29,11 +30,11 @@ from torch2ort.runtime.nodes import python_op_nodes
 KEY_ATTRIBUTE = "site_key"
 # The library adds it to the options that it is registered with.
 _REGISTERED_ENTRY = "torch2ort.custom_ops"
-_READ_ATTRIBUTES = frozenset({"func_name", "output_tensor_types", "output_tensor_ranks"})
+_READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks"})
 _KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
 
 # Sites of this process's own sessions by a random key, which no file can know.
-_bound: weakref.WeakValueDictionary[str, native.Site] = weakref.WeakValueDictionary()
+_bound: weakref.WeakValueDictionary[str, binding.Callee] = weakref.WeakValueDictionary()
 
 
 def custom_ops_library_path() -> str:
@@ -51,8 +52,8 @@ def custom_ops_library_path() -> str:
     return native.__file__
 
 
-def resolve(func_name: str, key: str, text: str) -> native.Site:
-    """The native site of a node, when a session makes the node's kernel.
+def resolve(func_name: str, key: str, text: str) -> binding.Callee:
+    """What a node calls, when a session makes the node's kernel.
 
     Args:
         func_name: the node's attribute of that name.
@@ -65,19 +66,23 @@ def resolve(func_name: str, key: str, text: str) -> native.Site:
         EngineError: the key is of no session of this process.
     """
     if key:
-        site = _bound.get(key)
-        if site is None:
+        callee = _bound.get(key)
+        if callee is None:
             raise EngineError(
                 f"the {KEY_ATTRIBUTE} {key!r} is of no session of this process; use the saved model instead"
             )
-        return site
+        return callee
     described = load_site(func_name, text)
     bind_classes([described])
-    plan = views_only(described)
-    return native_site(described, func_name, training=False, protected=(), plan=plan)
+    return _native_site(described)
 
 
-def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[native.Site]:
+def _native_site(site: Site, key: str = "") -> native.Site:
+    key = f"{site.key}/{key}"
+    return binding.native_site(site, key, training=False, protected=(), plan=views_only(site))
+
+
+def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[binding.Callee]:
     """Turn the graph's PythonOp nodes into what the custom operator takes, in place.
 
     Args:
@@ -85,19 +90,23 @@ def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[native
         sites: the site of each PythonOp node, by node name.
 
     Returns:
-        The native sites. The nodes find them as long as this list lives.
+        What the nodes call. They find it as long as this list lives.
     """
-    bound = []
+    binding.bind_nodes(graph, sites, training=False)
+    chains = {chain.name: chain for chain in join_python_ops(graph, sites)}
+    bound: list[binding.Callee] = []
     for node in python_op_nodes(graph):
-        site = sites[node.name]
         key = secrets.token_hex(16)
-        plan = views_only(site)
-        own = native_site(site, f"{site.key}/{key}", training=False, protected=(), plan=plan)
+        chain = chains.get(node.name)
+        called = [sites[name] for name in (chain.members if chain else (node.name,))]
+        members = tuple(_native_site(site, key) for site in called)
+        own = native.Chain(key=key, sites=members, links=chain.links) if chain else members[0]
         _bound[key] = own
         bound.append(own)
         kept = [a for a in node.attribute if a.name in _READ_ATTRIBUTES]
         del node.attribute[:]
-        node.attribute.extend([*kept, onnx.helper.make_attribute(KEY_ATTRIBUTE, key)])
+        texts = {"func_name": ", ".join(site.func_name for site in called), KEY_ATTRIBUTE: key}
+        node.attribute.extend([*kept, *(onnx.helper.make_attribute(*text) for text in texts.items())])
         node.domain, node.op_type = "com.microsoft", "PythonOp"
         # Inference has no context, so that nothing needs to be written.
         node.output[0] = ""

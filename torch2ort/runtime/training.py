@@ -18,8 +18,7 @@ from torch2ort.cache import Shelf
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.binding import bind_sites, rename_functions, reraise
-from torch2ort.runtime.chains import bind_chains
+from torch2ort.runtime.binding import bind_sites, install_runners, rename_functions, reraise
 from torch2ort.runtime.feeds import Feeds, to_capsule
 from torch2ort.runtime.gradient import (
     GradientGraph,
@@ -132,30 +131,25 @@ class TrainingEngine:
         self.copied, self.read = _copied_and_read(graph)
         self.uses_rng = graph.uses_rng
         self.weights = tuple(graph.weights.values())
-        # onnxruntime knows the sites by name; here they live.
-        sites = bind_sites(graph.sites, {}, training=True)
         self._feeds = Feeds(len(graph.inputs))
-        self._lock: Any = python_op_lock if sites else contextlib.nullcontext()
+        self._lock: Any = python_op_lock if graph.sites else contextlib.nullcontext()
+        install_runners()
         if shelf is None:
             gradient = build_gradient_graph(graph, requires_grad)
         else:
             gradient = kept_gradient_graph(
                 graph, requires_grad, session_settings(options), identity(options), shelf
             )
-        if gradient.inplace:
-            sites = bind_sites(graph.sites, gradient.plans, training=True)
-        self._chains = bind_chains(gradient.chains, sites)
-        self._calls = len(sites) - sum(len(chain.members) - 1 for chain in gradient.chains)
-        self._sites = sites
-        self._site_nodes = {bound.key: name for name, bound in sites.items()}
+        # onnxruntime knows by name what nodes call; here it lives.
+        self._bound = bind_sites(graph.sites, gradient.plans, gradient.chains, training=True)
+        self._calls = len(graph.sites) - sum(len(chain.members) - 1 for chain in gradient.chains)
+        self._site_nodes = {site.key: name for name, site in self._bound.sites.items()}
         # What the model writes to and no output depends on, no gradient depends on either.
         self.needed = tuple(i for i in gradient.needed if i in self.copied or i in self.read)
         self._feed_order = [graph.feeds.index(name) for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
-        functions = {name: bound.key for name, bound in sites.items()}
-        functions |= {name: bound.key for name, bound in self._chains.items()}
-        self._session = _session(gradient, functions, options)
+        self._session = _session(gradient, self._bound.functions, options)
         device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
         self._agent = self._ort.TrainingAgent(
             self._session._sess,
