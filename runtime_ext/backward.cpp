@@ -1,79 +1,9 @@
 #include <algorithm>
 #include <new>
 
-#include "policy.h"
-#include "run.h"
+#include "backward_call.h"
 
 namespace torch2ort {
-
-namespace {
-
-bool Overlaps(const Span& span, PyObject* object) {
-  DLTensor view;
-  if (!IsTensor(object)) return false;
-  if (config.exchange->dltensor_from_py_object_no_sync(object, &view) == 0)
-    return span.Overlaps(SpanOf(view));
-  PyErr_Clear();  // a tensor without memory of its own, such as a sparse one
-  return false;
-}
-
-class BackwardCall {
- public:
-  BackwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs)
-      : site_(site),
-        loans_(loans),
-        outputs_(outputs),
-        inputs_(*site->inputs),
-        tensors_(site->returned),
-        access_(site->returned),
-        spans_(site->returned),
-        written_(site->returned),
-        exports_(site->returned),
-        args_(static_cast<size_t>(PyTuple_Size(site->outputs)) + 1) {}
-
-  bool Run() {
-    return Receive() && Call() && LearnWrites() && CheckCount() && CheckKinds() && Return() && Settle();
-  }
-
- private:
-  Context* context() { return reinterpret_cast<Context*>(context_.get()); }
-  TensorMeta InputMeta(size_t i) { return context()->tensors.Get(i); }
-  TensorMeta OutputMeta(size_t i) { return context()->tensors.Get(inputs_.size() + i); }
-  bool arrived(size_t i) { return loans_[i] != nullptr && (*site_->tensor_outputs)[i].differentiable; }
-
-  bool Receive();
-  bool ReceiveGradient(size_t i);
-  bool ReceiveLoan(size_t i);
-  bool CheckShape(size_t i);
-  bool Call();
-  bool LearnWrites();
-  bool CheckCount();
-  bool CheckKinds();
-  PyObject* Item(Py_ssize_t argument) const;
-  bool Return();
-  bool ReturnGradient(size_t i, PyObject* gradient);
-  bool ReturnZeros(size_t i);
-  bool Conform(size_t i, Ref* gradient);
-  bool View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
-  bool RaiseDevice(size_t i, const TensorMeta& expected, const char* found);
-  bool Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
-  bool Disentangle(size_t i, PyObject* gradient, Managed* managed);
-  bool HeldByContext(const Span& span);
-  bool Settle();
-
-  Site* site_;
-  Loans& loans_;
-  std::vector<Managed>* outputs_;
-  std::vector<InputSpec>& inputs_;
-  SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
-  SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
-  SmallArray<Span, 8> spans_;       // memory of the tensors_
-  SmallArray<bool, 8> written_;     // backward wrote to the copy that it was probed with
-  SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
-  SmallArray<PyObject*, 12> args_;  // ctx and one gradient a value of forward; borrowed
-  Ref context_;
-  Ref result_;
-};
 
 bool BackwardCall::Receive() {
   if (loans_.size() != site_->tensor_outputs->size()) {
@@ -97,7 +27,7 @@ bool BackwardCall::ReceiveGradient(size_t i) {
   const OutputSpec& output = (*site_->tensor_outputs)[i];
   Context* context = this->context();
   // What flows into an output that cannot be differentiated is no gradient to eager either.
-  if (arrived(i)) return ReceiveLoan(i);
+  if (arrived(i)) return passed_ ? ReceivePassed(i) : ReceiveLoan(i);
   if (!context->materialize_grads) {
     tensors_[i] = Ref::Share(Py_None);
   } else {
@@ -107,15 +37,23 @@ bool BackwardCall::ReceiveGradient(size_t i) {
   return static_cast<bool>(tensors_[i]);
 }
 
+bool BackwardCall::ReceivePassed(size_t i) {
+  DLTensor view;
+  if (config.exchange->dltensor_from_py_object_no_sync(passing_->tensor.get(), &view) != 0) return false;
+  access_[i] = Access::kShared;
+  spans_[i] = SpanOf(view);
+  tensors_[i] = std::move(passing_->tensor);
+  return CheckShape(i, view);
+}
+
 bool BackwardCall::ReceiveLoan(size_t i) {
-  if (!CheckShape(i)) return false;
+  if (!CheckShape(i, loans_[i]->dl_tensor)) return false;
   access_[i] = (*site_->gradient_access)[i];
   tensors_[i] = ReceiveTensor(site_, loans_[i], access_[i], &spans_[i]);
   return static_cast<bool>(tensors_[i]);
 }
 
-bool BackwardCall::CheckShape(size_t i) {
-  const DLTensor& gradient = loans_[i]->dl_tensor;
+bool BackwardCall::CheckShape(size_t i, const DLTensor& gradient) {
   TensorMeta output = OutputMeta(i);
   bool same =
       gradient.ndim == output.rank && std::equal(output.shape, output.shape + output.rank, gradient.shape);
@@ -138,8 +76,7 @@ bool BackwardCall::Call() {
 bool BackwardCall::LearnWrites() {
   for (size_t i = 0; i < site_->returned; ++i) {
     const OutputSpec& output = (*site_->tensor_outputs)[i];
-    if (!arrived(i) || access_[i] == Access::kCopied || output.gradient_mapped || output.gradient_owned)
-      continue;
+    if (!arrived(i) || passed_ || access_[i] == Access::kCopied || output.gradient_mapped) continue;
     long writes = WritesTo(tensors_[i].get());
     if (writes < 0) return false;
     if (access_[i] == Access::kShared && writes > 0) {
@@ -154,207 +91,11 @@ bool BackwardCall::LearnWrites() {
   return true;
 }
 
-PyObject* BackwardCall::Item(Py_ssize_t argument) const {
-  PyObject* result = result_.get();
-  return PyTuple_Check(result) ? PyTuple_GetItem(result, argument) : result;
-}
-
-// The checks and their wording are those of torch's PyNode::apply and of its engine.
-bool BackwardCall::CheckCount() {
-  Py_ssize_t count = PyTuple_Check(result_.get()) ? PyTuple_Size(result_.get()) : 1;
-  Py_ssize_t expected = PyTuple_Size(site_->arguments);
-  bool fits = count >= expected;
-  for (Py_ssize_t i = expected; i < count; ++i) fits &= Item(i) == Py_None;
-  if (fits) return true;
-  PyErr_Format(PyExc_RuntimeError,
-               "function %s returned an incorrect number of gradients (expected %zd, got %zd)",
-               site_->backward_name->c_str(), expected, count);
-  return false;
-}
-
-bool BackwardCall::CheckKinds() {
-  for (Py_ssize_t i = 0; i < PyTuple_Size(site_->arguments); ++i) {
-    PyObject* gradient = Item(i);
-    if (gradient == Py_None) continue;
-    if ((*site_->input_index)[static_cast<size_t>(i)] < 0) {
-      PyErr_Format(PyExc_RuntimeError,
-                   "function %s returned a gradient different than None at position %zd, but the "
-                   "corresponding forward "
-                   "input was not a Variable",
-                   site_->backward_name->c_str(), i + 1);
-      return false;
-    }
-    if (!IsTensor(gradient)) {
-      PyErr_Format(PyExc_RuntimeError, "expected Variable or None (got %s)", TypeName(gradient).c_str());
-      return false;
-    }
-  }
-  return true;
-}
-
-bool BackwardCall::Return() {
-  outputs_->reserve(inputs_.size());
-  for (size_t i = 0; i < inputs_.size(); ++i) {
-    PyObject* gradient = Item(inputs_[i].argument);
-    if (!inputs_[i].needs_grad) {
-      outputs_->push_back(nullptr);
-    } else if (!(gradient == Py_None ? ReturnZeros(i) : ReturnGradient(i, gradient))) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool BackwardCall::ReturnZeros(size_t i) {
-  TensorMeta meta = InputMeta(i);
-  Ref zeros = Zeros(meta.shape, meta.rank, inputs_[i].dtype, meta.device);
-  if (!zeros || !NoteUndefined(site_, static_cast<size_t>(inputs_[i].argument))) return false;
-  outputs_->push_back(ExportTensor(zeros.get()));
-  return outputs_->back() != nullptr;
-}
-
-bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
-  Ref gradient = Ref::Share(value);
-  if (!Conform(i, &gradient)) return false;
-  Managed managed = ExportContiguous(gradient.get());
-  if (!managed || !Disentangle(i, gradient.get(), &managed)) return false;
-  outputs_->push_back(std::move(managed));
-  return true;
-}
-
-// Brings a gradient to its argument's shape, dtype and device as torch's engine does, or raises what it
-// raises.
-bool BackwardCall::Conform(size_t i, Ref* gradient) {
-  DLTensor view;
-  TensorMeta expected = InputMeta(i);
-  if (!View(i, expected, gradient, &view) || !Reduce(i, expected, gradient, &view)) return false;
-  DLDataType dtype = inputs_[i].dtype;
-  if (view.dtype != dtype) {
-    if (!IsFloating(view.dtype) && (view.dtype.code == kDLComplex) != (dtype.code == kDLComplex)) {
-      PyErr_SetString(PyExc_RuntimeError,
-                      "Expected isFloatingType(grad.scalar_type()) || (input_is_complex == grad_is_complex) "
-                      "to be true, but got "
-                      "false.  (Could this error message be improved?  If so, please report an enhancement "
-                      "request to PyTorch.)");
-      return false;
-    }
-    *gradient = CallMethod(gradient->get(), method_names.to, inputs_[i].torch_dtype.get());
-  }
-  if (view.device == expected.device || !*gradient) return static_cast<bool>(*gradient);
-  if (view.ndim != 0) return RaiseDevice(i, expected, DeviceName(view.device).c_str());
-  Ref device = Ref::Steal(PyUnicode_FromString(DeviceName(expected.device).c_str()));
-  if (device) *gradient = CallMethod(gradient->get(), method_names.to, device.get());
-  return device && *gradient;
-}
-
-// What the gradient looks like; a sparse one is made dense first, as it has no single piece of memory.
-bool BackwardCall::View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view) {
-  if (config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0) return true;
-  PyErr_Clear();
-  *gradient = CallMethod(gradient->get(), method_names.to_dense);
-  if (!*gradient) return false;
-  if (config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0) return true;
-  PyErr_Clear();
-  Ref device = Ref::Steal(PyObject_GetAttrString(gradient->get(), "device"));
-  if (device) device = Ref::Steal(PyObject_Str(device.get()));
-  return device && RaiseDevice(i, expected, PyUnicode_AsUTF8AndSize(device.get(), nullptr));
-}
-
-bool BackwardCall::RaiseDevice(size_t i, const TensorMeta& expected, const char* found) {
-  PyErr_Format(PyExc_RuntimeError,
-               "Function %s returned an invalid gradient at index %zu - expected device %s but got %s",
-               site_->backward_name->c_str(), i, DeviceName(expected.device).c_str(), found);
-  return false;
-}
-
-bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view) {
-  int32_t extra = view->ndim - expected.rank;
-  bool same = extra == 0;
-  bool expandable = extra >= 0;
-  for (int32_t d = 0; expandable && d < expected.rank; ++d) {
-    bool equal = expected.shape[d] == view->shape[d + extra];
-    same &= equal;
-    expandable = equal || expected.shape[d] == 1;
-  }
-  if (!expandable) {
-    PyErr_Format(PyExc_RuntimeError,
-                 "Function %s returned an invalid gradient at index %zu - got %s but expected shape "
-                 "compatible with %s",
-                 site_->backward_name->c_str(), i, ShapeText(view->shape, view->ndim).c_str(),
-                 ShapeText(expected.shape, expected.rank).c_str());
-    return false;
-  }
-  if (same) return true;
-  Ref shape = Ref::Steal(PyTuple_New(expected.rank));
-  if (!shape) return false;
-  for (int32_t d = 0; d < expected.rank; ++d) {
-    PyTuple_SetItem(shape.get(), d, PyLong_FromLongLong(expected.shape[d]));
-  }
-  *gradient = CallMethod(gradient->get(), method_names.sum_to_size, shape.get());
-  return *gradient && config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0;
-}
-
-// Gives a gradient memory of its own, unless it has that or is declared to be an output gradient's memory.
-bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
-  Span span = SpanOf((*managed)->dl_tensor);
-  if (span.size() == 0) {
-    // Without elements it shares no byte, but it may hold a storage.
-    *managed = ExportCopy(site_, gradient);
-    return static_cast<bool>(*managed);
-  }
-  int mapped = (*site_->gradient_mapped)[i];
-  if (mapped >= 0) {
-    Loan* loan = loans_[static_cast<size_t>(mapped)];
-    if (loan != nullptr && SpanOf(loan->dl_tensor).begin == span.begin) {
-      DLTensor view = (*managed)->dl_tensor;
-      *managed = Managed(ExportLoan(loan, view));
-      ++exports_[static_cast<size_t>(mapped)];
-      return true;
-    }
-    PyErr_Format(
-        config.inplace_error_type,
-        "%U: the in-place map says that the gradient of argument %zd is the memory of the gradient of output "
-        "%zd, but backward returned other memory: correct the map or unregister it",
-        site_->name, inputs_[i].argument, (*site_->tensor_outputs)[static_cast<size_t>(mapped)].position);
-    return false;
-  }
-  for (size_t j = 0; j < site_->returned; ++j) {
-    if (!span.Overlaps(spans_[j])) continue;
-    *managed = ExportCopy(site_, gradient);
-    if (!*managed || (*site_->gradient_warned)[i]) return static_cast<bool>(*managed);
-    (*site_->gradient_warned)[i] = 1;
-    return WarnAlias(site_, "backward", inputs_[i].argument, (*site_->tensor_outputs)[j].position);
-  }
-  bool shared = HeldByContext(span);
-  for (const Managed& earlier : *outputs_) {
-    shared |= earlier != nullptr && span.Overlaps(SpanOf(earlier->dl_tensor));
-  }
-  if (shared) *managed = ExportCopy(site_, gradient);
-  return static_cast<bool>(*managed);
-}
-
-// Who gets a gradient may accumulate into it, which must not reach what forward kept.
-bool BackwardCall::HeldByContext(const Span& span) {
-  Context* context = this->context();
-  bool held = context->tensors.Overlaps(span, inputs_.size());
-  for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_Size(context->to_save); ++i) {
-    held = Overlaps(span, PyTuple_GetItem(context->to_save, i));
-  }
-  PyObject *name, *value;
-  Py_ssize_t cursor = 0;
-  while (!held && context->attributes != nullptr &&
-         PyDict_Next(context->attributes, &cursor, &name, &value)) {
-    held = Overlaps(span, value);
-  }
-  return held;
-}
-
 // Makes sure that what the Function kept of its gradients is not the runtime's to overwrite.
 bool BackwardCall::Settle() {
   SmallArray<Ref, 8> watched(site_->returned);
   for (size_t i = 0; i < site_->returned; ++i) {
-    bool owned = (*site_->tensor_outputs)[i].gradient_owned;
-    if (!arrived(i) || access_[i] == Access::kCopied || owned) continue;
+    if (!arrived(i) || passed_ || access_[i] == Access::kCopied) continue;
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }
@@ -372,11 +113,13 @@ bool BackwardCall::Settle() {
   return true;
 }
 
-}  // namespace
-
 bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs) {
+  return RunBackward(site, gradients, outputs, nullptr);
+}
+
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, Passing* passing) {
   try {
-    return BackwardCall(site, gradients, outputs).Run();
+    return BackwardCall(site, gradients, outputs, passing).Run();
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
     return false;

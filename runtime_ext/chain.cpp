@@ -16,15 +16,6 @@ bool Complain(const char* what) {
   return false;
 }
 
-// What passes from site to site is torch's memory, and nobody else's: the sites need not look after it.
-void Link(Site* before, Site* after, size_t index) {
-  InputSpec& input = (*after->inputs)[index];
-  input.protected_ = true;
-  if (!input.mutated) input.access = Access::kShared;
-  (*before->tensor_outputs)[0].gradient_owned = true;
-  (*before->gradient_access)[0] = Access::kShared;
-}
-
 bool AddMember(Chain* chain, PyObject* object, PyObject* link) {
   if (!PyObject_TypeCheck(object, site_type)) {
     PyErr_Format(PyExc_TypeError, "Chain: a member is of type %.200s, not Site", TypeName(object).c_str());
@@ -40,7 +31,6 @@ bool AddMember(Chain* chain, PyObject* object, PyObject* link) {
   if (!first && SiteOf(chain->members->back())->tensor_outputs->size() != 1) {
     return Complain("every member but the last must have exactly one tensor output");
   }
-  if (!first) Link(SiteOf(chain->members->back()), AsSite(object), static_cast<size_t>(index));
   chain->input_count += static_cast<size_t>(first ? count : count - 1);
   chain->members->push_back({Ref::Share(object), static_cast<int>(index)});
   return true;
@@ -124,51 +114,36 @@ bool CheckCount(const Loans& loans, size_t expected, const char* what) {
 bool Forward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages) {
   if (!CheckCount(inputs, chain->input_count, "tensors")) return false;
   size_t next = 0;
+  Passing passing;
   for (const Member& member : *chain->members) {
     Loans loans(SiteOf(member)->inputs->size());
     for (size_t i = 0; i < loans.size(); ++i) {
-      if (static_cast<int>(i) == member.link) {
-        loans[i] = LendVersioned(outputs->front().release());
-      } else {
-        loans[i] = std::exchange(inputs[next++], nullptr);
-      }
+      if (static_cast<int>(i) != member.link) loans[i] = std::exchange(inputs[next++], nullptr);
     }
-    outputs->clear();
-    bool last = &member == &chain->members->back();
-    if (!RunForward(SiteOf(member), loans, outputs, last ? storages : nullptr)) return false;
+    passing.argument = member.link;
+    passing.tensor = std::move(passing.result);
+    passing.has_next = &member != &chain->members->back();
+    if (!RunForward(SiteOf(member), loans, outputs, storages, &passing)) return false;
   }
   return true;
-}
-
-// What one member's backward gave: the link's gradient for the member before, the others for the runtime.
-Loan* TakeLink(const Member& member, std::vector<Managed>* given, size_t first,
-               std::vector<Managed>* outputs) {
-  Loan* link = nullptr;
-  for (size_t i = 0; i < given->size(); ++i) {
-    Managed& gradient = (*given)[i];
-    if (static_cast<int>(i) != member.link) {
-      (*outputs)[first++] = std::move(gradient);
-    } else if (gradient != nullptr) {
-      link = LendVersioned(gradient.release());
-    }
-  }
-  return link;
 }
 
 bool Backward(Chain* chain, Loans& gradients, std::vector<Managed>* outputs) {
   std::vector<Managed> found(chain->input_count);
   std::vector<Managed> given;
   size_t end = chain->input_count;
-  Loan* link = nullptr;
+  Passing passing;
   for (size_t m = chain->members->size(); m-- > 0;) {
     const Member& member = (*chain->members)[m];
-    Loans between(1);
-    between[0] = std::exchange(link, nullptr);
-    bool last = m + 1 == chain->members->size();
+    Loans none(1);
+    passing.argument = member.link;
+    passing.tensor = std::move(passing.result);
+    passing.has_next = m + 1 < chain->members->size();
     given.clear();
-    if (!RunBackward(SiteOf(member), last ? gradients : between, &given)) return false;
-    end -= given.size() - (member.link >= 0);
-    link = TakeLink(member, &given, end, &found);
+    if (!RunBackward(SiteOf(member), passing.has_next ? none : gradients, &given, &passing)) return false;
+    for (size_t i = given.size(); i-- > 0;) {
+      if (static_cast<int>(i) != member.link) found[--end] = std::move(given[i]);
+    }
   }
   outputs->swap(found);
   return true;

@@ -14,7 +14,6 @@ struct Member {
 };
 
 // Takes the tensor arguments of all members, in order, but for the links; gives what the last member gives.
-// Its sites are called by nobody else.
 struct Chain {
   PyObject_HEAD PyObject* weak_references;
   PyObject* key;

@@ -1,69 +1,8 @@
-#include <cmath>
 #include <new>
 
-#include "policy.h"
-#include "run.h"
+#include "forward_call.h"
 
 namespace torch2ort {
-
-namespace {
-
-class ForwardCall {
- public:
-  ForwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs, std::vector<Ref>* storages)
-      : site_(site),
-        loans_(loans),
-        outputs_(outputs),
-        storages_(storages),
-        inputs_(*site->inputs),
-        tensors_(inputs_.size()),
-        access_(inputs_.size()),
-        spans_(inputs_.size()),
-        exports_(inputs_.size()),
-        args_(static_cast<size_t>(PyTuple_Size(site->arguments)) + 1) {}
-
-  bool Run() {
-    if (Receive() && Call() && CheckWrites() && Return() && KeepOrDropContext() && Settle()) return true;
-    Abandon();
-    return false;
-  }
-
- private:
-  size_t argument_count() const { return args_.size() - 1; }
-  Context* context() { return reinterpret_cast<Context*>(context_.get()); }
-  PyObject** arguments() { return args_.data() + 1; }
-
-  bool Receive();
-  bool ReceiveInput(size_t i);
-  bool Call();
-  bool CallWithSetup();
-  bool CheckWrites();
-  bool Return();
-  bool CheckConstant(Py_ssize_t position, PyObject* value);
-  bool ReturnTensor(const OutputSpec& spec, PyObject* value);
-  bool ReturnMutated(PyObject* result);
-  bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
-  bool Disentangle(size_t index, PyObject* value, Managed* managed);
-  bool ReturnAlias(PyObject* value, Managed* managed, Ref* storage);
-  bool KeepOrDropContext();
-  bool Settle();
-  void Abandon();
-
-  Site* site_;
-  Loans& loans_;
-  std::vector<Managed>* outputs_;
-  std::vector<Ref>* storages_;  // one an output, or null
-  std::vector<InputSpec>& inputs_;
-  SmallArray<Ref, 8> tensors_;      // as forward gets them
-  SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
-  SmallArray<Span, 8> spans_;       // memory of the arguments that an output must not share
-  SmallArray<int, 8> exports_;      // outputs that are declared to be an input's memory
-  SmallArray<PyObject*, 12> args_;  // ctx and the arguments; borrowed
-  Ref context_;
-  bool in_run_ = false;  // the run holds the context
-  Ref argument_tuple_;
-  Ref result_;
-};
 
 bool ForwardCall::Receive() {
   if (loans_.size() != inputs_.size()) {
@@ -84,6 +23,32 @@ bool ForwardCall::Receive() {
 }
 
 bool ForwardCall::ReceiveInput(size_t i) {
+  if (!(Passed(i) ? ReceivePassed(i) : ReceiveLoan(i))) return false;
+  return !inputs_[i].requires_grad ||
+         PyObject_SetAttr(tensors_[i].get(), method_names.requires_grad, Py_True) == 0;
+}
+
+bool ForwardCall::CheckDType(const InputSpec& input, DLDataType dtype) {
+  if (dtype == input.dtype) return true;
+  PyErr_Format(config.error_type, "%U: tensor argument %zd was exported as %s, but a tensor of %s arrived",
+               site_->name, input.argument, DTypeName(input.dtype).c_str(), DTypeName(dtype).c_str());
+  return false;
+}
+
+bool ForwardCall::ReceivePassed(size_t i) {
+  DLTensor view;
+  PyObject* tensor = passing_->tensor.get();
+  if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) return false;
+  if (!CheckDType(inputs_[i], view.dtype)) return false;
+  access_[i] = Access::kShared;
+  spans_[i] = SpanOf(view);
+  devices_[i] = view.device;
+  passed_version_ = WritesTo(tensor);
+  tensors_[i] = std::move(passing_->tensor);
+  return passed_version_ >= 0;
+}
+
+bool ForwardCall::ReceiveLoan(size_t i) {
   const InputSpec& input = inputs_[i];
   if (loans_[i] == nullptr) {
     PyErr_Format(config.error_type, "%U: no tensor arrived for argument %zd", site_->name, input.argument);
@@ -92,16 +57,11 @@ bool ForwardCall::ReceiveInput(size_t i) {
   DLDataType& dtype = loans_[i]->dl_tensor.dtype;
   // Runtimes pass bool as bytes in DLPack's older form, which knows no bool.
   if (input.dtype.code == kDLBool && dtype.code == kDLUInt && dtype.bits == 8) dtype = input.dtype;
-  if (dtype != input.dtype) {
-    PyErr_Format(config.error_type, "%U: tensor argument %zd was exported as %s, but a tensor of %s arrived",
-                 site_->name, input.argument, DTypeName(input.dtype).c_str(), DTypeName(dtype).c_str());
-    return false;
-  }
+  if (!CheckDType(input, dtype)) return false;
   access_[i] = input.access;
+  devices_[i] = loans_[i]->dl_tensor.device;
   tensors_[i] = ReceiveTensor(site_, loans_[i], access_[i], &spans_[i]);
-  if (!tensors_[i]) return false;
-  return !input.requires_grad ||
-         PyObject_SetAttr(tensors_[i].get(), method_names.requires_grad, Py_True) == 0;
+  return static_cast<bool>(tensors_[i]);
 }
 
 bool ForwardCall::Call() {
@@ -127,189 +87,16 @@ bool ForwardCall::CheckWrites() {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i].mutated || inputs_[i].mapped) continue;
     long writes = WritesTo(tensors_[i].get());
-    if (writes == 0) continue;
-    if (writes > 0) {
-      PyErr_Format(config.error_type,
-                   "%U: forward wrote to argument %zd, but did not when it was exported: write to a clone(), "
-                   "or mark the "
-                   "argument with ctx.mark_dirty() whenever forward may write to it",
-                   site_->name, inputs_[i].argument);
-    }
-    return false;
-  }
-  return true;
-}
-
-bool ForwardCall::Return() {
-  PyObject* result = result_.get();
-  Py_ssize_t expected = PyTuple_Size(site_->outputs);
-  if (PyTuple_Check(result) != site_->returns_tuple) {
-    PyErr_Format(config.error_type, "%U: forward was exported returning %s, but returned %.200s", site_->name,
-                 site_->returns_tuple ? "a tuple" : "a single value", TypeName(result).c_str());
-    return false;
-  }
-  Py_ssize_t count = site_->returns_tuple ? PyTuple_Size(result) : 1;
-  if (count != expected) {
-    PyErr_Format(config.error_type, "%U: forward was exported returning %zd values, but returned %zd",
-                 site_->name, expected, count);
-    return false;
-  }
-  outputs_->reserve(site_->tensor_outputs->size());
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    int index = (*site_->output_index)[static_cast<size_t>(i)];
-    PyObject* item = site_->returns_tuple ? PyTuple_GetItem(result, i) : result;
-    bool good = index < 0 ? CheckConstant(i, item)
-                          : ReturnTensor((*site_->tensor_outputs)[static_cast<size_t>(index)], item);
-    if (!good) return false;
-  }
-  return ReturnMutated(result);
-}
-
-bool ForwardCall::CheckConstant(Py_ssize_t position, PyObject* value) {
-  PyObject* exported = PyTuple_GetItem(site_->outputs, position);
-  if (value == exported) return true;
-  int same = Py_TYPE(value) == Py_TYPE(exported) ? PyObject_RichCompareBool(value, exported, Py_EQ) : 0;
-  bool both_nan = PyFloat_CheckExact(value) && PyFloat_CheckExact(exported) &&
-                  std::isnan(PyFloat_AsDouble(value)) && std::isnan(PyFloat_AsDouble(exported));
-  if (both_nan) return true;
-  if (same == 0) {
-    PyErr_Format(
-        config.error_type,
-        "%U: output %zd of forward was exported as the constant %R, but forward returned %R: return what "
-        "varies as a tensor",
-        site_->name, position, exported, value);
-  }
-  return same == 1;
-}
-
-bool ForwardCall::CheckTensor(const OutputSpec& spec, const DLTensor& tensor) {
-  if (tensor.dtype != spec.dtype || tensor.ndim != spec.rank) {
+    if (writes < 0) return false;
+    if (writes == (Passed(i) ? passed_version_ : 0)) continue;
     PyErr_Format(config.error_type,
-                 "%U: output %zd of forward was exported as a tensor of %s with %d dimensions, but forward "
-                 "returned one "
-                 "of %s with %d dimensions",
-                 site_->name, spec.position, DTypeName(spec.dtype).c_str(), spec.rank,
-                 DTypeName(tensor.dtype).c_str(), tensor.ndim);
+                 "%U: forward wrote to argument %zd, but did not when it was exported: write to a clone(), "
+                 "or mark the "
+                 "argument with ctx.mark_dirty() whenever forward may write to it",
+                 site_->name, inputs_[i].argument);
     return false;
-  }
-  bool foreign = !inputs_.empty();
-  for (size_t i = 0; i < inputs_.size(); ++i) foreign &= tensor.device != loans_[i]->dl_tensor.device;
-  if (!foreign) return true;
-  PyErr_Format(config.error_type,
-               "%U: output %zd of forward is on %s, but its first tensor argument is on %s", site_->name,
-               spec.position, DeviceName(tensor.device).c_str(),
-               DeviceName(loans_[0]->dl_tensor.device).c_str());
-  return false;
-}
-
-bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
-  if (!IsTensor(value)) {
-    PyErr_Format(config.error_type,
-                 "%U: output %zd of forward was exported as a tensor, but forward returned %.200s",
-                 site_->name, spec.position, TypeName(value).c_str());
-    return false;
-  }
-  Managed managed = ExportContiguous(value);
-  if (!managed) {
-    RaiseFromPending("%U: output %zd of forward is a tensor that cannot be handed to ONNX Runtime",
-                     site_->name, spec.position);
-    return false;
-  }
-  if (!CheckTensor(spec, managed->dl_tensor)) return false;
-  const void* exported = managed.get();
-  if (!Disentangle(outputs_->size(), value, &managed)) return false;
-  if (storages_ != nullptr) {
-    storages_->emplace_back();
-    bool unchanged = managed.get() == exported;  // neither copied nor an argument's memory
-    if (unchanged && !ReturnAlias(value, &managed, &storages_->back())) return false;
-  }
-  outputs_->push_back(std::move(managed));
-  return true;
-}
-
-// Gives a large output as an alias, beside its storage: the tensor itself is then the Function's alone, and
-// the storage tells whether the Function holds on to it.
-bool ForwardCall::ReturnAlias(PyObject* value, Managed* managed, Ref* storage) {
-  if (SpanOf((*managed)->dl_tensor).size() < kLargeOutputBytes) return true;
-  Ref alias = CallMethod(value, method_names.detach);
-  Managed other = alias ? ExportTensor(alias.get()) : nullptr;
-  if (!other) return false;
-  // A contiguous copy of the value is not what its storage holds.
-  if (other->dl_tensor.data != (*managed)->dl_tensor.data || !IsContiguous(other->dl_tensor)) return true;
-  *managed = std::move(other);
-  *storage = CallMethod(value, method_names.untyped_storage);
-  return static_cast<bool>(*storage);
-}
-
-// Gives an output memory of its own, unless it has that or is declared to be an input's memory.
-bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
-  OutputSpec& spec = (*site_->tensor_outputs)[index];
-  Span span = SpanOf((*managed)->dl_tensor);
-  if (span.size() == 0) {
-    // Without elements it shares no byte, but it may hold an argument's storage.
-    *managed = ExportCopy(site_, value);
-    return static_cast<bool>(*managed);
-  }
-  if (spec.mapped_input >= 0) {
-    Loan* loan = loans_[static_cast<size_t>(spec.mapped_input)];
-    if (SpanOf(loan->dl_tensor).begin != span.begin) {
-      PyErr_Format(
-          config.inplace_error_type,
-          "%U: the in-place map says that output %zd of forward is the memory of argument %zd, but forward "
-          "returned other memory: correct the map or unregister it",
-          site_->name, spec.position, inputs_[static_cast<size_t>(spec.mapped_input)].argument);
-      return false;
-    }
-    DLTensor view = (*managed)->dl_tensor;
-    *managed = Managed(ExportLoan(loan, view));
-    ++exports_[static_cast<size_t>(spec.mapped_input)];
-    return true;
-  }
-  for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (!span.Overlaps(spans_[i])) continue;
-    if (storages_ != nullptr && access_[i] == Access::kShared) {
-      DLTensor view = (*managed)->dl_tensor;
-      *managed = Managed(ExportLoan(loans_[i], view));
-      ++exports_[i];
-      return true;
-    }
-    *managed = ExportCopy(site_, value);
-    if (!*managed) return false;
-    if (spec.warned || index >= site_->returned || storages_ != nullptr) return true;
-    spec.warned = true;
-    return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
-  }
-  if (storages_ != nullptr) return true;
-  for (const Managed& earlier : *outputs_) {
-    if (!span.Overlaps(SpanOf(earlier->dl_tensor))) continue;
-    *managed = ExportCopy(site_, value);
-    return static_cast<bool>(*managed);
   }
   return true;
-}
-
-bool ForwardCall::ReturnMutated(PyObject* result) {
-  for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (!inputs_[i].mutated) continue;
-    bool returned = result == tensors_[i].get();
-    for (Py_ssize_t j = 0; site_->returns_tuple && j < PyTuple_Size(result); ++j) {
-      returned |= PyTuple_GetItem(result, j) == tensors_[i].get();
-    }
-    if (returned) continue;
-    if (outputs_->size() == site_->tensor_outputs->size()) {
-      PyErr_Format(config.error_type,
-                   "%U: argument %zd, which forward writes to, was exported as one of its outputs, but "
-                   "forward did not "
-                   "return it",
-                   site_->name, inputs_[i].argument);
-      return false;
-    }
-    if (!ReturnTensor((*site_->tensor_outputs)[outputs_->size()], tensors_[i].get())) return false;
-  }
-  if (outputs_->size() == site_->tensor_outputs->size()) return true;
-  PyErr_Format(config.error_type, "%U: forward was exported with %zu tensor outputs, but gave %zu",
-               site_->name, site_->tensor_outputs->size(), outputs_->size());
-  return false;
 }
 
 bool ForwardCall::KeepOrDropContext() {
@@ -317,18 +104,46 @@ bool ForwardCall::KeepOrDropContext() {
   if (!FinishForward(context, site_->executable)) return false;
   PyObject* run = CurrentRun();
   if (!site_->training || run == nullptr) return true;
-  context->tensors.Reserve(inputs_.size() + outputs_->size());
-  for (size_t i = 0; i < inputs_.size(); ++i) context->tensors.Append(loans_[i]->dl_tensor);
+  context->tensors.Reserve(inputs_.size() + output_count());
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!Passed(i)) {
+      context->tensors.Append(loans_[i]->dl_tensor);
+    } else if (!Describe(tensors_[i].get())) {
+      return false;
+    }
+  }
   for (const Managed& output : *outputs_) context->tensors.Append(output->dl_tensor);
+  if (passing_ != nullptr && passing_->result && !Describe(passing_->result.get())) return false;
   in_run_ = true;
   return KeepContext(run, site_, context_.get());
+}
+
+bool ForwardCall::Describe(PyObject* tensor) {
+  DLTensor view;
+  if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) return false;
+  context()->tensors.Append(view);
+  return true;
+}
+
+// Drops the arguments, and learns whether somebody still holds the one that the site before passed.
+bool ForwardCall::DropTensors(bool* passed_held) {
+  Ref watched;
+  if (in_run_ && passing_ != nullptr && passing_->argument >= 0) {
+    PyObject* tensor = tensors_[static_cast<size_t>(passing_->argument)].get();
+    *passed_held = Py_REFCNT(tensor) > 1;
+    if (!*passed_held) watched = WatchStorage(tensor);
+    if (!*passed_held && !watched) return false;
+  }
+  for (Ref& tensor : tensors_) tensor.reset();
+  if (watched) *passed_held = static_cast<bool>(Dereference(watched.get()));
+  return true;
 }
 
 // Makes sure that what the Function kept of its inputs is not the runtime's to overwrite.
 bool ForwardCall::Settle() {
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].protected_ || access_[i] == Access::kCopied) continue;
+    if (Passed(i) || inputs_[i].protected_ || access_[i] == Access::kCopied) continue;
     watched[i] = WatchStorage(tensors_[i].get());
     if (!watched[i]) return false;
   }
@@ -336,12 +151,15 @@ bool ForwardCall::Settle() {
   if (!in_run_) context_.reset();
   argument_tuple_.reset();
   result_.reset();
-  for (Ref& tensor : tensors_) tensor.reset();
+  bool passed_held = false;
+  if (!DropTensors(&passed_held)) return false;
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (watched[i] &&
         !SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &inputs_[i].access))
       return false;
-    if (in_run_ && loans_[i]->holder_count() == 1 + exports_[i]) context()->tensors.ForgetSpan(i);
+    if (!in_run_) continue;
+    bool held = Passed(i) ? passed_held : loans_[i]->holder_count() != 1 + exports_[i];
+    if (!held) context()->tensors.ForgetSpan(i);
   }
   return true;
 }
@@ -352,10 +170,11 @@ void ForwardCall::Abandon() {
   PyObject* error = TakeRaised();
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    bool borrowed = tensors_[i] && access_[i] == Access::kShared && loans_[i]->borrowed();
+    bool borrowed = tensors_[i] && access_[i] == Access::kShared && !Passed(i) && loans_[i]->borrowed();
     if (borrowed) watched[i] = WatchStorage(tensors_[i].get());
   }
   outputs_->clear();
+  if (passing_ != nullptr) passing_->result.reset();
   if (storages_ != nullptr) storages_->clear();
   context_.reset();
   argument_tuple_.reset();
@@ -371,15 +190,18 @@ void ForwardCall::Abandon() {
                 PyException_GetTraceback(error));
 }
 
-}  // namespace
-
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs) {
   return RunForward(site, inputs, outputs, nullptr);
 }
 
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages) {
+  return RunForward(site, inputs, outputs, storages, nullptr);
+}
+
+bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages,
+                Passing* passing) {
   try {
-    return ForwardCall(site, inputs, outputs, storages).Run();
+    return ForwardCall(site, inputs, outputs, storages, passing).Run();
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
     return false;

@@ -29,16 +29,30 @@ class Loans {
 // Outputs from here on are worth more than a look at who holds them.
 constexpr int64_t kLargeOutputBytes = 1 << 16;
 
+// What two sites of a chain pass to each other: torch's own tensor, as eager would pass it. Neither the
+// runtime nor anybody but the Functions themselves sees it.
+struct Passing {
+  int argument = -1;      // index of the site's tensor argument that links it to the site before, or -1
+  bool has_next = false;  // the site's only output goes to another site
+  Ref tensor;             // that argument, or the gradient of that output, until the site takes it
+  Ref result;             // that output, or the gradient of that argument
+};
+
 // Runs forward; gives one output per Site::tensor_outputs. False with an exception set on failure.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs);
 // For a caller that copies the outputs: they may share memory with arguments and with each other. `storages`
 // gets one entry an output: torch's storage, if the caller may spare the copy once nobody else holds that.
 // Else nothing: the output has less than kLargeOutputBytes, or is an argument's memory.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages);
+// For a site of a chain. `storages` may be null; loans, outputs and gradients are null where `passing` stands
+// for them.
+bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages,
+                Passing* passing);
 
 // Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor
 // argument, null for those that need none. False with an exception set on failure.
 bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs);
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, Passing* passing);
 
 // ---- shared by the two directions ----
 

@@ -23,7 +23,7 @@ struct InputSpec {
   bool needs_grad;
   bool requires_grad;  // needs_grad and of a dtype that can
   bool mutated;        // forward writes into it
-  bool protected_;     // nobody writes into this memory while the Function holds it
+  bool protected_;     // the graph promises not to write into this memory while the Function holds it
   bool mapped;         // some output is declared to be its memory
   Access access;
   Ref torch_dtype;  // of its gradient
@@ -37,7 +37,6 @@ struct OutputSpec {
   bool differentiable;
   int mapped_input;      // index of the tensor argument whose memory it is declared to be, or -1
   bool gradient_mapped;  // some gradient is declared to be the memory of this output's gradient
-  bool gradient_owned;   // its gradient is torch's memory, and only this site's backward reads it
   bool warned;
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -98,6 +99,67 @@ class Product(torch.autograd.Function):
         return grad * y, grad * x
 
 
+class Sum(torch.autograd.Function):
+    """Both gradients are the one that it is given."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad
+
+
+class Saved(torch.autograd.Function):
+    """Its gradient is a tensor that it saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0]
+
+
+class Transposed(torch.autograd.Function):
+    """Its output and its gradient are not contiguous."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.t() * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.t() * 2.0
+
+
+class Wider(torch.autograd.Function):
+    """Its gradient is larger than its argument, and of another dtype, which autograd mends."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad * 2.0).double().expand(2, *grad.shape)
+
+
+class Returned(torch.autograd.Function):
+    """Its output is its argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.view_as(grad)
+
+
 JOINED = {
     "one after the other": (
         lambda x, w: Square.apply(Square.apply(Square.apply(x))),
@@ -118,6 +180,38 @@ JOINED = {
     "gradients written to": (
         lambda x, w: Square.apply(Overwrite.apply(Overwrite.apply(Square.apply(x)))),
         ["Square, Overwrite, Overwrite, Square"],
+    ),
+    "one gradient for two arguments": (
+        lambda x, w: Sum.apply(Overwrite.apply(x), w.expand_as(x)),
+        ["Overwrite, Sum"],
+    ),
+    "one gradient for two arguments, inside": (
+        lambda x, w: Square.apply(Sum.apply(Overwrite.apply(x), w.expand_as(x))),
+        ["Overwrite, Sum, Square"],
+    ),
+    "the runtime's gradient passed on": (
+        lambda x, w: StraightThrough.apply(Overwrite.apply(x)) + w,
+        ["Overwrite, StraightThrough"],
+    ),
+    "a saved tensor as gradient": (
+        lambda x, w: Square.apply(Saved.apply(Overwrite.apply(Saved.apply(x)))),
+        ["Saved, Overwrite, Saved, Square"],
+    ),
+    "other strides": (
+        lambda x, w: Square.apply(Transposed.apply(Transposed.apply(x))),
+        ["Transposed, Transposed, Square"],
+    ),
+    "a gradient of another shape and dtype": (
+        lambda x, w: Wider.apply(Wider.apply(Square.apply(x))),
+        ["Square, Wider, Wider"],
+    ),
+    "arguments returned": (
+        lambda x, w: Square.apply(Returned.apply(Returned.apply(x))),
+        ["Returned, Returned, Square"],
+    ),
+    "an argument returned at the end": (
+        lambda x, w: Returned.apply(Returned.apply(Square.apply(x))),
+        ["Square, Returned, Returned"],
     ),
     "without gradients": (
         lambda x, w: x * Square.apply(Square.apply(w.detach())),
@@ -233,6 +327,59 @@ def test_a_second_backward_and_a_forward_without_backward_are_eagers():
         loss.backward(retain_graph=True)
         loss.backward()
     assert_same(ort.weight.grad, model.weight.grad, "gradient")
+
+
+def test_a_chain_takes_a_batch_of_nothing():
+    model = Model(lambda x, w: Square.apply(Overwrite.apply(Square.apply(x))))
+    assert_trains_like_eager(model, [(torch.rand(n, 4),) for n in (3, 0, 2)], steps=3, lr=0.01)
+
+
+class Shared(torch.autograd.Function):
+    """Returns a tensor that everybody can see."""
+
+    value = torch.ones(3, 4)
+
+    @staticmethod
+    def forward(ctx, x):
+        return Shared.value
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1.0
+
+
+def test_a_tensor_that_a_member_returns_and_keeps_stays_as_it_is():
+    ort = torch2ort.ORTModule(Model(lambda x, w: Square.apply(Shared.apply(Square.apply(x)))))
+    for _ in range(3):
+        ort(torch.rand(3, 4)).sum().backward()
+    assert_same(Shared.value, torch.ones(3, 4), "value")
+    assert not Shared.value.requires_grad
+
+
+class WriteLater(torch.autograd.Function):
+    """Writes to its argument, but did not when it was exported."""
+
+    writes: ClassVar[bool] = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.mul_(2.0) + 0.0 if WriteLater.writes else x * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2.0
+
+
+def test_a_member_that_begins_to_write_to_its_argument_is_refused(monkeypatch):
+    ort = torch2ort.ORTModule(Model(lambda x, w: WriteLater.apply(Square.apply(x))))
+    ort(torch.rand(3, 4))
+    monkeypatch.setattr(WriteLater, "writes", True)
+    message = (
+        f"{__name__}.WriteLater: forward wrote to argument 0, but did not when it was exported: write to "
+        "a clone(), or mark the argument with ctx.mark_dirty() whenever forward may write to it"
+    )
+    with pytest.raises(torch2ort.EngineError, match=f"^{re.escape(message)}$"):
+        ort(torch.rand(3, 4))
 
 
 class Extend(torch.autograd.Function):

@@ -1,0 +1,217 @@
+#include <cmath>
+
+#include "forward_call.h"
+
+namespace torch2ort {
+
+bool ForwardCall::Return() {
+  PyObject* result = result_.get();
+  Py_ssize_t expected = PyTuple_Size(site_->outputs);
+  if (PyTuple_Check(result) != site_->returns_tuple) {
+    PyErr_Format(config.error_type, "%U: forward was exported returning %s, but returned %.200s", site_->name,
+                 site_->returns_tuple ? "a tuple" : "a single value", TypeName(result).c_str());
+    return false;
+  }
+  Py_ssize_t count = site_->returns_tuple ? PyTuple_Size(result) : 1;
+  if (count != expected) {
+    PyErr_Format(config.error_type, "%U: forward was exported returning %zd values, but returned %zd",
+                 site_->name, expected, count);
+    return false;
+  }
+  outputs_->reserve(site_->tensor_outputs->size());
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    int index = (*site_->output_index)[static_cast<size_t>(i)];
+    PyObject* item = site_->returns_tuple ? PyTuple_GetItem(result, i) : result;
+    bool good = index < 0 ? CheckConstant(i, item)
+                          : ReturnTensor((*site_->tensor_outputs)[static_cast<size_t>(index)], item);
+    if (!good) return false;
+  }
+  return ReturnMutated(result);
+}
+
+bool ForwardCall::CheckConstant(Py_ssize_t position, PyObject* value) {
+  PyObject* exported = PyTuple_GetItem(site_->outputs, position);
+  if (value == exported) return true;
+  int same = Py_TYPE(value) == Py_TYPE(exported) ? PyObject_RichCompareBool(value, exported, Py_EQ) : 0;
+  bool both_nan = PyFloat_CheckExact(value) && PyFloat_CheckExact(exported) &&
+                  std::isnan(PyFloat_AsDouble(value)) && std::isnan(PyFloat_AsDouble(exported));
+  if (both_nan) return true;
+  if (same == 0) {
+    PyErr_Format(
+        config.error_type,
+        "%U: output %zd of forward was exported as the constant %R, but forward returned %R: return what "
+        "varies as a tensor",
+        site_->name, position, exported, value);
+  }
+  return same == 1;
+}
+
+bool ForwardCall::CheckTensor(const OutputSpec& spec, const DLTensor& tensor) {
+  if (tensor.dtype != spec.dtype || tensor.ndim != spec.rank) {
+    PyErr_Format(config.error_type,
+                 "%U: output %zd of forward was exported as a tensor of %s with %d dimensions, but forward "
+                 "returned one "
+                 "of %s with %d dimensions",
+                 site_->name, spec.position, DTypeName(spec.dtype).c_str(), spec.rank,
+                 DTypeName(tensor.dtype).c_str(), tensor.ndim);
+    return false;
+  }
+  bool foreign = !inputs_.empty();
+  for (size_t i = 0; i < inputs_.size(); ++i) foreign &= tensor.device != devices_[i];
+  if (!foreign) return true;
+  PyErr_Format(config.error_type,
+               "%U: output %zd of forward is on %s, but its first tensor argument is on %s", site_->name,
+               spec.position, DeviceName(tensor.device).c_str(), DeviceName(devices_[0]).c_str());
+  return false;
+}
+
+bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
+  if (!IsTensor(value)) {
+    PyErr_Format(config.error_type,
+                 "%U: output %zd of forward was exported as a tensor, but forward returned %.200s",
+                 site_->name, spec.position, TypeName(value).c_str());
+    return false;
+  }
+  if (passing_ != nullptr && passing_->has_next) return PassOn(spec, value);
+  Managed managed = ExportContiguous(value);
+  if (!managed) return RaiseForeign(spec);
+  if (!CheckTensor(spec, managed->dl_tensor)) return false;
+  const void* exported = managed.get();
+  if (!Disentangle(outputs_->size(), value, &managed)) return false;
+  if (storages_ != nullptr) {
+    storages_->emplace_back();
+    bool unchanged = managed.get() == exported;  // neither copied nor an argument's memory
+    if (unchanged && !ReturnAlias(value, &managed, &storages_->back())) return false;
+  }
+  outputs_->push_back(std::move(managed));
+  return true;
+}
+
+bool ForwardCall::RaiseForeign(const OutputSpec& spec) {
+  RaiseFromPending("%U: output %zd of forward is a tensor that cannot be handed to ONNX Runtime", site_->name,
+                   spec.position);
+  return false;
+}
+
+// Gives the output to the next site as it is, unless it is the runtime's memory.
+bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
+  DLTensor view;
+  if (config.exchange->dltensor_from_py_object_no_sync(value, &view) != 0) return RaiseForeign(spec);
+  if (!CheckTensor(spec, view)) return false;
+  Span span = SpanOf(view);
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (Passed(i) || !span.Overlaps(spans_[i])) continue;
+    passing_->result = CopyTensor(site_, value);
+    return passing_->result && WarnOnce(0, i);
+  }
+  // Without elements it shares no byte, but it may hold an argument's storage.
+  passing_->result = span.size() == 0 ? CopyTensor(site_, value) : Ref::Share(value);
+  return static_cast<bool>(passing_->result);
+}
+
+// The next site gets a plain tensor, and what becomes of that does not show in one that this Function holds.
+bool ForwardCall::Separate() {
+  if (passing_ == nullptr || !passing_->has_next) return true;
+  PyObject* tensor = passing_->result.get();
+  Ref recorded = Ref::Steal(PyObject_GetAttr(tensor, method_names.requires_grad));
+  if (!recorded) return false;
+  bool plain = Py_TYPE(tensor) == config.tensor_type && recorded.get() == Py_False;
+  if (plain && Py_REFCNT(tensor) == 1) return true;
+  Managed alias = ExportTensor(tensor);
+  if (!alias) return RaiseForeign((*site_->tensor_outputs)[0]);
+  passing_->result = ImportManaged(std::move(alias));
+  return static_cast<bool>(passing_->result);
+}
+
+// Gives a large output as an alias, beside its storage: the tensor itself is then the Function's alone, and
+// the storage tells whether the Function holds on to it.
+bool ForwardCall::ReturnAlias(PyObject* value, Managed* managed, Ref* storage) {
+  if (SpanOf((*managed)->dl_tensor).size() < kLargeOutputBytes) return true;
+  Ref alias = CallMethod(value, method_names.detach);
+  Managed other = alias ? ExportTensor(alias.get()) : nullptr;
+  if (!other) return false;
+  // A contiguous copy of the value is not what its storage holds.
+  if (other->dl_tensor.data != (*managed)->dl_tensor.data || !IsContiguous(other->dl_tensor)) return true;
+  *managed = std::move(other);
+  *storage = CallMethod(value, method_names.untyped_storage);
+  return static_cast<bool>(*storage);
+}
+
+bool ForwardCall::WarnOnce(size_t index, size_t i) {
+  OutputSpec& spec = (*site_->tensor_outputs)[index];
+  if (spec.warned || index >= site_->returned || storages_ != nullptr) return true;
+  spec.warned = true;
+  return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
+}
+
+// Gives an output memory of its own, unless it has that or is declared to be an input's memory.
+bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
+  OutputSpec& spec = (*site_->tensor_outputs)[index];
+  Span span = SpanOf((*managed)->dl_tensor);
+  if (span.size() == 0) {
+    // Without elements it shares no byte, but it may hold an argument's storage.
+    *managed = ExportCopy(site_, value);
+    return static_cast<bool>(*managed);
+  }
+  if (spec.mapped_input >= 0) {
+    Loan* loan = loans_[static_cast<size_t>(spec.mapped_input)];
+    if (SpanOf(loan->dl_tensor).begin != span.begin) {
+      PyErr_Format(
+          config.inplace_error_type,
+          "%U: the in-place map says that output %zd of forward is the memory of argument %zd, but forward "
+          "returned other memory: correct the map or unregister it",
+          site_->name, spec.position, inputs_[static_cast<size_t>(spec.mapped_input)].argument);
+      return false;
+    }
+    DLTensor view = (*managed)->dl_tensor;
+    *managed = Managed(ExportLoan(loan, view));
+    ++exports_[static_cast<size_t>(spec.mapped_input)];
+    return true;
+  }
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!span.Overlaps(spans_[i])) continue;
+    if (storages_ != nullptr && Passed(i)) return true;  // torch's memory, which the output holds
+    if (storages_ != nullptr && access_[i] == Access::kShared) {
+      DLTensor view = (*managed)->dl_tensor;
+      *managed = Managed(ExportLoan(loans_[i], view));
+      ++exports_[i];
+      return true;
+    }
+    *managed = ExportCopy(site_, value);
+    if (!*managed) return false;
+    return WarnOnce(index, i);
+  }
+  if (storages_ != nullptr) return true;
+  for (const Managed& earlier : *outputs_) {
+    if (!span.Overlaps(SpanOf(earlier->dl_tensor))) continue;
+    *managed = ExportCopy(site_, value);
+    return static_cast<bool>(*managed);
+  }
+  return true;
+}
+
+bool ForwardCall::ReturnMutated(PyObject* result) {
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!inputs_[i].mutated) continue;
+    bool returned = result == tensors_[i].get();
+    for (Py_ssize_t j = 0; site_->returns_tuple && j < PyTuple_Size(result); ++j) {
+      returned |= PyTuple_GetItem(result, j) == tensors_[i].get();
+    }
+    if (returned) continue;
+    if (output_count() == site_->tensor_outputs->size()) {
+      PyErr_Format(config.error_type,
+                   "%U: argument %zd, which forward writes to, was exported as one of its outputs, but "
+                   "forward did not "
+                   "return it",
+                   site_->name, inputs_[i].argument);
+      return false;
+    }
+    if (!ReturnTensor((*site_->tensor_outputs)[output_count()], tensors_[i].get())) return false;
+  }
+  if (output_count() == site_->tensor_outputs->size()) return true;
+  PyErr_Format(config.error_type, "%U: forward was exported with %zu tensor outputs, but gave %zu",
+               site_->name, site_->tensor_outputs->size(), output_count());
+  return false;
+}
+
+}  // namespace torch2ort
