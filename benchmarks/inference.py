@@ -33,16 +33,19 @@ class Tiny(torch.autograd.Function):
 
 
 class Chain(nn.Module):
-    """``count`` Functions in a row between two additions."""
+    """``count`` Functions in a row between two additions, or an addition in front of each, too."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, spaced: bool = False, empty: bool = False) -> None:
         super().__init__()
-        self.count = count
+        self.count, self.spaced, self.empty = count, spaced, empty
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + 1.0
         for _ in range(self.count):
-            x = Tiny.apply(x)
+            if self.spaced:
+                x = x + 0.5
+            if not self.empty:
+                x = Tiny.apply(x)
         return x + 1.0
 
 
@@ -112,11 +115,11 @@ def pyop_chain(count: int, x: Tensor) -> Callable[[], object] | None:
     return lambda: session.run(None, feed)[0]
 
 
-def functions(size: int, count: int) -> None:
+def functions(size: int, count: int, *, spaced: bool) -> None:
     """Print what one Function costs on tensors of `size` floats, with one thread."""
     torch.set_num_threads(1)
     x = torch.randn(size)
-    chain, empty = Chain(count).eval(), Chain(0).eval()
+    chain, empty = (Chain(count, spaced=spaced, empty=empty).eval() for empty in (False, True))
     exported, exported_empty = torch2ort.export(chain, x), torch2ort.export(empty, x)
     ways: dict[str, Callable[[], object]] = {
         "eager": without_gradients(lambda: chain(x)),
@@ -125,15 +128,15 @@ def functions(size: int, count: int) -> None:
         "ort_empty": lambda: exported_empty(x),
     }
     torch.testing.assert_close(ways["ort"](), ways["eager"]())
-    pyop = pyop_chain(count, x)
+    pyop = None if spaced else pyop_chain(count, x)
     if pyop is not None:
         torch.testing.assert_close(torch.from_numpy(pyop()), ways["eager"]())
         ways["pyop"] = pyop
     seconds = interleaved_medians(ways, rounds=40, calls=10 if size < 1000 else 2)
     eager = seconds["eager"] - seconds["eager_empty"]
     line = (
-        f"One Function on {size} floats, 1 thread, ratio to eager's apply: "
-        f"PythonOp {(seconds['ort'] - seconds['ort_empty']) / eager:.2f}"
+        f"One Function on {size} floats{', an addition between them' if spaced else ''}, 1 thread, ratio to "
+        f"eager's apply: PythonOp {(seconds['ort'] - seconds['ort_empty']) / eager:.2f}"
     )
     if pyop is not None:
         line += f", onnxruntime-extensions' PyOp {(seconds['pyop'] - seconds['ort_empty']) / eager:.2f}"
@@ -146,7 +149,8 @@ def main() -> None:
     for threads in (1, 2):
         bert(threads)
     for size, count in CHAINS:
-        functions(size, count)
+        for spaced in (False, True):
+            functions(size, count, spaced=spaced)
 
 
 if __name__ == "__main__":

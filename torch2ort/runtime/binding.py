@@ -99,22 +99,16 @@ class Bound:
 
     Attributes:
         sites: the native site of each PythonOp node of the exported graph, by node name.
-        chains: the native chain of each node that stands for several, by node name.
+        callees: what each node of the session's graph calls, by node name: such a site, or a chain of them.
     """
 
     sites: dict[str, native.Site]
-    chains: dict[str, native.Chain]
+    callees: dict[str, Callee]
 
     @property
     def functions(self) -> dict[str, str]:
         """The ``func_name`` that reaches what a node calls, by node name."""
-        callees: dict[str, Callee] = {**self.sites, **self.chains}
-        return {name: callee.key for name, callee in callees.items()}
-
-    @property
-    def callees(self) -> list[Callee]:
-        """All of them."""
-        return [*self.sites.values(), *self.chains.values()]
+        return {name: callee.key for name, callee in self.callees.items()}
 
 
 def bind_sites(
@@ -133,21 +127,23 @@ def bind_sites(
         training: whether the session computes gradients.
     """
     install_runners()
-    bound = Bound({}, {})
+    bound: dict[str, native.Site] = {}
     for name, site in sites.items():
         # With gradients, the graph keeps these alive and unwritten (see ownership.py).
         protected = site.known_result.kept if training else ()
         plan = plans.get(name, InplacePlan())
         key = f"{site.key}/{next(_serial)}"
-        own = native_site(site, key, training=training, protected=protected, plan=plan)
-        pool.register(own)
-        bound.sites[name] = own
+        bound[name] = native_site(site, key, training=training, protected=protected, plan=plan)
+    callees: dict[str, Callee] = dict(bound)
     for chain in chains:
-        members = tuple(bound.sites[name] for name in chain.members)
-        joined = native.Chain(key=f"{chain.name}/{next(_serial)}", sites=members, links=chain.links)
-        pool.register(joined)
-        bound.chains[chain.name] = joined
-    return bound
+        members = tuple(bound[name] for name in chain.members)
+        for name in chain.members:
+            del callees[name]
+        key = f"{chain.name}/{next(_serial)}"
+        callees[chain.name] = native.Chain(key=key, sites=members, links=chain.links)
+    for callee in callees.values():
+        pool.register(callee)
+    return Bound(bound, callees)
 
 
 def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site], *, training: bool) -> None:

@@ -58,4 +58,4 @@ def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf
         return make_session(model, (), settings)
     plans = {name: InplacePlan.of(plan) for name, plan in kept.data["inplace"].items()}
     bound = bind_sites(graph.sites, plans, map(Chain.of, kept.data["chains"]), training=False)
-    return make_session(rename_functions(model, bound.functions), bound.callees, settings)
+    return make_session(rename_functions(model, bound.functions), list(bound.callees.values()), settings)

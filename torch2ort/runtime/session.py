@@ -102,7 +102,7 @@ def _bind(
     binding.bind_nodes(model.graph, sites, training=False)
     bound = binding.bind_sites(sites, plans, join_python_ops(model.graph, sites), training=False)
     binding.name_functions(model.graph, bound.functions)
-    return model, bound.callees
+    return model, list(bound.callees.values())
 
 
 def make_session(

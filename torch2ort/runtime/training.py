@@ -142,7 +142,6 @@ class TrainingEngine:
             )
         # onnxruntime knows by name what nodes call; here it lives.
         self._bound = bind_sites(graph.sites, gradient.plans, gradient.chains, training=True)
-        self._calls = len(graph.sites) - sum(len(chain.members) - 1 for chain in gradient.chains)
         self._site_nodes = {site.key: name for name, site in self._bound.sites.items()}
         # What the model writes to and no output depends on, no gradient depends on either.
         self.needed = tuple(i for i in gradient.needed if i in self.copied or i in self.read)
@@ -182,9 +181,9 @@ class TrainingEngine:
         partial = ort.PartialGraphExecutionState()
         run = native.Run()
         with self._lock, contexts_in(run):
-            if self._calls:
+            if self._bound.callees:
                 pool.tidy()
-                pool.add(self._calls)
+                pool.add(len(self._bound.callees))
             epoch = pool.epoch
             try:
                 self._agent.run_forward(values, fetched, partial, None)
@@ -220,13 +219,13 @@ class TrainingEngine:
             given.push_back(to_capsule(gradient.detach().contiguous()), False)
         computed = self._ort.OrtValueVector()
         with self._lock, contexts_in(state.run):
-            if self._calls and state.epoch != pool.epoch:
+            if self._bound.callees and state.epoch != pool.epoch:
                 return None
             try:
                 self._agent.run_backward(given, computed, state.partial)
             except Exception as error:
                 reraise(error)
-            pool.add(-self._calls)
+            pool.add(-len(self._bound.callees))
         found = _tensors(computed)
         reached = self._reached(state.run, gradients)
         state.run.clear()
