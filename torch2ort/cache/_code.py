@@ -7,8 +7,9 @@ imported. Line numbers, file names and comments are no part of it.
 from __future__ import annotations
 
 import opcode
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -43,6 +44,19 @@ _MATCH_CLASS = opcode.opmap["MATCH_CLASS"]
 _CALLS = _codes("CALL", "PRECALL", "CALL_FUNCTION")
 _EXTENDED = opcode.EXTENDED_ARG
 _CACHE = opcode.opmap.get("CACHE")
+
+
+def _any_of(codes: Collection[int]) -> bytes:
+    """A regular expression for one byte out of ``codes``."""
+    return b"[%s]" % b"".join(re.escape(bytes([code])) for code in codes) if codes else b"(?!)"
+
+
+# In the operations alone, without their arguments: a global variable and the attributes that are read from it
+# at once, and what else tells something.
+_CACHES = b"(?:%s)*" % _any_of(_codes("CACHE"))
+_ATTRIBUTE = b"%s*%s%s" % (_any_of({_EXTENDED}), _any_of(_ATTRIBUTES), _CACHES)
+_CHAIN = b"%s%s((?:%s)*)" % (_any_of(_GLOBALS), _CACHES, _ATTRIBUTE)
+_TELLING = re.compile(b"%s|%s" % (_CHAIN, _any_of({_IMPORT, _IMPORT_FROM, _MATCH_CLASS})))
 
 # With these, code can read an attribute whose name stands nowhere in it.
 _REFLECTION = frozenset({"vars", "dir", "__dict__", "attrgetter", "methodcaller", "__getattribute__"})
@@ -99,37 +113,50 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _read(code: CodeType, uses: Uses) -> None:
-    uses.names.update(code.co_names)
-    uses.names.update(_identifiers(code.co_consts))
-    operations = _operations(code.co_code)
-    chain: tuple[str, ...] = ()
+    bytecode, constants, names = code.co_code, code.co_consts, code.co_names
+    uses.names.update(names)
+    uses.names.update(_identifiers(constants))
+    operations, arguments = bytecode[::2], _arguments(bytecode)
     taken: list[str] = []
-    for position, (operation, argument) in enumerate(operations):
-        shift = _SHIFTS.get(operation)
-        name = "" if shift is None else code.co_names[argument >> shift]
-        if chain:
-            if operation in _ATTRIBUTES:
-                chain = (*chain, name)
-                continue
-            uses.chains[chain] = None
-            chain = ()
-        if operation in _GLOBALS:
-            chain = (name,)
-            if name in ("getattr", "hasattr") and not _gets_constant(
-                operations[position + 1 :], code.co_consts
-            ):
-                uses.any_name = True
-        elif operation == _IMPORT:
-            level = _pushed_number(operations[position - 2], code.co_consts)
-            names = uses.imports.setdefault("." * level + name, [])
-            # `import a.b as c` has no list of names; what it takes is the module itself.
-            taken = names if code.co_consts[operations[position - 1][1]] is not None else []
-        elif operation == _IMPORT_FROM:
-            taken.append(name)
-        elif operation == _MATCH_CLASS:
+    # Found by a regular expression, as a model's code has some ten thousand operations.
+    for found in _TELLING.finditer(operations):
+        first, end = found.span()
+        operation = operations[first]
+        if operation == _MATCH_CLASS:
             uses.any_name = True  # positions of a pattern are names that the class says
-    if chain:
-        uses.chains[chain] = None
+            continue
+        name = names[arguments[first] >> _SHIFTS[operation]]
+        if operation in _GLOBALS:
+            places = range(first + 1, end) if found[1] else ()
+            read = [
+                names[arguments[place] >> _SHIFTS[operations[place]]]
+                for place in places
+                if operations[place] in _ATTRIBUTES
+            ]
+            uses.chains[(name, *read)] = None
+            if name in ("getattr", "hasattr"):
+                following = _operations(bytecode, 2 * first + 2)
+                uses.any_name = uses.any_name or not _gets_constant(following, constants)
+        elif operation == _IMPORT:
+            level, listed = list(_operations(bytecode[: 2 * first]))[-2:]
+            taken = uses.imports.setdefault("." * _pushed_number(level, constants) + name, [])
+            if constants[listed[1]] is None:
+                taken = []  # of `import a.b as c`, which takes the module itself
+        else:
+            taken.append(name)
+
+
+def _arguments(bytecode: bytes) -> Sequence[int]:
+    """The argument of each operation."""
+    operations, arguments = bytecode[::2], bytecode[1::2]
+    if _EXTENDED not in operations:
+        return arguments
+    whole: list[int] = []
+    extended = 0
+    for operation, argument in zip(operations, arguments, strict=True):
+        whole.append(extended | argument)
+        extended = whole[-1] << 8 if operation == _EXTENDED else 0
+    return whole
 
 
 def _identifiers(constants: Sequence[Any]) -> Iterator[str]:
@@ -145,30 +172,20 @@ def _pushed_number(operation: tuple[int, int], constants: Sequence[Any]) -> int:
     return int(constants[argument]) if code == _CONSTANT else argument
 
 
-def _gets_constant(following: Sequence[tuple[int, int]], constants: Sequence[Any]) -> bool:
+def _gets_constant(following: Iterator[tuple[int, int]], constants: Sequence[Any]) -> bool:
     """Whether what follows ``getattr`` is a call with a value, a constant name, and at most a default."""
-    kinds = [operation for operation, _ in following]
-    if not kinds or kinds[0] not in _ONE_VALUE:
+    if next(following)[0] not in _ONE_VALUE:
         return False
-    name = next((i for i, kind in enumerate(kinds) if i and kind not in _ATTRIBUTES), len(kinds))
-    if name == len(kinds) or kinds[name] != _CONSTANT or type(constants[following[name][1]]) is not str:
+    name, argument = next(step for step in following if step[0] not in _ATTRIBUTES)
+    if name != _CONSTANT or type(constants[argument]) is not str:
         return False
-    rest = kinds[name + 1 :]
-    if rest and rest[0] in _ONE_VALUE | {_CONSTANT}:
-        del rest[0]
-    return bool(rest) and rest[0] in _CALLS
+    call, _ = next(following)
+    if call in _ONE_VALUE or call == _CONSTANT:
+        call, _ = next(following)
+    return call in _CALLS
 
 
-def _operations(bytecode: bytes) -> list[tuple[int, int]]:
-    """Each operation and its argument. A model's code has some ten thousand."""
-    operations = []
-    extended = 0
-    for operation, argument in zip(bytecode[::2], bytecode[1::2], strict=True):
-        if operation == _CACHE:
-            continue
-        if operation == _EXTENDED:
-            extended = (extended | argument) << 8
-        else:
-            operations.append((operation, extended | argument))
-            extended = 0
-    return operations
+def _operations(bytecode: bytes, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Each operation from the byte ``start`` on, and its argument."""
+    steps = zip(bytecode[start::2], _arguments(bytecode[start:]), strict=True)
+    return (step for step in steps if step[0] not in (_CACHE, _EXTENDED))
