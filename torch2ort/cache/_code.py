@@ -133,7 +133,8 @@ def _read(code: CodeType, uses: Uses) -> None:
                 for place in places
                 if operations[place] in _ATTRIBUTES
             ]
-            uses.chains[(name, *read)] = None
+            chain = (name, *read)
+            uses.chains[chain] = None
             if name in ("getattr", "hasattr"):
                 following = _operations(bytecode, 2 * first + 2)
                 uses.any_name = uses.any_name or not _gets_constant(following, constants)

@@ -76,7 +76,8 @@ def _real(path: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _real_folder(folder: str) -> str:
-    return os.path.realpath(folder)
+    name = os.path.basename(folder)
+    return os.path.realpath(folder) if name in ("", ".", "..") else _real(folder)
 
 
 def package_of_module(name: str) -> Package | None:
@@ -137,9 +138,20 @@ def own_digest() -> str:
         return version("torch2ort")
     digest = hashlib.sha256()
     for path in sorted(_sources(_OWN)):
-        with open(path, "rb", buffering=0) as file:
-            digest.update(path[len(_OWN) :].encode() + b"\0" + file.read() + b"\0")
+        digest.update(path[len(_OWN) :].encode() + b"\0" + _content_of(path) + b"\0")
     return f"{version('torch2ort')} {digest.hexdigest()[:16]}"
+
+
+def _content_of(path: str) -> bytes:
+    """Content of a file; in half of the time that a file object of Python's takes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = [os.read(descriptor, 1 << 16)]
+        while parts[-1]:
+            parts.append(os.read(descriptor, 1 << 16))
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
 
 
 def _sources(folder: str) -> Iterator[str]:
@@ -178,12 +190,13 @@ def _distribution(top: str) -> Package | None:
 @functools.cache
 def _content(distribution: str) -> str:
     """Digest of the code that was installed: somebody may install his own package twice with one version."""
-    record = importlib.metadata.distribution(distribution).read_text("RECORD") or ""
+    record = (importlib.metadata.distribution(distribution).read_text("RECORD") or "").encode()
     # Scripts hold the path of their environment. They come first, as the lines are sorted.
     start = 0
-    while record.startswith("../", start):
-        start = record.find("\n", start) + 1 or len(record)
-    return hashlib.sha256(record[start:].encode()).hexdigest()[:16]
+    while record.startswith(b"../", start):
+        start = record.find(b"\n", start) + 1 or len(record)
+    # A view, as a large package's record is half a megabyte.
+    return hashlib.sha256(memoryview(record)[start:]).hexdigest()[:16]
 
 
 @functools.cache
