@@ -149,6 +149,26 @@ def test_a_module_out_of_the_cache_trains_like_eager(cache, nothing_is_built, ma
     assert module.exported.cache.hit
 
 
+@pytest.mark.parametrize("hit", [False, True])
+def test_modules_whose_graphs_name_their_nodes_alike_call_their_own_functions(cache, nothing_is_built, hit):
+    if hit:
+        for function in (TWICE, THRICE):
+            torch2ort.ORTModule(Around(function.apply))(torch.randn(5, 4))
+        nothing_is_built()
+    models = [Around(function.apply) for function in (TWICE, THRICE, TWICE)]
+    modules = [torch2ort.ORTModule(copy.deepcopy(model)) for model in models]
+    x = torch.randn(5, 4)
+    outputs = [module(x) for module in modules]
+    for output, module, model in zip(outputs, modules, models, strict=True):
+        output.sum().backward()
+        expected = model(x)
+        expected.sum().backward()
+        assert module.exported.cache.hit == (hit or module is modules[2])
+        torch.testing.assert_close(output, expected)
+        for own, eager in zip(module.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, eager.grad)
+
+
 @pytest.mark.parametrize("call", [Square.apply, Numpy.apply, torch.relu])
 def test_a_module_out_of_the_cache_infers_like_eager(cache, nothing_is_built, monkeypatch, call):
     x = torch.randn(5, 4)

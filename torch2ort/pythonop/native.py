@@ -10,17 +10,24 @@ import torch
 from torch2ort import _native
 from torch2ort import _native as native
 from torch2ort.errors import EngineError, InplaceMapError, Torch2OrtWarning
-from torch2ort.pythonop.site import Site, live_site
+from torch2ort.pythonop.site import Site
 
-__all__ = ["native"]
+__all__ = ["native", "note_exported"]
 
 
-# Per exported site: the aliasing that it was warned of. Each session has native sites of its own.
+# Per native site: the exported one that it was made of. Each session has native sites of its own.
+_exported: weakref.WeakKeyDictionary[_native.Site, Site] = weakref.WeakKeyDictionary()
+# Per exported site: the aliasing that it was warned of.
 _warned: weakref.WeakKeyDictionary[Site, set[tuple[str, int]]] = weakref.WeakKeyDictionary()
 
 
+def note_exported(site: _native.Site, exported: Site) -> None:
+    """Remember what a native site was made of, for its warnings."""
+    _exported[site] = exported
+
+
 def _warn_alias(site: _native.Site, kind: str, output: int, argument: int) -> None:
-    exported = live_site(site.key.rpartition("/")[0])
+    exported = _exported.get(site)
     if exported is not None:
         result = exported.known_result
         declared = result.forward_map if kind == "forward" else result.backward_map

@@ -172,11 +172,6 @@ def site_by_key(key: str) -> Site:
     return _live[key]
 
 
-def live_site(key: str) -> Site | None:
-    """The site of that key, if it is still alive."""
-    return _live.get(key)
-
-
 # The opaque operator's string argument finds its site here. Weak, because the export owns its sites.
 _live: weakref.WeakValueDictionary[str, Site] = weakref.WeakValueDictionary()
 _serial = itertools.count()

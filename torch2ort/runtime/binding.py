@@ -2,6 +2,7 @@
 
 The file's graph holds names. A session gets a copy of the graph in which every PythonOp node refers,
 by a key of its own, to a native site that holds the class, the exact constants and the call policy.
+A graph that the cache keeps calls each site by its node's name, which is the key if no other session has it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from torch2ort.errors import EngineError, ExportError
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, UnstoredObject, uses_setup_context
-from torch2ort.pythonop.native import native
+from torch2ort.pythonop.native import native, note_exported
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.pythonop.unobserved import watched
 from torch2ort.runtime import _ort_private as private
@@ -29,6 +30,8 @@ from torch2ort.runtime.pool import pool
 Callee = native.Site | native.Chain
 
 _serial = itertools.count()
+# Names of nodes that are a key -> its number. For good, as onnxruntime keeps what was registered.
+_first: dict[str, int] = {}
 
 _CONSTANT_ATTRIBUTES = tuple(
     f"input_{kind}_{part}"
@@ -66,7 +69,7 @@ def native_site(
     outputs = result.outputs
     tensor_outputs = tuple(i for i, v in enumerate(outputs) if v is TENSOR)
     forward, setup_context, backward = _callables(site, function)
-    return native.Site(
+    bound = native.Site(
         key=key,
         name=site.func_name,
         forward=forward,
@@ -91,6 +94,8 @@ def native_site(
         forward_map=dict(plan.forward),
         backward_map=dict(plan.backward),
     )
+    note_exported(bound, site)
+    return bound
 
 
 @dataclass(frozen=True)
@@ -132,18 +137,22 @@ def bind_sites(
         # With gradients, the graph keeps these alive and unwritten (see ownership.py).
         protected = site.known_result.kept if training else ()
         plan = plans.get(name, InplacePlan())
-        key = f"{site.key}/{next(_serial)}"
-        bound[name] = native_site(site, key, training=training, protected=protected, plan=plan)
+        bound[name] = native_site(site, _key(name), training=training, protected=protected, plan=plan)
     callees: dict[str, Callee] = dict(bound)
     for chain in chains:
         members = tuple(bound[name] for name in chain.members)
         for name in chain.members:
             del callees[name]
-        key = f"{chain.name}/{next(_serial)}"
-        callees[chain.name] = native.Chain(key=key, sites=members, links=chain.links)
+        callees[chain.name] = native.Chain(key=_key(chain.name), sites=members, links=chain.links)
     for callee in callees.values():
         pool.register(callee)
     return Bound(bound, callees)
+
+
+def _key(node: str) -> str:
+    """A key that nothing else of this process has or had: the node's name, if that is one."""
+    number = next(_serial)
+    return node if _first.setdefault(node, number) == number else f"{node}/{number}"
 
 
 def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site], *, training: bool) -> None:
@@ -184,7 +193,7 @@ def rename_functions(model: bytes, names: Mapping[str, str]) -> bytes:
         model: ONNX, as onnxruntime-training writes it.
         names: present ``func_name`` -> new one.
     """
-    if not names:
+    if all(name == present for present, name in names.items()):
         return model
     proto = onnx.load_from_string(model)
     name_functions(proto.graph, names)
