@@ -710,13 +710,20 @@ def test_values_of_a_recurrent_layer_do_not_count():
     assert before == key_of(layer).digest
 
 
-def test_a_package_that_is_installed_again_counts(monkeypatch):
+@pytest.mark.parametrize("folder", ["mine-1.0.dist-info", "Mine.dist-info"])
+def test_a_package_that_is_installed_again_counts(monkeypatch, tmp_path, folder):
     """With the same version, as one's own is while it is worked on."""
+    record_file = tmp_path / folder / "RECORD"
+    record_file.parent.mkdir()
 
     def recorded(text: str) -> str:
         packages._content.cache_clear()
-        installed = types.SimpleNamespace(read_text=lambda name: text)
+        record_file.write_text(text)
+        installed = types.SimpleNamespace(
+            locate_file=lambda name: tmp_path / name, read_text=lambda name: record_file.read_text()
+        )
         monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
+        monkeypatch.setattr(packages, "version", lambda name: "1.0")
         return packages._content("mine")
 
     record = "../../bin/mine,sha256={},9\n../../bin/other,sha256=0,9\nmine/a.py,sha256={},9\n"

@@ -36,6 +36,11 @@ def atom(value: Any) -> bytes | None:
     return None if make is None else make(value)
 
 
+def _text(value: str) -> bytes:
+    body = value.encode("utf-8", "surrogatepass")
+    return b"s%d:%s" % (len(body), body)
+
+
 def _float(value: float) -> bytes:
     return struct.pack("<d", value)  # also tells 0.0 from -0.0
 
@@ -65,7 +70,7 @@ _FORMS: dict[type, Callable[[Any], bytes | None]] = {
     int: lambda v: form(b"i", b"%x" % v if v >= 0 else b"-%x" % -v),
     float: lambda v: form(b"f", _float(v)),
     complex: lambda v: form(b"c", _float(v.real) + _float(v.imag)),
-    str: lambda v: form(b"s", v.encode("utf-8", "surrogatepass")),
+    str: _text,
     bytes: lambda v: form(b"b", v),
     tuple: _sequence(b"t"),
     torch.Size: _sequence(b"S"),

@@ -27,7 +27,6 @@ from torch2ort.cache._globals import (
 from torch2ort.cache._installed import OPAQUE, SKIPPED, Installed, functions_in
 from torch2ort.cache._packages import (
     Package,
-    package_of_class,
     package_of_function,
     package_of_import,
     package_of_module,
@@ -187,7 +186,7 @@ class Definitions:
             cls: the class.
             used_as_value: whether code may call it, so that its constructor counts.
         """
-        package = package_of_class(cls)
+        package = self._walk.package_of(cls)
         self.note_function(cls)
         name = f"{cls.__module__}.{cls.__qualname__}"
         if package is not None:
@@ -229,13 +228,18 @@ class Definitions:
                     self.function(function, self._reached_by(cls, name))
             else:
                 self._walk.attribute(name, functools.partial(self._value, item))
-        if any(map(_calls_by_name, cls.__mro__)):
+        if any(map(self._calls_by_name, cls.__mro__)):
             self._code_of_methods(cls)
+
+    def _calls_by_name(self, cls: type) -> bool:
+        """Whether a class's own code may call a method by a name that it puts together while it runs."""
+        package = self._walk.package_of(cls)
+        return package is not None and package.name != "torch" and package.name not in OPAQUE
 
     def _code_of_methods(self, cls: type) -> None:
         """Write the code of every method, also of those whose names nobody is seen to read."""
         for base in cls.__mro__:
-            if package_of_class(base) is None:
+            if self._walk.package_of(base) is None:
                 for item in list(vars(base).values()):
                     for function in functions_in(item):
                         self._walk.write(code_bytes(function.__code__))
@@ -249,12 +253,6 @@ class Definitions:
         if name.startswith("__") and name.endswith("__") and name not in _NEVER_CALLED:
             return None
         return name
-
-
-def _calls_by_name(cls: type) -> bool:
-    """Whether a class's own code may call a method by a name that it puts together while it runs."""
-    package = package_of_class(cls)
-    return package is not None and package.name != "torch" and package.name not in OPAQUE
 
 
 def _constructor_of(cls: type) -> str:

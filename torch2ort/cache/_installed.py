@@ -18,7 +18,7 @@ import torch
 from torch2ort.cache._atoms import atom, words
 from torch2ort.cache._code import uses_of
 from torch2ort.cache._globals import resolve
-from torch2ort.cache._packages import Package, package_of_class, package_of_function, package_of_module
+from torch2ort.cache._packages import Package, package_of_function, package_of_module
 from torch2ort.cache._walk import Unkeyable, Walk
 
 if TYPE_CHECKING:
@@ -63,8 +63,10 @@ class Installed:
 
     def inspect_class(self, cls: type) -> None:
         """Look for methods and attributes that somebody put on a class of a package."""
+        if not self._walk.once(("inspected with its bases", cls)):
+            return
         for base in cls.__mro__:
-            package = package_of_class(base)
+            package = self._walk.package_of(base)
             if package is None or package.name in OPAQUE or not self._walk.once(("inspected", base)):
                 continue
             for name, item in list(vars(base).items()):
@@ -75,16 +77,17 @@ class Installed:
                     self._inspect(base, name, item)
 
     def _inspect(self, base: type, name: str, item: Any) -> None:
-        functions = list(functions_in(item))
+        # Most are plain functions.
+        functions = [item] if type(item) is FunctionType else list(functions_in(item))
         for function in functions:
             package = package_of_function(function)
             if package is None:
                 self._walk.atom(f"{base.__qualname__}.{name}")
                 self._definitions.function(function, name)
                 continue
-            if (function.__module__, function.__qualname__) != (
-                base.__module__,
-                f"{base.__qualname__}.{name}",
+            if (
+                function.__qualname__ != f"{base.__qualname__}.{name}"
+                or function.__module__ != base.__module__
             ):
                 self._walk.atom((name, _name(function)))
             self.follow(package, function, name)
@@ -162,7 +165,7 @@ class Installed:
             self._table(chain, value)
 
     def _used_class(self, chain: tuple[str, ...], cls: type) -> None:
-        if package_of_class(cls) is None:
+        if self._walk.package_of(cls) is None:
             self._walk.atom(chain)
             self._definitions.class_(cls, used_as_value=True)
             return

@@ -146,12 +146,12 @@ def _content_of(path: str) -> bytes:
     """Content of a file; in half of the time that a file object of Python's takes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        parts = [os.read(descriptor, 1 << 16)]
-        while parts[-1]:
-            parts.append(os.read(descriptor, 1 << 16))
+        content = os.read(descriptor, os.fstat(descriptor).st_size)
+        while more := os.read(descriptor, 1 << 16):
+            content += more
     finally:
         os.close(descriptor)
-    return b"".join(parts)
+    return content
 
 
 def _sources(folder: str) -> Iterator[str]:
@@ -190,13 +190,24 @@ def _distribution(top: str) -> Package | None:
 @functools.cache
 def _content(distribution: str) -> str:
     """Digest of the code that was installed: somebody may install his own package twice with one version."""
-    record = (importlib.metadata.distribution(distribution).read_text("RECORD") or "").encode()
+    record = _record(distribution)
     # Scripts hold the path of their environment. They come first, as the lines are sorted.
     start = 0
     while record.startswith(b"../", start):
         start = record.find(b"\n", start) + 1 or len(record)
     # A view, as a large package's record is half a megabyte.
     return hashlib.sha256(memoryview(record)[start:]).hexdigest()[:16]
+
+
+def _record(distribution: str) -> bytes:
+    """The list of a distribution's files, with a digest of each."""
+    found = importlib.metadata.distribution(distribution)
+    name = f"{distribution.replace('-', '_')}-{version(distribution)}.dist-info"
+    try:
+        # Where it is but for the odd installer; `read_text` takes three times as long for half a megabyte.
+        return _content_of(str(found.locate_file(f"{name}/RECORD")))
+    except OSError:
+        return (found.read_text("RECORD") or "").encode()
 
 
 @functools.cache

@@ -47,6 +47,7 @@ _WEIGHTS = words("_buffers _parameters")
 _TABLES = _HOOKS | _WEIGHTS | words("_modules")
 # Lists of a recurrent layer's parameters, which it makes again whenever one of them is set.
 _FLAT = words("_flat_weights _flat_weight_refs")
+_OF_MODULES = _MODULE_SKIPPED | _TABLES | _FLAT
 
 
 class Values:
@@ -231,14 +232,21 @@ class Values:
     def _attributes(self, value: Any) -> None:
         own = getattr(value, "__dict__", None) or {}
         for name in sorted(own, key=str):
-            if name in _HASHES:
-                continue
-            self._walk.attribute(str(name), functools.partial(self.write, own[name]))
+            if name not in _HASHES:
+                self._attribute(str(name), own[name])
         for cls in type(value).__mro__:
             for name, member in vars(cls).items():
                 if isinstance(member, types.MemberDescriptorType):
                     with contextlib.suppress(AttributeError):  # a slot that was never assigned
                         self._walk.attribute(name, functools.partial(self.write, member.__get__(value)))
+
+    def _attribute(self, name: str, value: Any) -> None:
+        data = atom(value)
+        if data is None:
+            self._walk.attribute(name, functools.partial(self.write, value))
+        else:  # which can always be written
+            self._walk.atom(name)
+            self._walk.write(data)
 
     def _builtin(self, value: Any) -> None:
         owner, module = value.__self__, value.__module__
@@ -296,16 +304,21 @@ class Values:
         attributes = module.__dict__
         for name in sorted(attributes):
             value = attributes[name]
-            if name in _MODULE_SKIPPED or (name in _TABLES and not value):
-                continue
-            if name in _HOOKS:
-                value = list(value.values())
-            elif name in _TABLES:
-                value = list(value.items())
-            if name in _WEIGHTS or (name in _FLAT and isinstance(module, torch.nn.RNNBase)):
-                self._walk.attribute(name, functools.partial(self._table_of_weights, value))
-            else:
-                self._walk.attribute(name, functools.partial(self.write, value))
+            if name not in _OF_MODULES:
+                self._attribute(name, value)
+            elif name not in _MODULE_SKIPPED and (value or name not in _TABLES):
+                self._table(module, name, value)
+
+    def _table(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        """Write what a module keeps its hooks, weights or submodules in."""
+        if name in _HOOKS:
+            value = list(value.values())
+        elif name in _TABLES:
+            value = list(value.items())
+        of_weights = name in _WEIGHTS or (name in _FLAT and isinstance(module, torch.nn.RNNBase))
+        self._walk.attribute(
+            name, functools.partial(self._table_of_weights if of_weights else self.write, value)
+        )
 
     def _table_of_weights(self, items: Iterable[Any]) -> None:
         """Where tracing finds parameters and buffers: a module's own tables."""

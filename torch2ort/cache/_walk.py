@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch2ort.cache._atoms import atom, form
+from torch2ort.cache._packages import Package, package_of_class
 
 
 class Unkeyable(Exception):  # noqa: N818 - the answer to a question, not an error
@@ -79,6 +80,7 @@ class Walk:
         self._taken: dict[str, int] = {}
         self._unread: list[tuple[str, str]] = []
         self._once: dict[Hashable, None] = {}
+        self._packages: dict[int, tuple[type, Package | None]] = {}
 
     def write(self, data: bytes) -> None:
         """Add bytes to the present component."""
@@ -157,6 +159,13 @@ class Walk:
         first = key not in self._once
         self._once[key] = None
         return first
+
+    def package_of(self, cls: type) -> Package | None:
+        """The package of a class, as :func:`package_of_class` tells; asked once a walk."""
+        known = self._packages.get(id(cls))
+        if known is None:
+            known = self._packages[id(cls)] = (cls, package_of_class(cls))
+        return known[1]
 
     def run(self) -> None:
         """Write every component that can be reached.

@@ -96,15 +96,16 @@ def model_key(
         Unkeyable: something that the graph depends on cannot be compared between processes; the message
             says what, and what to do where that is known.
     """
+    weights = named_tensors(model)
     walk = Walk(
-        {id(tensor): name for name, tensor in named_tensors(model).items()},
+        {id(tensor): name for name, tensor in weights.items()},
         {id(module): path for path, module in model.named_modules()},
     )
     values = Values(walk)
     for name, value in {**_versions(), **_torch_settings(), **settings}.items():
         walk.components[name] = str(value)
     try:
-        _walk_model(model, walk, values)
+        _walk_model(model, weights, walk, values)
         _walk_call(tensors, schema, sizes, walk, values)
         walk.refer("hooks of all modules", "hooks", lambda: values.write(private.global_hooks()))
         walk_registrations(walk, values)
@@ -125,10 +126,12 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def _walk_model(model: torch.nn.Module, walk: Walk, values: Values) -> None:
+def _walk_model(
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], walk: Walk, values: Values
+) -> None:
     walk.names.add("forward")
     first: dict[tuple[int, int], str] = {}
-    for name, tensor in named_tensors(model).items():
+    for name, tensor in weights.items():
         walk.components[f"tensor {name}"] = _describe_weight(name, tensor, first)
         if tensor.__dict__:
             fill = functools.partial(values.write, dict(tensor.__dict__))

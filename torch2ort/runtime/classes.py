@@ -35,20 +35,29 @@ def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ())
     """
     sites = list(sites)
     classes = resolve([s.func_name for s in sites if s.func_name not in _OWN], functions)
+    signatures: dict[FunctionClass, inspect.Signature | None] = {}
     for site in sites:
-        site.function = _OWN.get(site.func_name) or classes[site.func_name]
-        _check_signature(site, site.function)
+        function = site.function = _OWN.get(site.func_name) or classes[site.func_name]
+        if function not in signatures:
+            signatures[function] = _signature(function)
+        _check_signature(site, function, signatures[function])
         if site.function in _KERNELS:
             check_kernel_call(site)
 
 
-def _check_signature(site: Site, function: FunctionClass) -> None:
-    """Raise :class:`ModelLoadError` if ``forward`` does not take as many arguments as the site has."""
-    context = () if uses_setup_context(function) else (None,)
+def _signature(function: FunctionClass) -> inspect.Signature | None:
+    """Of ``forward``; ``None`` if that is not written in Python, so that the call itself will tell."""
     try:
-        signature = inspect.signature(function.forward)
+        return inspect.signature(function.forward)
     except (TypeError, ValueError):
-        return  # not written in Python: the call itself will tell
+        return None
+
+
+def _check_signature(site: Site, function: FunctionClass, signature: inspect.Signature | None) -> None:
+    """Raise :class:`ModelLoadError` if ``forward`` does not take as many arguments as the site has."""
+    if signature is None:
+        return
+    context = () if uses_setup_context(function) else (None,)
     try:
         signature.bind(*context, *site.own_arguments)
     except TypeError as error:
