@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import operator
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -105,11 +106,17 @@ _SETTING_TYPES = (
     bool, bytes, complex, enum.Enum, float, int, str, torch.device, torch.dtype, type, type(None),
     types.BuiltinFunctionType, types.FunctionType,
 )  # fmt: skip
+# What most attributes of a module are: its tables of hooks, tensors and submodules.
+_TABLE_TYPES = frozenset({dict, OrderedDict})
 
 
 def _settings_of(module: torch.nn.Module) -> list[str]:
     """Names of the plain attributes of ``module``, its mode among them."""
-    return [name for name, value in module.__dict__.items() if isinstance(value, _SETTING_TYPES)]
+    return [
+        name
+        for name, value in module.__dict__.items()
+        if type(value) not in _TABLE_TYPES and isinstance(value, _SETTING_TYPES)
+    ]
 
 
 def _reader(module: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[Any, ...]]:

@@ -6,6 +6,7 @@ are calculations: some read or write files, or trust their arguments.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -44,8 +45,12 @@ def check_kernel_call(site: Site) -> None:
             f"PythonOp {site.func_name}: its first argument is {text!r}, not the call of an operator; "
             f"export the model again"
         )
-    call = decode_call(text)
-    schema = schema_of(call.operator)
+    _check_text(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_text(text: str) -> None:
+    schema = schema_of(decode_call(text).operator)
     if not _calculates(schema):
         raise ModelLoadError(
             f"the model calls {schema.name}, which no file may call, as it does more than calculate with "

@@ -253,7 +253,7 @@ def _copied_and_read(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the feeds that the model writes to and reads, and of those that it does not write to."""
     written = {m.target for m in graph.mutations}
     origins = list(enumerate([*graph.inputs, *graph.weights.values()]))
-    relevant = ancestors(graph.proto.graph, graph.outputs)
+    relevant = ancestors(graph.proto.graph, graph.outputs) if written else set()
     copied = tuple(i for i, origin in origins if origin in written and graph.feeds[i] in relevant)
     return copied, tuple(i for i, origin in origins if origin not in written)
 
