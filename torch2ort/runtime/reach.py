@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import onnx
 
@@ -40,7 +39,7 @@ class Reach:
         values = (*proto.input, *proto.value_info, *proto.output)
         self._types = {value.name: value.type.tensor_type.elem_type for value in values}
         self._feeds = set(graph.feeds)
-        self._cache: dict[tuple[frozenset[Any], ...], frozenset[str]] = {}
+        self._cache: dict[tuple[str, frozenset[Edge], frozenset[str]], frozenset[str]] = {}
 
     def inputs(
         self, outputs: Iterable[str], undefined: Iterable[Edge] = (), unmaterialized: Iterable[str] = ()
@@ -53,20 +52,24 @@ class Reach:
             unmaterialized: PythonOp nodes whose Function takes a missing gradient as ``None``; what it then
                 returns counts as missing, too. The others take zeros, as they do in eager PyTorch.
         """
-        key = (frozenset(outputs), frozenset(undefined), frozenset(unmaterialized))
+        given = frozenset(undefined), frozenset(unmaterialized)
+        return frozenset().union(*(self._from(output, *given) for output in outputs))
+
+    def _from(
+        self, output: str, undefined: frozenset[Edge], unmaterialized: frozenset[str]
+    ) -> frozenset[str]:
+        key = (output, undefined, unmaterialized)
         if key not in self._cache:
             self._cache[key] = frozenset(self._walk(*key))
         return self._cache[key]
 
-    def _walk(
-        self, outputs: frozenset[str], undefined: frozenset[Edge], unmaterialized: frozenset[str]
-    ) -> set[str]:
+    def _walk(self, output: str, undefined: frozenset[Edge], unmaterialized: frozenset[str]) -> set[str]:
         left_out: defaultdict[str, set[int]] = defaultdict(set)
         for node_name, position in undefined:
             left_out[node_name].add(position)
         # Autograd runs every node behind an output, also one to which no gradient arrives.
         seen: set[tuple[str, bool]] = set()
-        stack = [(name, True) for name in outputs]
+        stack = [(output, True)]
         while stack:
             name, defined = stack.pop()
             if (name, defined) in seen or self._types.get(name, onnx.TensorProto.FLOAT) not in FLOATS:

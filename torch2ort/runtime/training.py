@@ -144,8 +144,10 @@ class TrainingEngine:
         self._bound = bind_sites(graph.sites, gradient.plans, gradient.chains, training=True)
         self._site_nodes = {site.key: name for name, site in self._bound.sites.items()}
         # What the model writes to and no output depends on, no gradient depends on either.
-        self.needed = tuple(i for i in gradient.needed if i in self.copied or i in self.read)
-        self._feed_order = [graph.feeds.index(name) for name in gradient.feeds]
+        relevant = {*self.copied, *self.read}
+        self.needed = tuple(i for i in gradient.needed if i in relevant)
+        position = {name: i for i, name in enumerate(graph.feeds)}
+        self._feed_order = [position[name] for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
         self._session = _session(gradient, self._bound.functions, options)
