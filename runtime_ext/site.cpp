@@ -13,7 +13,7 @@ struct Given {
   PyObject *name, *key, *forward, *setup_context, *backward, *arguments, *tensor_positions, *needs_input_grad;
   PyObject *input_dtypes, *outputs, *tensor_outputs, *output_dtypes, *output_ranks;
   PyObject *non_differentiable, *mutated, *protected_inputs, *forward_map, *backward_map;
-  int returns_tuple, training;
+  int returns_tuple, training, probed;
 };
 
 bool Complain(const char* what) {
@@ -111,7 +111,7 @@ bool ParseInputFlags(Site* site, const Given& given) {
     (*site->inputs)[static_cast<size_t>(i)].protected_ = true;
   }
   for (InputSpec& input : *site->inputs) {
-    bool shared = input.mapped || (input.protected_ && !input.mutated);
+    bool shared = input.mapped || ((input.protected_ || !given.probed) && !input.mutated);
     input.access = shared ? Access::kShared : input.mutated ? Access::kCopied : Access::kProbed;
   }
   return true;
@@ -181,7 +181,7 @@ bool ParseMaps(Site* site, const Given& given) {
   }
   for (size_t o = 0; o < site->returned; ++o) {
     bool mapped = (*site->tensor_outputs)[o].gradient_mapped;
-    site->gradient_access->push_back(mapped ? Access::kShared : Access::kProbed);
+    site->gradient_access->push_back(mapped || !given.probed ? Access::kShared : Access::kProbed);
   }
   return true;
 }
@@ -275,19 +275,21 @@ PyObject* SiteNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "protected_inputs",
                                 "forward_map",
                                 "backward_map",
+                                "probed",
                                 nullptr};
   Given given{};
   given.returns_tuple = given.training = -1;
+  given.probed = 1;
   if (!CheckConfigured()) return nullptr;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!:Site", const_cast<char**>(names), &given.name,
+          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!p:Site", const_cast<char**>(names), &given.name,
           &given.key, &given.forward, &given.setup_context, &given.backward, &PyTuple_Type, &given.arguments,
           &PyTuple_Type, &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad, &PyTuple_Type,
           &given.input_dtypes, &PyTuple_Type, &given.outputs, &PyTuple_Type, &given.tensor_outputs,
           &PyTuple_Type, &given.output_dtypes, &PyTuple_Type, &given.output_ranks, &given.returns_tuple,
           &given.training, &PyTuple_Type, &given.non_differentiable, &PyTuple_Type, &given.mutated,
           &PyTuple_Type, &given.protected_inputs, &PyDict_Type, &given.forward_map, &PyDict_Type,
-          &given.backward_map) ||
+          &given.backward_map, &given.probed) ||
       !CheckGiven(given)) {
     return nullptr;
   }

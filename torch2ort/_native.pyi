@@ -154,6 +154,7 @@ class Site:
         protected_inputs: tuple[int, ...] = (),
         forward_map: Mapping[int, int] = ...,
         backward_map: Mapping[int, int] = ...,
+        probed: bool = True,
     ) -> Site:
         """Decides everything about the call that does not change from run to run.
 
@@ -185,6 +186,8 @@ class Site:
                 others are given memory of their own when a Function keeps them.
             forward_map: Output to the argument whose memory it is.
             backward_map: Argument to the output the memory of whose gradient the argument's gradient is.
+            probed: The first calls work on copies, to see what the Function keeps and writes to. Not needed
+                for one that is known to do neither with what is not in ``mutated``.
 
         Raises:
             TypeError: An argument is missing or of the wrong type.

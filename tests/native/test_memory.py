@@ -102,6 +102,22 @@ def test_an_argument_that_is_not_kept_is_not_copied() -> None:
     assert copied == [24, 0, 0]  # the first call shows what is kept
 
 
+class Triple(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3
+
+
+@pytest.mark.parametrize(("probed", "copied"), [(True, 2 * 24), (False, 0)])
+def test_a_first_step_works_on_copies_unless_told_that_it_need_not(probed: bool, copied: int) -> None:
+    site = check_against_eager(Triple, data(2, 3), gradients=[torch.ones(2, 3)], probed=probed)
+    assert site.copied_bytes == copied
+
+
 def test_an_inference_call_drops_its_context_before_it_looks_at_what_is_kept() -> None:
     class Save(Function):
         @staticmethod

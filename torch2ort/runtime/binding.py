@@ -93,6 +93,8 @@ def native_site(
         training=training,
         forward_map=dict(plan.forward),
         backward_map=dict(plan.backward),
+        # PyTorch's kernels keep nothing unseen, and write to no gradient.
+        probed=not site.internal,
     )
     note_exported(bound, site)
     return bound
