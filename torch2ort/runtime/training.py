@@ -49,6 +49,9 @@ def session_settings(options: Options) -> Any:
     settings.log_severity_level = 3
     settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
     settings.inter_op_num_threads = 1
+    # Backward's branches, the gradients of weights, run as soon as they can, which frees activations early.
+    # The default order leaves many of them, and what they read, to the end.
+    settings.execution_order = private.onnxruntime().ExecutionOrder.MEMORY_EFFICIENT
     settings.use_deterministic_compute = options.deterministic
     # A pool that spins between operators takes the cores from PyTorch's threads, which the Functions and the
     # optimizer run on: with 2 threads on 2 cores a step took three times as long.
