@@ -220,13 +220,14 @@ _COMPUTED_ONCE = frozenset(
 def _read_in_backward(gradient: onnx.GraphProto, graph: Graph) -> tuple[int, ...]:
     """Positions of the feeds that backward reads, or may once graphs are fused.
 
-    It does so in a node behind the model's outputs, or in a Function that kept its argument.
+    It does so in a node that the model's outputs do not need, or in a Function that kept its argument.
     """
-    reached = {name for node in gradient.node if node.op_type == "YieldOp" for name in node.output}
+    outputs = [name for node in gradient.node if node.op_type == "YieldOp" for name in node.input]
+    forward = ancestors(gradient, outputs)
     read: set[str] = set()
     for node in gradient.node:
-        if reached & set(node.input):
-            reached.update(node.output)
+        # In the session's order, all that the outputs do not need runs behind them.
+        if node.op_type != "YieldOp" and forward.isdisjoint(node.output):
             read.update(node.input)
         site = graph.sites.get(node.name)
         if site is not None and node.op_type == "PythonOp":
