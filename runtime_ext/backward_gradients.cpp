@@ -85,24 +85,22 @@ bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
   return true;
 }
 
-// Gives the gradient to the site before as it is, unless the runtime holds its memory.
+// Gives the gradient to the site before as it is, unless it is the memory of another.
 bool BackwardCall::PassOn(size_t i, Ref gradient) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(gradient.get(), &view) != 0) return false;
   passed_span_ = SpanOf(view);
-  bool shared = false, warned = true;
-  for (size_t j = 0; !passed_ && j < site_->returned; ++j) {
-    if (!passed_span_.Overlaps(spans_[j])) continue;
-    shared = true;
-    warned = WarnOnce(i, j);
-  }
+  size_t given = 0;  // whose memory it is, if that of a gradient that came
+  while (given < site_->returned && !passed_span_.Overlaps(spans_[given])) ++given;
+  bool alias = given < site_->returned;
+  bool shared = alias;
   for (const Managed& earlier : *outputs_) {
     shared |= earlier != nullptr && passed_span_.Overlaps(SpanOf(earlier->dl_tensor));
   }
   if (shared) passed_span_ = {};
   passing_->result = shared ? CopyTensor(site_, gradient.get()) : std::move(gradient);
   outputs_->push_back(nullptr);
-  return warned && passing_->result;
+  return passing_->result && (!alias || WarnOnce(i, given));
 }
 
 // Brings a gradient to its argument's shape, dtype and device as torch's engine does, or raises what it

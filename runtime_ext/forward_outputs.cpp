@@ -93,14 +93,14 @@ bool ForwardCall::RaiseForeign(const OutputSpec& spec) {
   return false;
 }
 
-// Gives the output to the next site as it is, unless it is the runtime's memory.
+// Gives the output to the next site as it is, unless it is an argument's memory.
 bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(value, &view) != 0) return RaiseForeign(spec);
   if (!CheckTensor(spec, view)) return false;
   Span span = SpanOf(view);
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (Passed(i) || !span.Overlaps(spans_[i])) continue;
+    if ((Passed(i) && storages_ != nullptr) || !span.Overlaps(spans_[i])) continue;
     passing_->result = CopyTensor(site_, value);
     return passing_->result && WarnOnce(0, i);
   }

@@ -329,6 +329,7 @@ def test_a_second_backward_and_a_forward_without_backward_are_eagers():
     assert_same(ort.weight.grad, model.weight.grad, "gradient")
 
 
+@pytest.mark.filterwarnings("ignore:.*shares memory:torch2ort.Torch2OrtWarning")
 def test_a_chain_takes_a_batch_of_nothing():
     model = Model(lambda x, w: Square.apply(Overwrite.apply(Square.apply(x))))
     assert_trains_like_eager(model, [(torch.rand(n, 4),) for n in (3, 0, 2)], steps=3, lr=0.01)
