@@ -35,6 +35,8 @@ PyObject* MakeCapsule(Managed managed) {
   tensor->dl_tensor = managed->dl_tensor;
   // DLPack's older form knows no bool; ORT takes the type from its graph.
   if (tensor->dl_tensor.dtype.code == kDLBool) tensor->dl_tensor.dtype.code = kDLUInt;
+  // It is contiguous; ORT reads more into the strides of a tensor without elements.
+  tensor->dl_tensor.strides = nullptr;
   tensor->manager_ctx = managed.release();
   tensor->deleter = [](DLManagedTensor* self) {
     ReleaseManaged()(static_cast<DLManagedTensorVersioned*>(self->manager_ctx));

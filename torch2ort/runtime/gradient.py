@@ -21,6 +21,7 @@ from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.nodes import ancestors
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
 from torch2ort.runtime.ownership import arguments_at, protect_memory
+from torch2ort.runtime.recompute import recompute_attention
 from torch2ort.runtime.registered_gradients import hide_operators, restore_operators
 
 
@@ -102,6 +103,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
     info = builder.get_graph_info()
     model = onnx.load_from_string(builder.get_gradient_model())
     restore_operators(model.graph, hidden)
+    recompute_attention(model.graph)
     gradients = tuple(output.name for output in model.graph.output)
     plans = plan_inplace(model.graph, graph.sites, graph.fetches)
     _restore_output_types(model.graph, proto.graph)

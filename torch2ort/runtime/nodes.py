@@ -59,6 +59,20 @@ def ancestors(graph: onnx.GraphProto, names: Iterable[str], stop: Collection[str
     return found
 
 
+def descendants(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
+    """The values of these names, and all that is computed from them.
+
+    Args:
+        graph: nodes without bodies, sorted.
+        names: values of the graph.
+    """
+    found = set(names)
+    for node in graph.node:
+        if not found.isdisjoint(node.input):
+            found.update(node.output)
+    return found
+
+
 def load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
     """The site of each PythonOp node by the node's name, not yet bound to classes.
 
