@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import sys
@@ -14,7 +13,13 @@ import torch
 from onnx import helper
 
 from tests.native.calls import error_of, make_site
-from tests.native.training_graph import Trainer, python_op, register
+from tests.native.training_graph import (
+    LARGE,
+    Trainer,
+    assert_leaves_no_memory_behind,
+    python_op,
+    register,
+)
 from torch2ort.pythonop.native import native
 
 Function = torch.autograd.Function
@@ -94,25 +99,8 @@ def test_each_site_leaves_a_context_until_its_backward() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("backward", [True, False], ids=["with backward", "forward alone"])
 def test_steps_leave_no_memory_behind(backward: bool) -> None:
-    shape = (128, 256)
-    steps, _ = trainer(shape)
-    x = torch.ones(shape)
-
-    def memory() -> int:
-        ctypes.CDLL(None).malloc_trim(0)
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
-
-    def run(count: int) -> None:
-        for _ in range(count):
-            steps.forward(x, x)
-            if backward:
-                steps.backward(x)
-
-    run(50)
-    before = memory()
-    run(400)
-    assert memory() - before < 20 * x.nbytes
+    steps, _ = trainer(LARGE)
+    assert_leaves_no_memory_behind(steps, backward=backward)
 
 
 def test_a_chain_keeps_its_sites_and_goes_with_its_holder() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import sys
 from collections.abc import Callable
@@ -13,7 +12,15 @@ import torch
 from onnx import NodeProto, helper
 
 from tests.native.calls import error_of, make_site
-from tests.native.training_graph import Trainer, model, onnxruntime, python_op, register
+from tests.native.training_graph import (
+    LARGE,
+    Trainer,
+    assert_leaves_no_memory_behind,
+    model,
+    onnxruntime,
+    python_op,
+    register,
+)
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import binding
 
@@ -205,32 +212,13 @@ def test_another_aten_operator_is_refused() -> None:
     assert "torch2ort executes no ATen operator but detach, not detach_copy" in str(error)
 
 
-def memory() -> int:
-    """Bytes that this process occupies, without what the allocator only holds back."""
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("backward", [True, False], ids=["with backward", "forward alone"])
 @pytest.mark.parametrize("protected", [(), (0,)], ids=["own copy", "the runtime's memory"])
 def test_steps_leave_no_memory_behind(backward: bool, protected: tuple[int, ...]) -> None:
-    shape = (128, 256)
     key = site_of(Keep, data(), protected_inputs=protected)
-    trainer = Trainer([node("Mul", "x w", "h"), python_op(key, "h", "y")], shape)
-    x = torch.ones(shape)
-
-    def steps(count: int) -> None:
-        for _ in range(count):
-            trainer.forward(x, x)
-            if backward:
-                trainer.backward(x)
-
-    steps(50)
-    before = memory()
-    steps(400)
-    assert memory() - before < 20 * x.nbytes
+    trainer = Trainer([node("Mul", "x w", "h"), python_op(key, "h", "y")], LARGE)
+    assert_leaves_no_memory_behind(trainer, backward=backward)
 
 
 def test_inference_keeps_no_context_and_pays_for_the_none_that_onnxruntime_releases() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,3 +129,29 @@ class Trainer:
             raise native.take_error() or error from None
         finally:
             native.begin(before)
+
+
+LARGE = (128, 256)
+
+
+def assert_leaves_no_memory_behind(trainer: Trainer, *, backward: bool) -> None:
+    """Run many steps on tensors of the shape :data:`LARGE`; Linux only."""
+    x = torch.ones(LARGE)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            trainer.forward(x, x)
+            if backward:
+                trainer.backward(x)
+
+    steps(50)
+    before = _resident_bytes()
+    steps(400)
+    assert _resident_bytes() - before < 20 * x.nbytes
+
+
+def _resident_bytes() -> int:
+    """Bytes that this process occupies, without what the allocator only holds back."""
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
