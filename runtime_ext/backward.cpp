@@ -40,10 +40,20 @@ bool BackwardCall::ReceiveGradient(size_t i) {
 bool BackwardCall::ReceivePassed(size_t i) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(passing_->tensor.get(), &view) != 0) return false;
-  access_[i] = Access::kShared;
+  if (!CheckShape(i, view)) return false;
+  access_[i] = (*site_->gradient_access)[i];
+  if (access_[i] == Access::kShared) {
+    spans_[i] = SpanOf(view);
+    passed_version_ = WritesTo(passing_->tensor.get());
+    tensors_[i] = std::move(passing_->tensor);
+    return passed_version_ >= 0;
+  }
+  tensors_[i] = CopyTensor(site_, passing_->tensor.get());
+  passing_->tensor.reset();
+  if (!tensors_[i] || access_[i] == Access::kCopied) return static_cast<bool>(tensors_[i]);
+  if (config.exchange->dltensor_from_py_object_no_sync(tensors_[i].get(), &view) != 0) return false;
   spans_[i] = SpanOf(view);
-  tensors_[i] = std::move(passing_->tensor);
-  return CheckShape(i, view);
+  return true;
 }
 
 bool BackwardCall::ReceiveLoan(size_t i) {
@@ -76,17 +86,18 @@ bool BackwardCall::Call() {
 bool BackwardCall::LearnWrites() {
   for (size_t i = 0; i < site_->returned; ++i) {
     const OutputSpec& output = (*site_->tensor_outputs)[i];
-    if (!arrived(i) || passed_ || access_[i] == Access::kCopied || output.gradient_mapped) continue;
+    if (!arrived(i) || access_[i] == Access::kCopied || output.gradient_mapped) continue;
     long writes = WritesTo(tensors_[i].get());
     if (writes < 0) return false;
-    if (access_[i] == Access::kShared && writes > 0) {
+    writes -= passed_version_;
+    if (access_[i] == Access::kShared && writes != 0) {
       PyErr_Format(config.error_type,
                    "%U: backward wrote to the gradient of output %zd, but did not in its first call: write "
                    "to a clone()",
                    site_->name, output.position);
       return false;
     }
-    written_[i] = writes > 0;
+    written_[i] = writes != 0;
   }
   return true;
 }
@@ -105,8 +116,10 @@ bool BackwardCall::Settle() {
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (!watched[i]) continue;
     Access& next = (*site_->gradient_access)[i];
+    // Others may hold what the next site passed, but it is not the runtime's to overwrite.
+    if (passed_ && access_[i] == Access::kProbed) next = written_[i] ? Access::kCopied : Access::kShared;
+    if (!watched[i]) continue;
     if (!SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &next)) return false;
     if (written_[i]) next = Access::kCopied;
   }

@@ -67,6 +67,7 @@ class BackwardCall {
   SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
   SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
   SmallArray<Span, 8> spans_;       // memory of the tensors_
+  long passed_version_ = 0;         // of the gradient that the next site passed
   Span passed_span_;                // memory of the gradient that goes to the site before
   SmallArray<bool, 8> written_;     // backward wrote to the copy that it was probed with
   SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory

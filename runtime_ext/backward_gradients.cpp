@@ -93,7 +93,7 @@ bool BackwardCall::PassOn(size_t i, Ref gradient) {
   size_t given = 0;  // whose memory it is, if that of a gradient that came
   while (given < site_->returned && !passed_span_.Overlaps(spans_[given])) ++given;
   bool alias = given < site_->returned;
-  bool shared = alias;
+  bool shared = alias || HeldByContext(passed_span_);
   for (const Managed& earlier : *outputs_) {
     shared |= earlier != nullptr && passed_span_.Overlaps(SpanOf(earlier->dl_tensor));
   }

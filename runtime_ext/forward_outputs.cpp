@@ -93,7 +93,8 @@ bool ForwardCall::RaiseForeign(const OutputSpec& spec) {
   return false;
 }
 
-// Gives the output to the next site as it is, unless it is an argument's memory.
+// Gives the output to the next site as it is, unless it is an argument's memory. It is contiguous, as every
+// value of the graph is: an export drops a contiguous() between two calls.
 bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(value, &view) != 0) return RaiseForeign(spec);
@@ -101,11 +102,12 @@ bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
   Span span = SpanOf(view);
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if ((Passed(i) && storages_ != nullptr) || !span.Overlaps(spans_[i])) continue;
-    passing_->result = CopyTensor(site_, value);
+    Ref copy = CopyTensor(site_, value);
+    if (copy) passing_->result = Contiguous(copy.get(), view);
     return passing_->result && WarnOnce(0, i);
   }
   // Without elements it shares no byte, but it may hold an argument's storage.
-  passing_->result = span.size() == 0 ? CopyTensor(site_, value) : Ref::Share(value);
+  passing_->result = span.size() == 0 ? CopyTensor(site_, value) : Contiguous(value, view);
   return static_cast<bool>(passing_->result);
 }
 

@@ -30,14 +30,18 @@ bool InitPolicy() {
   return true;
 }
 
+Ref Contiguous(PyObject* tensor, const DLTensor& view) {
+  // A lazily negated tensor (the imaginary part of a conjugate) is every second number of a complex one, so
+  // it counts as contiguous only when it is a single number.
+  bool contiguous = IsContiguous(view);
+  if (contiguous && ElementCount(view) != 1) return Ref::Share(tensor);
+  return CallMethod(tensor, contiguous ? method_names.resolve_neg : method_names.contiguous);
+}
+
 Managed ExportContiguous(PyObject* tensor) {
   Managed managed = ExportTensor(tensor);
   if (!managed) return nullptr;
-  // A lazily negated tensor (the imaginary part of a conjugate) is every second number of a complex one, so
-  // it counts as contiguous only when it is a single number.
-  bool contiguous = IsContiguous(managed->dl_tensor);
-  if (contiguous && ElementCount(managed->dl_tensor) != 1) return managed;
-  Ref plain = CallMethod(tensor, contiguous ? method_names.resolve_neg : method_names.contiguous);
+  Ref plain = Contiguous(tensor, managed->dl_tensor);
   if (!plain) return nullptr;
   return plain.get() == tensor ? std::move(managed) : ExportTensor(plain.get());
 }

@@ -72,6 +72,8 @@ inline Ref CallMethod(PyObject* self, PyObject* name, PyObject* argument) {
   return Ref::Steal(PyObject_CallMethodObjArgs(self, name, argument, nullptr));
 }
 
+// The tensor, or its contiguous equal without lazy bits; empty with an exception set on failure.
+Ref Contiguous(PyObject* tensor, const DLTensor& view);
 // The tensor as a contiguous exchange struct; null with an exception set on failure.
 Managed ExportContiguous(PyObject* tensor);
 // Raises the configured error with the message that `format` makes, the pending exception as its cause.

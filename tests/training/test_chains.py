@@ -335,6 +335,64 @@ def test_a_chain_takes_a_batch_of_nothing():
     assert_trains_like_eager(model, [(torch.rand(n, 4),) for n in (3, 0, 2)], steps=3, lr=0.01)
 
 
+class Negative(torch.autograd.Function):
+    """Its output has PyTorch's lazy minus sign, and is kept."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.complex(x, 2.0 * x).conj().imag
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -2.0 * grad
+
+
+class Flat(torch.autograd.Function):
+    """Works on contiguous memory only."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view(-1) * 3.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.view(4, -1) * 3.0
+
+
+class Neighbour(torch.autograd.Function):
+    """Its gradient is an argument that it saved, which others read as well."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(w)
+        return x * w.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0], None
+
+
+def shared_with_others(x, w):
+    hidden = x * 3.0 + w
+    return Neighbour.apply(Overwrite.apply(x), hidden) + hidden * hidden
+
+
+@pytest.mark.filterwarnings("ignore:.*shares memory:torch2ort.Torch2OrtWarning")
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x, w: Square.apply(Negative.apply(x)),
+        lambda x, w: Flat.apply(Transposed.apply(x).contiguous()),
+        shared_with_others,
+    ],
+    ids=["a lazy minus sign", "a contiguous() between", "a gradient that is another's value"],
+)
+def test_a_member_sees_values_as_they_are(body):
+    assert_trains_like_eager(Model(body), batches(), steps=3, lr=0.01)
+
+
 class Shared(torch.autograd.Function):
     """Returns a tensor that everybody can see."""
 

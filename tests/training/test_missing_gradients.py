@@ -63,3 +63,8 @@ BODIES = {
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_a_gradient_left_out(body):
     assert_trains_like_eager(Behind(body), [(torch.rand(3, 4, requires_grad=True),)], steps=3, lr=0.01)
+
+
+def test_a_batch_of_nothing_has_a_gradient_of_zeros():
+    model = torch.nn.Linear(4, 4)
+    assert_trains_like_eager(model, [(torch.randn(n, 4),) for n in (2, 0)], steps=2, loss=lambda y: y.sum())

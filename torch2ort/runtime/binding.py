@@ -154,7 +154,8 @@ def bind_sites(
 def _key(node: str) -> str:
     """A key that nothing else of this process has or had: the node's name, if that is one."""
     number = next(_serial)
-    return node if _first.setdefault(node, number) == number else f"{node}/{number}"
+    first = "/" not in node and _first.setdefault(node, number) == number
+    return node if first else f"{node}/{number}"
 
 
 def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site], *, training: bool) -> None:

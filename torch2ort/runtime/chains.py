@@ -109,15 +109,15 @@ class _Calls:
 
 def _replace(graph: onnx.GraphProto, calls: _Calls, chains: Iterable[Chain]) -> None:
     """Put each chain where its members' last nodes stand; their gradients wait for nothing else."""
-    new: dict[str, onnx.NodeProto | None] = {}
+    new: dict[int, onnx.NodeProto | None] = {}  # by the id of the node that it stands for
     for chain in chains:
         forward = [calls.forward[name] for name in chain.members]
         backward = [calls.backward[name] for name in chain.members if name in calls.backward]
-        new.update({node.name: None for node in (*forward, *backward)})
-        new[forward[-1].name] = _joined_forward(chain, forward)
+        new.update({id(node): None for node in (*forward, *backward)})
+        new[id(forward[-1])] = _joined_forward(chain, forward)
         if backward:
-            new[backward[-1].name] = _joined_backward(chain, forward, backward)
-    nodes = [node for node in (new.get(node.name, node) for node in calls.nodes) if node is not None]
+            new[id(backward[-1])] = _joined_backward(chain, forward, backward)
+    nodes = [node for node in (new.get(id(node), node) for node in calls.nodes) if node is not None]
     values = {name for node in nodes for name in (*node.input, *node.output)}
     types = [value for value in graph.value_info if value.name in values]
     del graph.node[:], graph.value_info[:]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch2ort.errors import EngineError
-from torch2ort.runtime.values import shares_memory, to_value
+from torch2ort.runtime.values import plain, shares_memory, to_value
 from torch2ort.runtime.values import to_capsule as to_capsule
 
 
@@ -50,4 +50,4 @@ class Feeds:
                 f"a tensor is on {tensor.device}; the installed engine runs on the CPU. "
                 f"Move the model and its inputs with .cpu()"
             )
-        return to_value(tensor.detach().contiguous())
+        return to_value(plain(tensor))

@@ -103,7 +103,9 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
     info = builder.get_graph_info()
     model = onnx.load_from_string(builder.get_gradient_model())
     restore_operators(model.graph, hidden)
-    recompute_attention(model.graph)
+    needed = _read_in_backward(model.graph, graph)
+    unneeded = {name for i, name in enumerate(graph.feeds) if i not in needed}
+    recompute_attention(model.graph, unneeded, _COMPUTED_ONCE)
     gradients = tuple(output.name for output in model.graph.output)
     plans = plan_inplace(model.graph, graph.sites, graph.fetches)
     _restore_output_types(model.graph, proto.graph)
@@ -113,7 +115,6 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
     )
     gradient_of.update(info.user_input_grad_names)
-    needed = _read_in_backward(model.graph, graph)
     chains = join_python_ops(model.graph, graph.sites)
     return GradientGraph(
         model=model.SerializeToString(),

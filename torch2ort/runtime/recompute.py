@@ -9,7 +9,7 @@ activation recomputation: Korthikanti et al., Reducing Activation Recomputation 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Collection, Mapping, MutableSequence
 
 import numpy as np
 import onnx
@@ -26,11 +26,13 @@ _LONGEST_ROWS = 256
 _ZERO = "recompute/zero"
 
 
-def recompute_attention(gradient: onnx.GraphProto) -> None:
+def recompute_attention(gradient: onnx.GraphProto, unneeded: Collection[str], stop: Collection[str]) -> None:
     """Let backward read its own copy of each softmax over a product of activations, in place.
 
     Args:
         gradient: forward and backward half, sorted.
+        unneeded: inputs that backward does not read, so that they may change before it: no copy does, either.
+        stop: operators that are computed once, whatever is fused.
     """
     halves = _Halves(gradient)
     inserted: defaultdict[int, list[onnx.NodeProto]] = defaultdict(list)
@@ -41,6 +43,8 @@ def recompute_attention(gradient: onnx.GraphProto) -> None:
         triggers = [name for i in readers[:1] for name in halves.nodes[i].input if name in halves.behind]
         copy = _Copy(halves, softmax) if triggers else None
         if copy is None or not copy.cheap:
+            continue
+        if not ancestors(gradient, copy.read, stop).isdisjoint(unneeded):
             continue
         inserted[readers[0]] += copy.nodes(triggers[0])
         for i in readers:
@@ -80,6 +84,7 @@ class _Copy:
 
     Attributes:
         cheap: whether it takes little time, and keeps nothing in memory that is large and not kept anyway.
+        read: values that it reads and that backward may not read otherwise.
     """
 
     def __init__(self, halves: _Halves, softmax: onnx.NodeProto) -> None:
@@ -89,6 +94,7 @@ class _Copy:
         self._cone: list[onnx.NodeProto] = []
         self._kept: list[str] = []
         self._products = 0
+        self.read: list[str] = []
         self.cheap = self._take(softmax) and self._products <= 1 and len(self._kept) > 0
 
     def _take(self, node: onnx.NodeProto) -> bool:
@@ -102,6 +108,7 @@ class _Copy:
 
     def _reach(self, name: str) -> bool:
         if name in self._halves.constants or self._is_smaller(name):
+            self.read.append(name)
             return True
         if self._halves.readers_behind(name):
             self._kept.append(name)

@@ -33,6 +33,7 @@ from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.pool import pool
 from torch2ort.runtime.reach import Edge, Reach
 from torch2ort.runtime.stages import save_optimized, save_stage
+from torch2ort.runtime.values import plain
 
 # More sets of missing gradients than these are not remembered at once; most models give one.
 _MOST_SETS = 256
@@ -221,7 +222,7 @@ class TrainingEngine:
                 # The builder's backward breaks on a scalar zero: always the full shape.
                 shape, dtype, device = state.outputs[i]
                 gradient = torch.zeros(shape, dtype=dtype, device=device)
-            given.push_back(to_capsule(gradient.detach().contiguous()), False)
+            given.push_back(to_capsule(plain(gradient)), False)
         computed = self._ort.OrtValueVector()
         with self._lock, contexts_in(state.run):
             if self._bound.callees and state.epoch != pool.epoch:

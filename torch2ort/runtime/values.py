@@ -18,6 +18,13 @@ to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]
 _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its graph and contiguous, as onnxruntime takes it."""
+    made = tensor.detach().contiguous()
+    # Of a tensor without elements PyTorch leaves the strides as they are, which onnxruntime refuses.
+    return made if made.numel() else torch.empty(made.shape, dtype=made.dtype, device=made.device)
+
+
 def to_value(tensor: torch.Tensor) -> Any:
     """An OrtValue of a contiguous tensor on the CPU that requires no gradient."""
     if not shares_memory():
