@@ -42,18 +42,10 @@ bool BackwardCall::ReceivePassed(size_t i) {
   if (config.exchange->dltensor_from_py_object_no_sync(passing_->tensor.get(), &view) != 0) return false;
   if (!CheckShape(i, view)) return false;
   access_[i] = (*site_->gradient_access)[i];
-  if (access_[i] == Access::kShared) {
-    spans_[i] = SpanOf(view);
-    passed_version_ = WritesTo(passing_->tensor.get());
-    tensors_[i] = std::move(passing_->tensor);
-    return passed_version_ >= 0;
-  }
-  tensors_[i] = CopyTensor(site_, passing_->tensor.get());
-  passing_->tensor.reset();
-  if (!tensors_[i] || access_[i] == Access::kCopied) return static_cast<bool>(tensors_[i]);
-  if (config.exchange->dltensor_from_py_object_no_sync(tensors_[i].get(), &view) != 0) return false;
-  spans_[i] = SpanOf(view);
-  return true;
+  tensors_[i] = ReceiveTensor(site_, std::move(passing_->tensor), view, access_[i], &spans_[i]);
+  if (!tensors_[i]) return false;
+  passed_version_ = WritesTo(tensors_[i].get());
+  return passed_version_ >= 0;
 }
 
 bool BackwardCall::ReceiveLoan(size_t i) {

@@ -194,10 +194,6 @@ bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs) {
   return RunForward(site, inputs, outputs, nullptr);
 }
 
-bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages) {
-  return RunForward(site, inputs, outputs, storages, nullptr);
-}
-
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages,
                 Passing* passing) {
   try {

@@ -85,19 +85,22 @@ Ref WatchStorage(PyObject* tensor) {
   return storage ? Ref::Steal(PyWeakref_NewRef(storage.get(), nullptr)) : Ref();
 }
 
-Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span) {
-  Ref tensor = Ref::Steal(ImportLoan(loan));
-  if (!tensor) return {};
+Ref ReceiveTensor(Site* site, Ref tensor, const DLTensor& view, Access access, Span* span) {
   if (access == Access::kShared) {
-    *span = SpanOf(loan->dl_tensor);
+    *span = SpanOf(view);
     return tensor;
   }
   Ref copy = CopyTensor(site, tensor.get());
-  DLTensor view;
+  DLTensor view_of_copy;
   if (!copy || access == Access::kCopied) return copy;
-  if (config.exchange->dltensor_from_py_object_no_sync(copy.get(), &view) != 0) return {};
-  *span = SpanOf(view);
+  if (config.exchange->dltensor_from_py_object_no_sync(copy.get(), &view_of_copy) != 0) return {};
+  *span = SpanOf(view_of_copy);
   return copy;
+}
+
+Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span) {
+  Ref tensor = Ref::Steal(ImportLoan(loan));
+  return tensor ? ReceiveTensor(site, std::move(tensor), loan->dl_tensor, access, span) : Ref();
 }
 
 namespace {

@@ -29,8 +29,7 @@ class Loans {
 // Outputs from here on are worth more than a look at who holds them.
 constexpr int64_t kLargeOutputBytes = 1 << 16;
 
-// What two sites of a chain pass to each other: torch's own tensor, as eager would pass it. Neither the
-// runtime nor anybody but the Functions themselves sees it.
+// What two sites of a chain pass to each other: torch's own tensor, which the runtime never sees.
 struct Passing {
   int argument = -1;      // index of the site's tensor argument that links it to the site before, or -1
   bool has_next = false;  // the site's only output goes to another site
@@ -42,12 +41,10 @@ struct Passing {
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs);
 // For a caller that copies the outputs: they may share memory with arguments and with each other. `storages`
 // gets one entry an output: torch's storage, if the caller may spare the copy once nobody else holds that.
-// Else nothing: the output has less than kLargeOutputBytes, or is an argument's memory.
-bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages);
-// For a site of a chain. `storages` may be null; loans, outputs and gradients are null where `passing` stands
-// for them.
+// Else nothing: the output has less than kLargeOutputBytes, or is an argument's memory. For a site of a
+// chain, loans, outputs and gradients are null where `passing` stands for them, and `storages` may be null.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages,
-                Passing* passing);
+                Passing* passing = nullptr);
 
 // Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor
 // argument, null for those that need none. False with an exception set on failure.
@@ -88,7 +85,8 @@ long WritesTo(PyObject* tensor);
 
 // A weak handle on the storage behind a tensor: it outlives neither the storage nor keeps it alive.
 Ref WatchStorage(PyObject* tensor);
-// The loan's tensor as the Function gets it. `span`: its memory if that must not come back, else left empty.
+// A tensor as the Function gets it. `span`: its memory if that must not come back, else left empty.
+Ref ReceiveTensor(Site* site, Ref tensor, const DLTensor& view, Access access, Span* span);
 Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span);
 // After the policy has dropped the tensor: learns whether the Function keeps it, and gives what it keeps of
 // the runtime's memory a private copy, behind every view of it. `access`: how the Function got it; `next`:

@@ -200,7 +200,7 @@ class Chain:
 
     Takes the tensor arguments of all its sites, in order, but for the links, and gives what the last one
     gives; backward takes the gradients of that, and gives those of the arguments. What passes
-    from one to the next is the very tensor that eager would pass, which the runtime does not see.
+    from one to the next is torch's own tensor, which the runtime does not see.
 
     Attributes:
         key: Unique name of the chain.
