@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from torch2ort.pythonop import Site
-from torch2ort.runtime.nodes import values_read
+from torch2ort.runtime.nodes import function_of, values_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,7 @@ class _Calls:
         self._sites = sites
         self.nodes = list(graph.node)
         self.forward = {n.name: n for n in self.nodes if n.op_type == "PythonOp" and n.name in sites}
-        self.backward = {
-            _attributes(n)["func_name"].decode(): n for n in self.nodes if n.op_type == "PythonOpGrad"
-        }
+        self.backward = {function_of(n): n for n in self.nodes if n.op_type == "PythonOpGrad"}
         self._readers = Counter(values_read(graph))
 
     def link(self, first: str, second: str) -> int:

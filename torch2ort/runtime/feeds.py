@@ -9,7 +9,6 @@ import torch
 
 from torch2ort.errors import EngineError
 from torch2ort.runtime.values import plain, shares_memory, to_value
-from torch2ort.runtime.values import to_capsule as to_capsule
 
 
 class Feeds:

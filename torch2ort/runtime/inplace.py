@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from torch2ort.pythonop import TENSOR, Site
+from torch2ort.runtime.nodes import function_of
 
 _MAP = "tensor_reuse_map"
 _BACKWARD_MAP = "bw_tensor_reuse_map"
@@ -81,7 +82,7 @@ def plan_inplace(
         if node.op_type == "PythonOp" and node.name in plans:
             forward = _forward_plan(node, sites[node.name], memory)
             plans[node.name] = InplacePlan(forward, plans[node.name].backward)
-        elif node.op_type == "PythonOpGrad" and (name := _function_of(node)) in plans:
+        elif node.op_type == "PythonOpGrad" and (name := function_of(node)) in plans:
             plans[name] = InplacePlan(plans[name].forward, _backward_plan(node, sites[name], memory))
     return plans
 
@@ -166,7 +167,3 @@ def _write(node: onnx.NodeProto, name: str, reuse: list[int]) -> None:
 
 def _tensor_outputs(site: Site) -> list[int]:
     return [i for i, value in enumerate(site.known_result.outputs) if value is TENSOR]
-
-
-def _function_of(node: onnx.NodeProto) -> str:
-    return next((a.s.decode() for a in node.attribute if a.name == "func_name"), "")

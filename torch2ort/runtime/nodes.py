@@ -22,6 +22,11 @@ def python_op_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
             yield from python_op_nodes(body)
 
 
+def function_of(node: onnx.NodeProto) -> str:
+    """The ``func_name`` of a PythonOp or PythonOpGrad node; empty if it has none."""
+    return next((a.s.decode() for a in node.attribute if a.name == "func_name"), "")
+
+
 def values_read(graph: onnx.GraphProto) -> Iterator[str]:
     """The value of each input of a node and each output of the graph, and those that bodies read."""
     yield from (value.name for value in graph.output)

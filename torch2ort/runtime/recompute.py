@@ -41,10 +41,8 @@ def recompute_attention(gradient: onnx.GraphProto, unneeded: Collection[str], st
             continue
         readers = halves.readers_behind(softmax.output[0])
         triggers = [name for i in readers[:1] for name in halves.nodes[i].input if name in halves.behind]
-        copy = _Copy(halves, softmax) if triggers else None
-        if copy is None or not copy.cheap:
-            continue
-        if not ancestors(gradient, copy.read, stop).isdisjoint(unneeded):
+        copy = _Copy(halves, softmax)
+        if not (triggers and copy.cheap and ancestors(gradient, copy.read, stop).isdisjoint(unneeded)):
             continue
         inserted[readers[0]] += copy.nodes(triggers[0])
         for i in readers:
@@ -99,12 +97,12 @@ class _Copy:
 
     def _take(self, node: onnx.NodeProto) -> bool:
         """Add ``node``, behind all that it needs; false if that is not cheap."""
-        if node not in self._cone:
-            inputs = [name for name in node.input if name]
-            good = self._fits(node) if node.op_type == "MatMul" else all(map(self._reach, inputs))
-            self._cone.append(node)
-            return good
-        return True
+        if node in self._cone:
+            return True
+        inputs = [name for name in node.input if name]
+        good = self._fits(node) if node.op_type == "MatMul" else all(map(self._reach, inputs))
+        self._cone.append(node)
+        return good
 
     def _reach(self, name: str) -> bool:
         if name in self._halves.constants or self._is_smaller(name):

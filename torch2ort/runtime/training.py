@@ -19,7 +19,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_sites, install_runners, rename_functions, reraise
-from torch2ort.runtime.feeds import Feeds, to_capsule
+from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.gradient import (
     GradientGraph,
     build_gradient_graph,
@@ -33,7 +33,7 @@ from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.pool import pool
 from torch2ort.runtime.reach import Edge, Reach
 from torch2ort.runtime.stages import save_optimized, save_stage
-from torch2ort.runtime.values import plain
+from torch2ort.runtime.values import plain, to_capsule
 
 # More sets of missing gradients than these are not remembered at once; most models give one.
 _MOST_SETS = 256
