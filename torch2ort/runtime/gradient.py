@@ -21,7 +21,7 @@ from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.nodes import ancestors
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
 from torch2ort.runtime.ownership import arguments_at, protect_memory
-from torch2ort.runtime.recompute import recompute_attention
+from torch2ort.runtime.recompute import recompute_activations
 from torch2ort.runtime.registered_gradients import hide_operators, restore_operators
 
 
@@ -105,7 +105,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
     restore_operators(model.graph, hidden)
     needed = _read_in_backward(model.graph, graph)
     unneeded = {name for i, name in enumerate(graph.feeds) if i not in needed}
-    recompute_attention(model.graph, unneeded, _COMPUTED_ONCE)
+    recompute_activations(model.graph, graph.sites, unneeded, _COMPUTED_ONCE)
     gradients = tuple(output.name for output in model.graph.output)
     plans = plan_inplace(model.graph, graph.sites, graph.fetches)
     _restore_output_types(model.graph, proto.graph)
