@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import collections
+import ctypes
+import gc
+import sys
 import traceback
+from pathlib import Path
 
 import onnx
 import pytest
@@ -198,6 +202,22 @@ def test_the_exported_weights_are_those_of_the_export():
     with torch.no_grad():
         model.weight.add_(1)
     torch.testing.assert_close(exported(x), before)
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of this process as Linux gives it")
+def test_a_call_holds_no_serialised_copy_of_the_weights():
+    model = torch.nn.Linear(4096, 8192).eval()
+    exported = torch2ort.export(model, torch.ones(1, 4096))
+    before = resident_bytes()
+    exported(torch.ones(1, 4096))
+    # ONNX Runtime's own, and in a training build another that is packed for its kernels.
+    assert resident_bytes() - before < 2.5 * model.weight.numel() * 4
 
 
 def test_training_mode_is_exported_on_demand():

@@ -13,6 +13,7 @@
 | OrtValue.ortvalue_from_shape_and_onnx_type, data_ptr, element_type | stock 1.20.1 |
 | OrtDevice, Severity | training 1.19.2, stock 1.20.1, 1.31.1 |
 | InferenceSession._sess.run_with_ort_values | training 1.19.2, stock 1.20.1, 1.22.1, 1.24.4, 1.31.1 |
+| InferenceSession._model_bytes | training 1.19.2, stock 1.31.1 |
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ def pybind() -> Any:
     """Onnxruntime's extension module."""
     onnxruntime()
     return importlib.import_module("onnxruntime.capi._pybind_state")
+
+
+def drop_model_bytes(session: Any) -> None:
+    """Free the model that a session holds, weights and all, for a ``set_providers`` that nobody calls."""
+    session._model_bytes = None
 
 
 def has_training() -> bool:

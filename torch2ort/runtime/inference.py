@@ -40,6 +40,7 @@ class InferenceEngine:
             self._session = tuned_session(graph.proto, graph.sites, settings)
         else:
             self._session = kept_session(graph, settings, identity(options), shelf)
+        private.drop_model_bytes(self._session)
         self._feeds = Feeds(len(graph.inputs))
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:

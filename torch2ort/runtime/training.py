@@ -155,6 +155,7 @@ class TrainingEngine:
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
         self._session = _session(gradient, self._bound.functions, options)
+        private.drop_model_bytes(self._session)
         device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
         self._agent = self._ort.TrainingAgent(
             self._session._sess,
