@@ -23,6 +23,9 @@ def _(x):
     return torch.empty_like(x)
 
 
+X = torch.ones(2, 4)
+
+
 class Unknown(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +46,28 @@ def test_an_unknown_operator_is_named_with_its_line(wrap):
     assert "test_refusals.py" in text
     assert "return thrice(self.layer(x))" in text
     assert model.layer.weight.grad is None
+
+
+class Steps(torch.autograd.Function):
+    """Takes no tensor."""
+
+    @staticmethod
+    def forward(ctx, size):
+        return torch.arange(float(size))
+
+
+@pytest.mark.parametrize("wrap", ["export", "ORTModule"])
+def test_a_function_without_a_tensor_is_refused(wrap):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x + Steps.apply(4)
+
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.export(Model(), X) if wrap == "export" else torch2ort.ORTModule(Model())(X)
+    assert str(caught.value) == (
+        f"{__name__}.Steps was called without a tensor, but a PythonOp node needs at least one as input; "
+        "pass it a tensor of the model's, such as the one whose sizes it takes"
+    )
 
 
 def run_without_onnxruntime(code: str) -> str:

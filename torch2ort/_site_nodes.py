@@ -58,6 +58,12 @@ class SiteNodes:
         return sites
 
     def _python_op(self, site: Site, inputs: list[ir.Value]) -> list[ir.Value]:
+        if not inputs:
+            # ONNX Runtime takes it for a constant, and computes it once.
+            raise ExportError(
+                f"{site.func_name} was called without a tensor, but a PythonOp node needs at least one as "
+                f"input; pass it a tensor of the model's, such as the one whose sizes it takes"
+            )
         types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[t.dtype]) for t in site.known_result.tensors)]
         operator = "org.pytorch.aten::ATen" if site.internal else "com.microsoft::PythonOp"
         outputs = ops(operator, *inputs, dtypes=types, **node_attributes(site))

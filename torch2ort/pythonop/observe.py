@@ -95,17 +95,20 @@ def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
         Exception: whatever ``forward`` raises.
     """
     positions = site.tensor_positions
-    for position, tensor in zip(positions, tensors, strict=True):
-        if site.needs_input_grad[position] and tensor.dtype.is_floating_point:
-            tensor.requires_grad_(True)
+    _require_gradients(site, tensors)
     storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]
     context = native.Context(site.needs_input_grad)
     observation = _describe(site, context, tensors, storages)
     # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
-    del tensor
     tensors.clear()
     kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
     return replace(observation, result=replace(observation.result, kept=kept))
+
+
+def _require_gradients(site: Site, tensors: list[torch.Tensor]) -> None:
+    for position, tensor in zip(site.tensor_positions, tensors, strict=True):
+        if site.needs_input_grad[position] and tensor.dtype.is_floating_point:
+            tensor.requires_grad_(True)
 
 
 def _describe(
