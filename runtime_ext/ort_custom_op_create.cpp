@@ -139,9 +139,10 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   kernel->where = "PythonOp " + name + " (node '" + node + "')";
   if (kernel->on_cuda && !cuda_tried) {
     return Fail(
-        api, kernel->where +
-                 ": Functions on the CUDAExecutionProvider were never run by torch2ort's tests; use the "
-                 "CPUExecutionProvider, or call torch2ort.runtime.stock.try_cuda() and compare with eager");
+        api,
+        kernel->where +
+            ": Functions on the CUDAExecutionProvider were never run on a GPU by torch2ort's tests; use the "
+            "CPUExecutionProvider, or call torch2ort.runtime.stock.try_cuda() and compare with eager");
   }
   if (!PythonRuns()) return Fail(api, kernel->where + ": its Function needs a running Python interpreter");
   std::string key = ReadAttribute(api, info, "site_key");

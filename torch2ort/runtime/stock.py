@@ -6,11 +6,12 @@ The extension module itself is the library. When a session makes the kernel of a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -121,8 +122,8 @@ def register_library(session_options: Any) -> None:
 def try_cuda() -> None:
     """Let Functions run on the CUDAExecutionProvider, for good.
 
-    They run on onnxruntime's stream and nobody waits for the device. It is refused before, because no test
-    of torch2ort's has run on a GPU yet: compare the results with eager PyTorch's.
+    They run on onnxruntime's stream and nobody waits for the device. It is refused before, because
+    torch2ort's tests have run on an emulated device only: compare the results with eager PyTorch's.
     """
     native.try_cuda()
 
@@ -146,14 +147,31 @@ def _external_stream(address: int, device: int) -> torch.cuda.ExternalStream:
     return torch.cuda.ExternalStream(address, device=torch.device("cuda", device))
 
 
-def _on_stream(address: int, device: int) -> Any:
-    return torch.cuda.stream(_external_stream(address, device))
+@contextlib.contextmanager
+def _on_stream(address: int, device: int) -> Iterator[None]:
+    """Makes onnxruntime's stream torch's current one: both queue their work in it, and nobody waits."""
+    with torch.cuda.stream(_external_stream(address, device)):
+        if torch.cuda.is_current_stream_capturing():
+            raise EngineError(
+                "onnxruntime captures this run as a CUDA graph, whose replays would not call the Functions "
+                "in it; make the session without the provider option enable_cuda_graph"
+            )
+        yield
 
 
-native.configure_custom_op(
-    resolve=resolve,
-    is_grad_enabled=torch.is_grad_enabled,
-    set_grad_enabled=private.set_grad_enabled,
-    stream=_on_stream,
-    is_sole_holder=is_sole_holder,
-)
+def use_streams(stream: Callable[[int, int], contextlib.AbstractContextManager[Any]]) -> None:
+    """Set what stands around each call on a device.
+
+    Args:
+        stream: given a stream's address and its device's number, the context to call a Function in.
+    """
+    native.configure_custom_op(
+        resolve=resolve,
+        is_grad_enabled=torch.is_grad_enabled,
+        set_grad_enabled=private.set_grad_enabled,
+        stream=stream,
+        is_sole_holder=is_sole_holder,
+    )
+
+
+use_streams(_on_stream)
