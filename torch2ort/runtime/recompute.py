@@ -86,7 +86,7 @@ class _Halves:
         self.nodes = list(gradient.node)
         yields = [node for node in self.nodes if node.op_type == "YieldOp"]
         fetched = {name for node in yields for name in node.input}
-        forward = ancestors(gradient, fetched)
+        self._forward = ancestors(gradient, fetched)
         self.behind = descendants(gradient, (name for node in yields for name in node.output))
         self.held = fetched
         for node in self.nodes:
@@ -98,7 +98,7 @@ class _Halves:
         self._positions = {name: i for i, node in enumerate(self.nodes) for name in node.output}
         self._readers: defaultdict[str, list[int]] = defaultdict(list)
         for i, node in enumerate(self.nodes):
-            if node.op_type not in _SIZES | {"YieldOp"} and forward.isdisjoint(node.output):
+            if node.op_type not in _SIZES | {"YieldOp"} and self._forward.isdisjoint(node.output):
                 for name in set(node.input):
                     self._readers[name].append(i)
 
@@ -107,8 +107,12 @@ class _Halves:
         return self._readers[value]
 
     def views_of(self, value: str) -> list[onnx.NodeProto]:
-        """The nodes that pass ``value`` on with another shape, for the outputs or behind them."""
-        return [n for n in self.nodes if n.op_type in _VIEWS and n.input[0] == value]
+        """The nodes that pass ``value`` on to the model's outputs with another shape."""
+        return [
+            node
+            for node in self.nodes
+            if node.op_type in _VIEWS and node.input[0] == value and node.output[0] in self._forward
+        ]
 
     def trigger(self, reader: int) -> str | None:
         """A value of the backward half, computed before node ``reader``, that meets what it reads."""
