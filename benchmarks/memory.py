@@ -23,7 +23,7 @@ from _models import LAYERS, LENGTH, MODELS, batch
 import torch2ort
 
 SIZES = (8, 32)
-ROUNDS = 5
+ROUNDS = 7
 
 
 def status(entry: str) -> int:
