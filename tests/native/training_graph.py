@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from onnx import TensorProto, helper
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from tests.memory import resident_bytes
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import binding
 
@@ -145,13 +145,6 @@ def assert_leaves_no_memory_behind(trainer: Trainer, *, backward: bool) -> None:
                 trainer.backward(x)
 
     steps(50)
-    before = _resident_bytes()
+    before = resident_bytes()
     steps(400)
-    assert _resident_bytes() - before < 20 * x.nbytes
-
-
-def _resident_bytes() -> int:
-    """Bytes that this process occupies, without what the allocator only holds back."""
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+    assert resident_bytes() - before < 20 * x.nbytes

@@ -10,7 +10,7 @@ import onnx
 import torch
 
 import torch2ort
-from tests.stock.fake_runtime import Device, Node, Runtime, Stream, Value, lend_device_to_torch
+from tests.stock.fake_runtime import Device, Node, Runtime, Value, lend_device_to_torch
 from torch2ort.runtime import stock
 
 device = Device()
@@ -68,11 +68,8 @@ def node_of(function: Any, *arguments: Any, writes_context: bool = False) -> Nod
     (node,) = [n for n in proto.graph.node if n.op_type == "PythonOp"]
     if not writes_context:
         node.output[0] = ""
-    inputs, outputs = (
-        [onnx.TensorProto.FLOAT] * len(node.input),
-        [onnx.TensorProto.INT64, onnx.TensorProto.FLOAT],
-    )
-    return Node(node, inputs, outputs)
+    inputs = [onnx.TensorProto.FLOAT] * len(node.input)
+    return Node(node, inputs, outputs=[onnx.TensorProto.INT64, onnx.TensorProto.FLOAT])
 
 
 def events_of(call: Callable[..., list[Value]], *inputs: Value) -> tuple[list[Value], list[str], str]:
@@ -133,8 +130,7 @@ def main() -> None:
     runtime = Runtime(device)
     found = {"refusal": refusal(runtime, scale)}
     stock.try_cuda()
-    stock.use_streams(lambda address, number: Stream(device, address, number))
-    lend_device_to_torch(device, lambda tensor: any(tensor is host for host in hosts))
+    lend_device_to_torch(device, on_host=lambda tensor: any(tensor is host for host in hosts))
     for name, (scenario, node) in scenarios.items():
         found[name] = scenario(runtime, node)
     print(json.dumps(found))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import (
@@ -38,7 +39,7 @@ from torch2ort.pythonop.native import native
 STREAM = 0x5EED
 DEVICE_TYPE = 2  # DLPack's number of CUDA
 # Positions in OrtCustomOp, counted in pointers.
-PROVIDER, DESTROY, CREATE_KERNEL, COMPUTE = 3, 9, 17, 18
+PROVIDER, CREATE_KERNEL, COMPUTE = 3, 17, 18
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -55,10 +56,7 @@ class Value:
     def tensor(self) -> torch.Tensor:
         """A copy that the host can read."""
         dtype = {onnx.TensorProto.FLOAT: torch.float32, onnx.TensorProto.INT64: torch.int64}[self.type]
-        count = 1
-        for size in self.sizes:
-            count *= size
-        data = ctypes.string_at(self.address, count * dtype.itemsize)
+        data = ctypes.string_at(self.address, math.prod(self.sizes) * dtype.itemsize)
         return torch.frombuffer(bytearray(data), dtype=dtype).view(*self.sizes)
 
 
@@ -89,10 +87,7 @@ class Device:
     def allocate(self, sizes: Sequence[int], type_: int) -> Value:
         """Memory for a tensor with at most eight bytes an element."""
         address = self._base + self._used
-        count = 1
-        for size in sizes:
-            count *= size
-        self._used += (count * 8 + 63) // 64 * 64
+        self._used += (math.prod(sizes) * 8 + 63) // 64 * 64
         assert self._used <= self._size
         return Value(address, (c_int64 * len(sizes))(*sizes), type_)
 
@@ -158,10 +153,12 @@ class Runtime:
         self._fill_call()
         self._register()
 
-    def make(self, node: Node, provider: bytes = b"CUDAExecutionProvider") -> Callable[..., list[Value]]:
+    def make(self, node: Node) -> Callable[..., list[Value]]:
         """A kernel of the library's for ``node``; ``RuntimeError`` with its message if it refuses."""
         self.node = node
-        (fields,) = [f for f in map(self._fields, self._operators) if self._provider(f) == provider][:1]
+        (fields,) = [
+            f for f in map(self._fields, self._operators) if self._provider(f) == b"CUDAExecutionProvider"
+        ][:1]
         create = CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)(fields[CREATE_KERNEL])
         kernel = c_void_p()
         self._check(create(ctypes.addressof(fields), self._table, None, ctypes.byref(kernel)))
@@ -333,14 +330,14 @@ _EXCHANGE = b"dlpack_exchange_api"
 _lent: list[Any] = []  # for good, as the library holds their addresses
 
 
-def lend_device_to_torch(device: Device, on_host: Callable[[torch.Tensor], bool]) -> None:
+def lend_device_to_torch(lent: Device, on_host: Callable[[torch.Tensor], bool]) -> None:
     """Let a PyTorch without CUDA take part, as if the device's memory and its own results were CUDA's.
 
     Tensors that pass between PyTorch and the library are relabelled, and the operators that the library
     itself calls are noted.
 
     Args:
-        device: whose memory it is.
+        lent: whose memory it is.
         on_host: whether a tensor that the library asks about shall count as the host's.
     """
     capsule = torch.Tensor.__dlpack_c_exchange_api__
@@ -383,7 +380,11 @@ def lend_device_to_torch(device: Device, on_host: Callable[[torch.Tensor], bool]
         inplace_error_type=torch2ort.InplaceMapError,
     )
     for name in ("clone", "copy_"):
-        _note(device, name)
+        _note(lent, name)
+    cuda: Any = torch.cuda
+    cuda.ExternalStream = lambda address, device: (address, device.index)
+    cuda.stream = lambda stream: Stream(lent, *stream)
+    cuda.is_current_stream_capturing = lambda: False
     _lent.append((ours, export, receive, view))
 
 

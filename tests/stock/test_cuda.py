@@ -19,6 +19,10 @@ import torch2ort
 from tests.functions import Affine, Square
 from torch2ort.runtime import stock
 
+needs_cuda = pytest.mark.skipif(
+    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
+    reason="this onnxruntime has no CUDAExecutionProvider",
+)
 ENTER = "enter stream 0x5eed of device 0"
 
 
@@ -157,16 +161,7 @@ BODIES = {
 @pytest.fixture(
     params=[
         "CPUExecutionProvider",
-        pytest.param(
-            "CUDAExecutionProvider",
-            marks=[
-                pytest.mark.cuda,
-                pytest.mark.skipif(
-                    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
-                    reason="this onnxruntime has no CUDAExecutionProvider",
-                ),
-            ],
-        ),
+        pytest.param("CUDAExecutionProvider", marks=[pytest.mark.cuda, needs_cuda]),
     ]
 )
 def provider(request) -> str:
@@ -225,10 +220,7 @@ def test_kept_arguments_outlive_the_run(provider):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(
-    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
-    reason="this onnxruntime has no CUDAExecutionProvider",
-)
+@needs_cuda
 def test_functions_of_a_session_run_on_one_stream_of_the_runtimes():
     stock.try_cuda()
     _, session, name = session_of(

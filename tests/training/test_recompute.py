@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from torch.nn import functional as F
 
 import torch2ort
 from tests.comparison import assert_same, assert_trains_like_eager
+from tests.training.optimized_graph import optimized_nodes
 
 
 class Attention(torch.nn.Module):
@@ -48,11 +48,8 @@ def batches():
 
 def softmaxes(model: torch.nn.Module, folder: Path) -> int:
     """How many the session's graph has in the end."""
-    ort = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(save_onnx_dir=folder))
-    result = ort(*batches()[0])
-    (result[0] if isinstance(result, tuple) else result).sum().backward()
-    (file,) = folder.glob("*_optimized.onnx")
-    return sum(node.op_type == "Softmax" for node in onnx.load(file).graph.node)
+    nodes = optimized_nodes(copy.deepcopy(model), folder, *batches()[0])
+    return sum(node.op_type == "Softmax" for node in nodes)
 
 
 TWICE = {
@@ -100,10 +97,8 @@ def test_a_softmax_behind_a_layer_is_kept(tmp_path):
 
 def test_long_rows_are_kept(tmp_path):
     wide = Attention(TWICE["scaled"], width=1024, heads=2)
-    ort = torch2ort.ORTModule(wide, options=torch2ort.Options(save_onnx_dir=tmp_path))
-    ort(torch.randn(1, 3, 1024), torch.ones(1)).sum().backward()
-    (file,) = tmp_path.glob("*_optimized.onnx")
-    assert sum(node.op_type == "Softmax" for node in onnx.load(file).graph.node) == 1
+    nodes = optimized_nodes(wide, tmp_path, torch.randn(1, 3, 1024), torch.ones(1))
+    assert sum(node.op_type == "Softmax" for node in nodes) == 1
 
 
 def test_a_mask_may_change_before_backward():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 
 import torch2ort
 from tests.comparison import assert_same, assert_trains_like_eager
+from tests.training.optimized_graph import optimized_nodes
 
 REPEATED = {"FastGelu", "Gelu", "LayerNormalization", "QuickGelu"}
 # From here on PyTorch's kernels do such operators (see torch2ort.symbolics.policy).
@@ -57,12 +57,8 @@ class Double(torch.autograd.Function):
 
 def repeated(model: nn.Module, folder: Path, x: torch.Tensor) -> list[str]:
     """The operators that compute a kernel's result again in the session's graph."""
-    ort = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(save_onnx_dir=folder))
-    result = ort(x)
-    (result[0] if isinstance(result, tuple) else result).sum().backward()
-    (file,) = folder.glob("*_optimized.onnx")
-    nodes = [node for node in onnx.load(file).graph.node if "/again/" in node.output[0]]
-    return [node.op_type for node in nodes if node.op_type in REPEATED]
+    nodes = optimized_nodes(copy.deepcopy(model), folder, x)
+    return [n.op_type for n in nodes if "/again/" in n.output[0] and n.op_type in REPEATED]
 
 
 def batches():

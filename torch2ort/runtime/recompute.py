@@ -49,6 +49,7 @@ def recompute_activations(
         stop: operators that are computed once, whatever is fused.
     """
     halves = _Halves(gradient, sites)
+    changeable = descendants(gradient, unneeded, {*stop, *_SIZES})
     # A softmax's copy starts from values that are kept for it, so the kernels come second.
     cones = itertools.chain(
         (_cone_of_softmax(node, halves) for node in halves.nodes if node.op_type == "Softmax"),
@@ -57,7 +58,7 @@ def recompute_activations(
     inserted: defaultdict[int, list[onnx.NodeProto]] = defaultdict(list)
     for cone in cones:
         copy = None if cone is None else _Copy.of(cone, halves)
-        if copy is None or not ancestors(gradient, copy.read, {*stop, *_SIZES}).isdisjoint(unneeded):
+        if copy is None or not changeable.isdisjoint(copy.read):
             continue
         inserted[copy.readers[0]] += copy.nodes()
         halves.held.update(copy.cone.kept)

@@ -11,7 +11,7 @@ import functools
 import re
 import secrets
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -159,19 +159,10 @@ def _on_stream(address: int, device: int) -> Iterator[None]:
         yield
 
 
-def use_streams(stream: Callable[[int, int], contextlib.AbstractContextManager[Any]]) -> None:
-    """Set what stands around each call on a device.
-
-    Args:
-        stream: given a stream's address and its device's number, the context to call a Function in.
-    """
-    native.configure_custom_op(
-        resolve=resolve,
-        is_grad_enabled=torch.is_grad_enabled,
-        set_grad_enabled=private.set_grad_enabled,
-        stream=stream,
-        is_sole_holder=is_sole_holder,
-    )
-
-
-use_streams(_on_stream)
+native.configure_custom_op(
+    resolve=resolve,
+    is_grad_enabled=torch.is_grad_enabled,
+    set_grad_enabled=private.set_grad_enabled,
+    stream=_on_stream,
+    is_sole_holder=is_sole_holder,
+)
