@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "torch2ort").rglob("*.py"))
 OTHER_PYTHON = [path for name in ("tests", "examples", "benchmarks") for path in (ROOT / name).rglob("*.py")]
-CPP = [path for path in (ROOT / "runtime_ext").rglob("*") if path.suffix in (".cpp", ".h")]
 TREES = {path: ast.parse(path.read_text()) for path in PACKAGE}
 
 PRIVATE_FILES = {"_torch_private.py": "2.13.0", "_ort_private.py": "1.19.2"}
@@ -83,11 +82,6 @@ def version(text: str) -> tuple[int, ...]:
 def test_sources_parse_on_the_oldest_python() -> None:
     for path in PACKAGE + OTHER_PYTHON:
         ast.parse(path.read_text(), path, feature_version=(3, 10))
-
-
-def test_no_source_has_more_than_400_lines() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE + CPP}
-    assert broken({path: length for path, length in lengths.items() if length > 400}) == {}
 
 
 def test_no_function_has_more_than_50_lines_of_code() -> None:
