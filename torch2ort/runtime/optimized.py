@@ -34,7 +34,12 @@ def optimize(model: bytes, settings: Any) -> bytes | None:
         with tempfile.TemporaryDirectory(prefix="torch2ort-") as folder:
             path = Path(folder, MODEL_FILE)
             settings.optimized_model_filepath = str(path)
-            onnxruntime.InferenceSession(model, settings, providers=list(_PROVIDERS))
+            onnxruntime.InferenceSession(
+                model,
+                settings,
+                providers=list(_PROVIDERS),
+                disabled_optimizers=list(private.DISABLED_OPTIMIZERS),
+            )
             optimized = path.read_bytes()
         settings.optimized_model_filepath = ""
         run_as_it_is(settings)

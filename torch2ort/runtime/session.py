@@ -123,7 +123,13 @@ def make_session(
         # Else operators write results over their inputs, and a Function may still hold what it returned.
         settings.enable_mem_reuse = False
     try:
-        return _session_class()(bound, model, settings, providers=list(providers or ["CPUExecutionProvider"]))
+        return _session_class()(
+            bound,
+            model,
+            settings,
+            providers=list(providers or ["CPUExecutionProvider"]),
+            disabled_optimizers=list(private.DISABLED_OPTIMIZERS),
+        )
     except Exception as error:
         version = private.onnxruntime().__version__
         raise EngineError(f"onnxruntime {version} refuses the model: {error}") from error

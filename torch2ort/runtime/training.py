@@ -70,7 +70,12 @@ def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Opt
     save_stage(options, "gradient", model)
     save_optimized(options, "optimized", settings)
     try:
-        return private.onnxruntime().InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+        return private.onnxruntime().InferenceSession(
+            model,
+            settings,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(private.DISABLED_OPTIMIZERS),
+        )
     except Exception as error:
         raise no_gradient(error) from error
 

@@ -118,6 +118,14 @@ def _pool(node: ir.Node, inputs: frozenset[int]) -> str | None:
     return _only(0)(node, inputs)
 
 
+def _conv(node: ir.Node, inputs: frozenset[int]) -> str | None:
+    # With groups, the gradient kernel clears more than the input's gradient, unless there are two dimensions.
+    weight = _shape(node, 1)
+    if node.attributes.get_int("group", 1) == 1 or (weight is not None and len(weight) == 4):
+        return None
+    return "in groups over one dimension or three"
+
+
 def _shape(node: ir.Node, position: int) -> ir.Shape | None:
     value = node.inputs[position]
     return None if value is None else value.shape
@@ -163,7 +171,7 @@ _NEVER_DOUBLE = frozenset(
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
-            "Abs", "Add", "Cast", "Concat", "Conv", "Cos", "Div", "Erf", "Exp", "Gemm", "Identity",
+            "Abs", "Add", "Cast", "Concat", "Cos", "Div", "Erf", "Exp", "Gemm", "Identity",
             "LayerNormalization", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg", "Reciprocal", "Relu",
             "Sigmoid", "Sin", "Softmax", "Sqrt", "Sub", "Tanh", "com.microsoft::FastGelu",
             "com.microsoft::Gelu", "com.microsoft::PythonOp", "org.pytorch.aten::ATen",
@@ -179,6 +187,7 @@ _RULES: dict[str, Rule] = {
         _only(0),
     ),
     "AveragePool": _pool,
+    "Conv": _conv,
     "MatMul": _matmul,
     "MaxPool": _pool,
     "Pad": _pad,
