@@ -233,6 +233,7 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
         "dims": [list(d) for d in sizes.dims],
         "ranges": {name: list(bounds) for name, bounds in sizes.ranges.items()},
         "guards": list(sizes.guards),
+        "returned": [list(pair) for pair in interface.returned],
         "graph_inputs": list(graph.inputs),
         "graph_outputs": list(graph.outputs),
         "weights": dict(graph.weights),
@@ -264,6 +265,7 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
         call.schema,
         io_schema.Schema.from_json(data["outputs"]),
         Sizes(graph.inputs, data["dims"], ranges, data["guards"]),
+        tuple((output, given) for output, given in data["returned"]),
     )
     return Built(graph, _weights(model, graph.weights), interface, bool(data["training"]))
 

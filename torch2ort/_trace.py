@@ -41,6 +41,7 @@ class Trace:
         guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
         hooked: where the model's code put a hook on a gradient; empty if nowhere.
         outside: where it used a tensor that requires a gradient and is none of the model's; empty if nowhere.
+        returned: which caches among the outputs are caches of the call.
     """
 
     program: torch.export.ExportedProgram
@@ -49,12 +50,14 @@ class Trace:
     guards: tuple[str, ...]
     hooked: str
     outside: str
+    returned: io_schema.Returned
 
 
 class FlatCall(torch.nn.Module):
     """Calls ``model`` with arguments rebuilt from flat tensors, and flattens what it returns."""
 
     output_schema: io_schema.Schema | None = None
+    returned: io_schema.Returned = ()
 
     def __init__(
         self,
@@ -76,10 +79,14 @@ class FlatCall(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on ``tensors``, one per leaf of its input schema."""
         self._attributes.hang_on(self.model)
-        args, kwargs = self._signature.unbind(io_schema.unflatten(list(tensors), self._schema))
+        bound = io_schema.unflatten(list(tensors), self._schema)
+        caches = io_schema.GivenCaches(bound)
+        args, kwargs = self._signature.unbind(bound)
         run = self.model if self._with_hooks else self.model.forward
         with self.code, assigned_buffers_written(self.model):
-            outputs, self.output_schema = io_schema.flatten(run(*args, **kwargs))
+            result = run(*args, **kwargs)
+            outputs, self.output_schema = io_schema.flatten(result)
+            self.returned = caches.returned_in(result)
         return tuple(outputs)
 
 
@@ -134,6 +141,7 @@ def trace(
         guards,
         _line_in(call.code.hooked),
         _line_in(call.code.outside),
+        call.returned,
     )
 
 

@@ -160,7 +160,8 @@ def _export(
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     nodes = len(graph.proto.graph.node)
     logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, nodes, len(graph.sites))
-    interface = Interface(call.signature, call.schema, traced.output_schema, sizes_of(traced, graph.inputs))
+    sizes = sizes_of(traced, graph.inputs)
+    interface = Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned)
     mode = model.training if training is None else training
     return Built(graph, weights, interface, mode)
 

@@ -57,15 +57,23 @@ class Interface:
         inputs: schema of the bound arguments.
         outputs: schema of what the model returns.
         sizes: the input sizes that the graph accepts.
+        returned: which caches among the outputs are caches of the call.
     """
 
     signature: io_schema.Signature
     inputs: io_schema.Schema
     outputs: io_schema.Schema
     sizes: Sizes
+    returned: io_schema.Returned = ()
 
-    def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The call's tensors, in the order of the graph's inputs.
+    def result(self, bound: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """What the call of these arguments returns, out of the graph's outputs."""
+        return io_schema.unflatten_into(bound, self.returned, tensors, self.outputs)
+
+    def tensors(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        """The call's tensors, in the order of the graph's inputs, and its arguments by name.
 
         Raises:
             SchemaMismatchError: structure, dtype, rank, a constant or a size differs.
@@ -87,7 +95,7 @@ class Interface:
                 f"the call does not fit the exported model: {mismatch}; export with dynamic_shapes if this "
                 f"size varies"
             )
-        return tensors
+        return tensors, bound
 
 
 class ExportedModel:
@@ -183,6 +191,7 @@ class ExportedModel:
                 "dims": [list(d) for d in interface.sizes.dims],
                 "ranges": {name: list(bounds) for name, bounds in interface.sizes.ranges.items()},
                 "guards": list(interface.sizes.guards),
+                "returned": [list(pair) for pair in interface.returned],
                 "graph_inputs": list(graph.inputs),
                 "graph_outputs": list(graph.outputs),
                 "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
@@ -196,7 +205,7 @@ class ExportedModel:
             SchemaMismatchError: the call differs from the exported one.
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
-        tensors = self._interface.tensors(args, kwargs)
+        tensors, bound = self._interface.tensors(args, kwargs)
         if self._engine is None:
             self._engine = InferenceEngine(self._graph, self._options)
         feeds = [*tensors, *(self._weights[name] for name in self._graph.weights)]
@@ -207,7 +216,7 @@ class ExportedModel:
             for mutation, value in zip(self._graph.mutations, fetched[count:], strict=True):
                 if mutation.kind == "input":
                     targets[mutation.target].copy_(value)
-        return io_schema.unflatten(fetched[:count], self._interface.outputs)
+        return self._interface.result(bound, fetched[:count])
 
     def session(self, *, providers: Sequence[Any] | None = None, session_options: Any = None) -> Any:
         """An ``onnxruntime.InferenceSession`` over the graph, PythonOp nodes included.
@@ -306,6 +315,7 @@ def _load_interface(data: Mapping[str, Any]) -> Interface:
         inputs=inputs,
         outputs=io_schema.Schema.from_json(data["outputs"]),
         sizes=Sizes(data["graph_inputs"], data["dims"], ranges, data["guards"]),
+        returned=tuple((int(output), int(given)) for output, given in data.get("returned", ())),
     )
 
 

@@ -193,7 +193,8 @@ class _Runner:
                 "graph has fixed "
                 "ones. Convert the model and its inputs with .to(dtype), or call it outside of autocast"
             )
-        tensors, schema = self._flatten(self._signature.bind(args, kwargs))
+        bound = self._signature.bind(args, kwargs)
+        tensors, schema = self._flatten(bound)
         weights = self._watch.tensors()
         variant = self._variant(tensors, schema, weights)
         self.exported = variant.exported
@@ -209,7 +210,7 @@ class _Runner:
             verification.check_outputs(fetched[:count])
         if len(fetched) > count:
             self._write_back(built, tensors, fetched[count:])
-        return io_schema.unflatten(fetched[:count], built.interface.outputs)
+        return built.interface.result(bound, fetched[:count])
 
     def _verification(
         self, variant: _Variant, schema: io_schema.Schema, tensors: list[torch.Tensor]

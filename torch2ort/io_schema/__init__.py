@@ -8,7 +8,18 @@ another one differs. A ``Signature`` gives the arguments of a call their names.
 from __future__ import annotations
 
 from torch2ort.io_schema._flatten import flatten
+from torch2ort.io_schema._returned import GivenCaches, Returned, unflatten_into
 from torch2ort.io_schema._schema import Schema, TensorSpec, unflatten
 from torch2ort.io_schema._signature import CallForm, Signature
 
-__all__ = ["CallForm", "Schema", "Signature", "TensorSpec", "flatten", "unflatten"]
+__all__ = [
+    "CallForm",
+    "GivenCaches",
+    "Returned",
+    "Schema",
+    "Signature",
+    "TensorSpec",
+    "flatten",
+    "unflatten",
+    "unflatten_into",
+]

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import optree
 
+from torch2ort.io_schema._caches import is_cache, join_cache, split_cache
 from torch2ort.io_schema._leaves import CONSTANT_TYPES, UnsupportedError, exact, type_name
 
 NAMESPACE: Final = "torch2ort"
@@ -80,8 +81,9 @@ def adapt(value: Any) -> Adapted | None:
     if adapter is None:
         return None
     children, keys, detail = adapter.split(value)
-    # A dataclass that is nothing but its fields needs no trial, which would run its __post_init__ again.
-    if adapter.kind != "dataclass" or _attributes(value).keys() - set(keys):
+    # A dataclass that is nothing but its fields needs no trial, which would run its __post_init__ again, nor
+    # does a cache, which is its attributes.
+    if adapter.kind != "cache" and (adapter.kind != "dataclass" or _attributes(value).keys() - set(keys)):
         _check_rebuilt(value, adapter, children, keys, detail)
     return Adapted(adapter.kind, cls, keys, detail, tuple(children))
 
@@ -223,6 +225,7 @@ def _join_sequence(cls: Any, keys: tuple[Any, ...], detail: Any, children: Seque
 ADAPTERS: Final[dict[str, Adapter]] = {
     adapter.kind: adapter
     for adapter in (
+        Adapter("cache", is_cache, split_cache, join_cache, optree.GetAttrEntry),
         Adapter(
             "model_output",
             lambda cls: issubclass(cls, dict) and dataclasses.is_dataclass(cls),

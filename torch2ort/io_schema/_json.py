@@ -33,6 +33,7 @@ _BUILTIN: Final[Mapping[str, type]] = {
 _CLASS_TESTS: Final[Mapping[str, tuple[str, Callable[[type], bool]]]] = {
     "namedtuple": ("the namedtuple", optree.is_namedtuple_class),
     "structsequence": ("the struct sequence", optree.is_structseq_class),
+    "cache": ("the cache", ADAPTERS["cache"].accepts),
     "model_output": ("the ModelOutput", ADAPTERS["model_output"].accepts),
     "dataclass": ("the dataclass", ADAPTERS["dataclass"].accepts),
     "mapping": ("the mapping", ADAPTERS["mapping"].accepts),
@@ -74,7 +75,7 @@ def _encode_container(node: Node) -> dict[str, Any]:
     form: dict[str, Any] = {"container": node.kind}
     if node.kind not in _BUILTIN:
         form["class"] = encode_object(node.cls)
-    if node.kind in MAPPING_KINDS or node.kind == "dataclass":
+    if node.kind in MAPPING_KINDS or node.kind in ("dataclass", "cache"):
         form["keys"] = [encode_value(key) for key in node.keys]
     else:
         form["size"] = node.arity

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from torch2ort.errors import SchemaError
+from torch2ort.io_schema._caches import is_cache
 from torch2ort.io_schema._leaves import type_name
 
 _SAFE_INTEGER: Final = 2**53  # other readers of JSON keep integers up to here
@@ -40,6 +41,10 @@ def encode_value(value: Any) -> Any:
         return {"dict": [[encode_value(key), encode_value(item)] for key, item in value.items()]}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, type) and is_cache(value):
+        return {"cache": encode_object(value)}
     if isinstance(value, enum.Enum):
         return {"enum": encode_object(cls), "member": value.name}
     raise SchemaError(
@@ -132,6 +137,10 @@ class Decoder:
             return bytes.fromhex(item)
         if kind == "dtype":
             return decode_dtype(item)
+        if kind == "device":
+            return torch.device(item)
+        if kind == "cache":
+            return self.find_class(item, "the cache", is_cache)
         if kind == "dict":
             return {self.decode_value(key): self.decode_value(value) for key, value in item}
         return {"tuple": tuple, "list": list}[kind](map(self.decode_value, item))
