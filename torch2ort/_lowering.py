@@ -19,7 +19,7 @@ from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.pythonop.symbols import named, named_symbol, program_size_names
 from torch2ort.runtime import Graph
 from torch2ort.symbolics import Mutation
-from torch2ort.symbolics.random_order import keep_random_order
+from torch2ort.symbolics.effects import keep_random_order, run_unread
 from torch2ort.symbolics.registered import translating
 
 
@@ -52,6 +52,7 @@ def lower(
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]
     separate_outputs(graph)
+    run_unread(graph, sites)
     name_interface(graph, names, [leaf.name or "output" for leaf in traced.output_schema.leaves], PREFIX)
     shape_infer.infer(translated.model, size_names)
     proto = ir.to_proto(translated.model)

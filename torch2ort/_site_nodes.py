@@ -9,9 +9,16 @@ import onnx_ir as ir
 import sympy
 
 from torch2ort.errors import ExportError
-from torch2ort.pythonop import ONNX_TYPES, SITE_ATTRIBUTE, TENSOR, Site, node_attributes, site_by_key
+from torch2ort.pythonop import (
+    ONNX_TYPES,
+    SITE_ATTRIBUTE,
+    SITE_META,
+    TENSOR,
+    Site,
+    node_attributes,
+    site_by_key,
+)
 from torch2ort.pythonop.registry import exporter_of
-from torch2ort.shape_infer import SITE_META
 from torch2ort.symbolics.graph_builder import op, ops
 from torch2ort.symbolics.registered import map_site
 from torch2ort.symbolics.stop_gradient import STOP_GRADIENT

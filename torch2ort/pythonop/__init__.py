@@ -4,6 +4,7 @@ from torch2ort.pythonop._torch_private import uses_setup_context
 from torch2ort.pythonop.attributes import (
     ONNX_TYPES,
     SITE_ATTRIBUTE,
+    SITE_META,
     UnstoredObject,
     dump_site,
     load_site,
@@ -41,6 +42,7 @@ from torch2ort.pythonop import handlers  # isort: skip
 __all__ = [
     "ONNX_TYPES",
     "SITE_ATTRIBUTE",
+    "SITE_META",
     "TENSOR",
     "Capture",
     "Exporter",

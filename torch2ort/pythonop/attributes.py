@@ -19,6 +19,8 @@ from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
 SITE_ATTRIBUTE = "site"
+# Where a node that is still being translated, and is in no file, says the key of its site.
+SITE_META = "torch2ort.site"
 FORMAT_VERSION = 1
 
 ONNX_TYPES: dict[torch.dtype, int] = {

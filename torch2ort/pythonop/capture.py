@@ -25,6 +25,8 @@ from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
 
 _library = torch.library.Library("torch2ort", "DEF")
 _library.define("python_op(Tensor[] inputs, str site) -> Tensor[]")
+# Eager runs every call, also one whose result nobody reads.
+torch.fx.node.has_side_effect(torch.ops.torch2ort.python_op.default)
 
 
 @torch.library.register_fake("torch2ort::python_op", lib=_library)

@@ -13,6 +13,7 @@ from torch2ort.errors import ModelLoadError, ShapeInferenceError
 from torch2ort.pythonop import (
     ONNX_TYPES,
     SITE_ATTRIBUTE,
+    SITE_META,
     PythonOpSite,
     Site,
     UnstoredObject,
@@ -21,9 +22,6 @@ from torch2ort.pythonop import (
 )
 from torch2ort.pythonop.inference import Dim, InferredTensor, infer_outputs
 from torch2ort.pythonop.registry import inferer_of
-
-# Where a node of a graph that is being exported holds its live site.
-SITE_META = "torch2ort.site"
 
 _RANKS = "output_tensor_ranks"
 _TYPES = "output_tensor_types"

@@ -12,6 +12,7 @@
 | torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.13.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.13.0 |
 | torch.fx.experimental._config | 2.13.0 |
+| torch._inductor.config.fallback_random | 2.13.0 |
 | ExportedProgram._graph_signature | 2.13.0 |
 | SymInt.node.hint | 2.13.0 |
 """
@@ -119,8 +120,12 @@ def decompose(
     defaults = torch.export.default_decompositions()
     decompositions.update({target: defaults[target] for target in decomposed})
     decompositions.update(own)
+    from torch._inductor import config as inductor  # slow to import; a graph out of the cache needs none
+
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
-    with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    # And a random operator whose numbers nobody reads moves the generator on, in eager.
+    sizes = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with sizes, inductor.patch(fallback_random=True):
         try:
             program = program.run_decompositions(decompositions)
         except AssertionError as error:

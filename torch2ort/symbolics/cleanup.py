@@ -16,6 +16,8 @@ import onnxscript.optimizer
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
+from torch2ort.symbolics.effects import must_run
+
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _OWN = frozenset({"PARAMETER", "BUFFER"})
 
@@ -36,12 +38,17 @@ _RULES = (
 )
 
 
+_CALL = "call"
 _OUTPUTS = {"LayerNormalization": 3, "SoftmaxCrossEntropyLoss": 2}
 
 
 def cleanup(model: ir.Model) -> None:
-    """Inline, fold and prune ``model`` in place; parameters and buffers stay as they are."""
-    with _own_tensors_as_inputs(model):
+    """Inline, fold and prune ``model`` in place.
+
+    Parameters and buffers stay as they are. So do calls of Functions: two equal ones stay two, and one whose
+    result nobody reads stays too.
+    """
+    with _own_tensors_as_inputs(model), _calls_of_their_own(model):
         _run(model, passes.InlinePass())
         _fold(model)
         if _replace_cast_like(model):
@@ -90,6 +97,22 @@ def _own_tensors_as_inputs(model: ir.Model) -> Iterator[None]:
         if value.uses() or value.is_graph_output():
             value.const_value = tensor
             graph.register_initializer(value)
+
+
+@contextmanager
+def _calls_of_their_own(model: ir.Model) -> Iterator[None]:
+    """Each call that :func:`must_run` names is unlike all others, and is read."""
+    graph = model.graph
+    calls = [node for node in graph if must_run(node)]
+    for number, node in enumerate(calls):
+        node.attributes.add(ir.AttrInt64(_CALL, number))
+    kept = [node.outputs[-1] for node in calls if not node.outputs[-1].is_graph_output()]
+    graph.outputs.extend(kept)
+    yield
+    for node in calls:
+        del node.attributes[_CALL]
+    for value in kept:
+        graph.outputs.remove(value)
 
 
 def _restore_outputs(model: ir.Model) -> None:

@@ -1,0 +1,90 @@
+"""Calls that do more than give their results: when they run, and that they do.
+
+ONNX has no order but that of data, and runs nothing that nobody reads. Both are made of data that carry
+nothing: a tensor is reshaped to its own shape, to which another contributes no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import SITE_META, Site, site_by_key
+
+
+def must_run(node: ir.Node) -> bool:
+    """Whether a node of a graph in translation is a user's Function, or draws random numbers."""
+    key = node.metadata_props.get(SITE_META)
+    if key is None:
+        return False
+    site = site_by_key(key)
+    return not site.internal or site.known_result.uses_rng
+
+
+def keep_random_order(graph: ir.Graph, random: Collection[str]) -> None:
+    """Keep ONNX Runtime from reordering the nodes that draw random numbers.
+
+    Numbers come from PyTorch's one generator, so another order is other numbers than eager's.
+
+    Args:
+        graph: nodes in the order of the program; changed in place.
+        random: names of the nodes that draw.
+    """
+    before: ir.Node | None = None
+    for node in list(graph):
+        if node.name not in random:
+            continue
+        if before is not None and before.outputs[1] not in node.inputs and node.inputs:
+            first = node.inputs[0]
+            assert first is not None
+            node.replace_input_with(0, _after(graph, node, first, before.outputs[1]))
+        before = node if len(node.outputs) > 1 else before
+
+
+def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
+    """Have calls run whose results nobody reads, as eager runs them: the first output waits for them.
+
+    Args:
+        graph: changed in place.
+        sites: the site of each PythonOp node, by node name.
+
+    Raises:
+        ExportError: such a call gives no tensor that could be waited for.
+    """
+    for node in list(graph):
+        site = sites.get(node.name or "")
+        if site is None or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+            continue
+        if len(node.outputs) < 2 or not graph.outputs:
+            raise ExportError(
+                f"{site.func_name}: the call gives no tensor, so that nothing in a graph depends on it and "
+                f"it would not run. Have forward return a tensor, such as its argument's clone(), or call it "
+                f"outside of the model"
+            )
+        result = graph.outputs[0]
+        last = graph[-1]
+        waiting = _after(graph, last, result, node.outputs[1], behind=True)
+        waiting.shape, waiting.type, waiting.name = result.shape, result.type, result.name
+        result.name = f"{result.name}.computed"
+        graph.outputs[0] = waiting
+
+
+def _after(
+    graph: ir.Graph, place: ir.Node, value: ir.Value, token: ir.Value, *, behind: bool = False
+) -> ir.Value:
+    """``value`` as it is, but computed after ``token``, by nodes in front of ``place`` or behind it."""
+    constants = [ir.node("Constant", [], {"value": ir.tensor([n], dtype=ir.DataType.INT64)}) for n in (-1, 0)]
+    flat_shape, zero = (node.outputs[0] for node in constants)
+    flat = ir.node("Reshape", [token, flat_shape])
+    nothing = ir.node("Slice", [flat.outputs[0], zero, zero])
+    sizes = ir.node("Cast", [nothing.outputs[0]], {"to": ir.DataType.INT64})
+    own = ir.node("Shape", [value])
+    shape = ir.node("Concat", [own.outputs[0], sizes.outputs[0]], {"axis": 0})
+    same = ir.node("Reshape", [value, shape.outputs[0]], {"allowzero": 1})
+    same.outputs[0].shape, same.outputs[0].type = value.shape, value.type
+    (graph.insert_after if behind else graph.insert_before)(
+        place, [*constants, flat, nothing, sizes, own, shape, same]
+    )
+    return same.outputs[0]
