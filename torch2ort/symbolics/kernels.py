@@ -27,6 +27,10 @@ from torch2ort.symbolics.derivatives import DERIVATIVES, Derivative
 # What a file must not be able to call: it reads the disk.
 _FORBIDDEN = frozenset({"from_file"})
 
+# Operators of libraries whose own kernels run, forward and backward. A file may name these alone, as an
+# operator that somebody made can do anything.
+LIBRARY_OPERATORS = frozenset({"transformers::grouped_mm_fallback"})
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -65,7 +69,7 @@ def encode_call(
     """The text that :func:`decode_call` turns back into a :class:`Call`.
 
     Args:
-        operator: an overload of an ``aten`` operator.
+        operator: an overload of an ``aten`` operator, or one of :data:`LIBRARY_OPERATORS`.
         arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes.
         keywords: keyword arguments, likewise.
         random: whether the operator draws from PyTorch's generator.
@@ -73,8 +77,8 @@ def encode_call(
     Raises:
         TypeError: an argument is of a type that the text cannot hold.
     """
-    namespace, _, name = operator.name().partition("::")
-    assert namespace == "aten", f"{operator} is not an ATen operator"
+    assert is_callable(operator), f"{operator} is not an ATen operator"
+    name = operator.name().removeprefix("aten::")
     return json.dumps(
         {
             "operator": name,
@@ -84,6 +88,29 @@ def encode_call(
         },
         sort_keys=True,
     )
+
+
+def is_callable(operator: OpOverload) -> bool:
+    """Whether a graph may call ``operator`` in PyTorch's kernel, or in that of its library."""
+    return operator.namespace == "aten" or operator.name() in LIBRARY_OPERATORS
+
+
+def _packet(name: str) -> Any:
+    """The operator of this name, all its overloads.
+
+    Raises:
+        ModelLoadError: it is of a library that is not imported.
+    """
+    if name not in LIBRARY_OPERATORS:
+        return getattr(torch.ops.aten, name)
+    namespace, _, base = name.partition("::")
+    try:
+        return getattr(getattr(torch.ops, namespace), base)
+    except AttributeError:
+        raise ModelLoadError(
+            f"the model calls the operator {name}, which nothing defined in this process; import the module "
+            f"of {namespace} that does, as the model's own code does, before the model is loaded"
+        ) from None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,7 +123,7 @@ def decode_call(text: str) -> Call:
     try:
         record = json.loads(text)
         base, _, overload = record["operator"].partition(".")
-        operator = getattr(getattr(torch.ops.aten, base), overload or "default")
+        operator = getattr(_packet(base), overload or "default")
         arguments, keywords, random = record["arguments"], dict(record["keywords"]), bool(record["random"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"not a call of an ATen operator: {text!r} ({error})") from None

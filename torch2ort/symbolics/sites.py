@@ -17,7 +17,7 @@ from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.derivatives import DERIVATIVES
 from torch2ort.symbolics.gradients import requires_grad
-from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, PairedKernel, encode_call
+from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, PairedKernel, encode_call, is_callable
 from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -180,7 +180,7 @@ def _call_of(node: torch.fx.Node, *, positional: bool = False) -> tuple[str, lis
             return [convert(v) for v in value]
         return value
 
-    if not isinstance(target, OpOverload) or target.namespace != "aten" or not _gives_tensors(node):
+    if not isinstance(target, OpOverload) or not is_callable(target) or not _gives_tensors(node):
         raise UnsupportedOperatorError(
             f"{target} at {source_line(node)} has no translation to ONNX. Register one with "
             f"torch2ort.register_symbolic, or use other operators"
