@@ -1,5 +1,6 @@
 // The Python module torch2ort._native: documented in torch2ort/_native.pyi.
 #include "chain.h"
+#include "interception.h"
 #include "ort_custom_op.h"
 #include "ort_training.h"
 #include "policy.h"
@@ -89,6 +90,8 @@ PyMethodDef methods[] = {
     {"aten_executor", AtenExecutor, METH_NOARGS, nullptr},
     {"call_forward", CallForward, METH_VARARGS, nullptr},
     {"call_backward", CallBackward, METH_VARARGS, nullptr},
+    {"intercept", Intercept, METH_VARARGS, nullptr},
+    {"end_interception", EndInterception, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
+from torch2ort.versions import TESTED
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "torch2ort").rglob("*.py"))
 OTHER_PYTHON = [path for name in ("tests", "examples", "benchmarks") for path in (ROOT / name).rglob("*.py")]
 TREES = {path: ast.parse(path.read_text()) for path in PACKAGE}
 
-PRIVATE_FILES = {"_torch_private.py": "2.13.0", "_ort_private.py": "1.19.2"}
+PRIVATE_FILES = {"_torch_private.py": "2.15.0", "_ort_private.py": "1.19.2"}
 LIBRARIES = ("torch", "onnxruntime")
 
 # A module may import from its own layer and from those before it; what is not named here is last.
 LAYERS = (
-    {"errors", "options", "log", "io_schema", "_native"},
+    {"errors", "options", "log", "io_schema", "versions", "_native"},
     {"pythonop", "symbolics", "shape_infer", "cache", "runtime"},
 )
 
@@ -145,6 +147,11 @@ def test_the_changelog_says_why_each_dependency_came_in() -> None:
     assert {name for name in names if f"`{name}`" not in changelog} == set()
 
 
+def test_the_ranges_that_are_installed_are_those_that_were_tested() -> None:
+    needed = {f"{name}{tested.requirement}" for name, tested in TESTED.items()}
+    assert needed == {requirement for requirement in project()["dependencies"] if "<" in requirement}
+
+
 def test_the_readme_names_every_runtime_extra() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [n for n in ("training", "training-gpu", "cpu", "gpu") if f".[{n}]" not in readme] == []
@@ -152,6 +159,7 @@ def test_the_readme_names_every_runtime_extra() -> None:
 
 def test_the_versions_that_make_installs_are_new_enough() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = dict(line.split("==") for line in lines if "==" in line)
-    minimum = dict(requirement.split(">=") for requirement in project()["dependencies"])
+    pinned = dict(line.partition(";")[0].split("==") for line in lines if "==" in line)
+    requirements = [re.split(">=|,", requirement) for requirement in project()["dependencies"]]
+    minimum = {name: least for name, least, *_ in requirements}
     assert {n for n in minimum.keys() & pinned.keys() if version(pinned[n]) < version(minimum[n])} == set()

@@ -44,6 +44,7 @@ from torch2ort.pythonop import (
 )
 from torch2ort.runtime import custom_ops_library_path
 from torch2ort.symbolics.registered import GraphBuilder, GraphValue
+from torch2ort.versions import warn_of_untested
 
 __all__ = [
     "CacheReport",
@@ -84,3 +85,5 @@ __all__ = [
     "registered",
     "unregister",
 ]
+
+warn_of_untested()

@@ -345,3 +345,28 @@ def call_backward(site: Site, grads: Sequence[Tensor | None]) -> list[Tensor | N
         RuntimeError: The gradients do not fit forward's arguments; with torch's wording.
         Exception: Whatever the Function raises, and the types given to :func:`configure`.
     """
+
+def intercept(
+    method: Callable[..., Any],
+    name: str,
+    stand_in: Callable[[type, tuple[Any, ...], dict[str, Any] | None], Any],
+    /,
+) -> None:
+    """Puts ``stand_in`` in front of a class method that C code defines, for every caller on every thread.
+
+    The entry of the method in its table is replaced, which is what a call reads however the caller got the
+    method: methods bound before, and those of subclasses, are caught. No Python object changes.
+
+    Args:
+        method: The method, bound to any class.
+        name: Its name.
+        stand_in: Called as ``stand_in(class, args, kwargs)`` instead of the method, which is called after all
+            when it returns ``NotImplemented``.
+
+    Raises:
+        RuntimeError: An interception is under way already, or the method is not one that can be intercepted;
+            the text goes on a sentence about the method ("it is ...").
+    """
+
+def end_interception() -> None:
+    """Puts everything back as it was before :func:`intercept`. Does nothing without one."""

@@ -2,20 +2,28 @@
 
 | name | tried on |
 | --- | --- |
-| ExportedProgram._guards_code | 2.13.0 |
-| torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.13.0 |
-| torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.13.0 |
-| torch._C._autograd._get_current_graph_task_keep_graph | 2.13.0 |
-| torch.nn.modules.batchnorm._BatchNorm | 2.13.0 |
-| torch.Tensor._version | 2.13.0 |
+| ExportedProgram._guards_code | 2.11-2.15.0 |
+| torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.11-2.15.0 |
+| torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
+| torch.nn.modules.batchnorm._BatchNorm | 2.11-2.15.0 |
+| torch.Tensor._version | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+    from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+    need(torch.Tensor, "_version")
+    need(torch.export.ExportedProgram, "_guards_code")
+    need(torch._C._autograd, "_get_current_graph_task_keep_graph")
 
 __all__ = ["DATA_DEPENDENT", "BatchNorm", "backward_keeps_graph", "size_guards", "version_of"]
 

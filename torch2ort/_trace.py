@@ -22,7 +22,7 @@ from torch2ort._constants import connect_constants
 from torch2ort._tensor_attributes import TensorAttributes
 from torch2ort._traceable import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.errors import ExportError
-from torch2ort.pythonop import Capture, Site
+from torch2ort.pythonop import Capture, Site, check_interception
 
 # What torch.export takes for one tensor: nothing, or a Dim (or None) for some of its dimensions.
 DimSpec = Mapping[int, Any] | Sequence[Any] | None
@@ -106,6 +106,7 @@ def trace(
         ExportError: the model cannot be traced; says where and why. An exception of the model's own
             code arrives as it is.
     """
+    check_interception()
     dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(_in_mode(model, training))

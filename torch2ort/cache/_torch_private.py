@@ -2,14 +2,14 @@
 
 | name | tried on |
 | --- | --- |
-| torch.overrides._get_current_function_mode_stack | 2.13.0 |
-| torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.13.0 |
-| torch.nn.modules.module._global_forward_hooks, _global_forward_pre_hooks | 2.13.0 |
-| torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.13.0 |
-| the attribute _torchdynamo_wrapper_id of functions | 2.13.0 |
-| torch._ops.OpOverload, OpOverloadPacket | 2.13.0 |
-| torch._dynamo.config, torch._export.config, torch._functorch.config | 2.13.0 |
-| torch.fx.experimental._config, and _config and _is_default of all these | 2.13.0 |
+| torch.overrides._get_current_function_mode_stack | 2.11-2.15.0 |
+| torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.11-2.15.0 |
+| torch.nn.modules.module._global_forward_hooks, _global_forward_pre_hooks | 2.11-2.15.0 |
+| torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
+| the attribute _torchdynamo_wrapper_id of functions | 2.11-2.15.0 |
+| torch._ops.OpOverload, OpOverloadPacket | 2.11-2.15.0 |
+| torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
+| torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.modules import module as _module
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._ops import OpOverload, OpOverloadPacket
+    from torch.fx.experimental import _config
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    need(_config, "_config", "_is_default")
+    need(_module, "_global_forward_hooks", "_global_forward_pre_hooks")
+    need(_module, "_global_backward_hooks", "_global_backward_pre_hooks")
 
 # An id() that torch.compiler.disable leaves on the functions that it wraps.
 ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})

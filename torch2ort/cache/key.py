@@ -17,6 +17,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache import _torch_private as private
+from torch2ort.cache._code import KNOWN_PYTHONS
 from torch2ort.cache._packages import own_digest, version
 from torch2ort.cache._registered import walk_registrations
 from torch2ort.cache._values import Values, describe
@@ -96,6 +97,11 @@ def model_key(
         Unkeyable: something that the graph depends on cannot be compared between processes; the message
             says what, and what to do where that is known.
     """
+    if sys.version_info[:2] not in KNOWN_PYTHONS:
+        raise Unkeyable(
+            f"compiled code of Python {sys.version_info[0]}.{sys.version_info[1]} is not known to the cache, "
+            f"which reads what a model uses out of it (known: {_known_pythons()})"
+        )
     weights = named_tensors(model)
     walk = Walk(
         {id(tensor): name for name, tensor in weights.items()},
@@ -116,6 +122,10 @@ def model_key(
         logger.debug("computing the cache key failed", exc_info=True)
         raise Unkeyable(f"looking at the model raised {type(error).__name__}: {error}") from error
     return Key.of(type(model).__qualname__, walk.components, dict(walk.functions))
+
+
+def _known_pythons() -> str:
+    return ", ".join(".".join(map(str, version)) for version in KNOWN_PYTHONS)
 
 
 def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -26,6 +26,7 @@ from torch2ort.pythonop.registry import (
     resolve,
     unregister,
 )
+from torch2ort.pythonop.self_test import check_interception
 from torch2ort.pythonop.site import (
     TENSOR,
     PythonOpSite,
@@ -53,6 +54,7 @@ __all__ = [
     "Site",
     "TensorType",
     "UnstoredObject",
+    "check_interception",
     "dump_site",
     "handlers",
     "internal_site",

@@ -2,42 +2,67 @@
 
 | name | tried on |
 | --- | --- |
-| torch.autograd.function._SingleLevelFunction, _is_setup_context_defined | 2.13.0 |
-| torch._subclasses.fake_tensor.FakeTensor, FakeTensorMode, unset_fake_temporarily | 2.13.0 |
-| torch.Tensor._version | 2.13.0 |
-| torch._ops.OpOverload, OpOverload._schema | 2.13.0 |
-| torch.utils._python_dispatch.TorchDispatchMode | 2.13.0 |
-| SymInt.node.hint, SymInt.node.expr | 2.13.0 |
-| FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.13.0 |
-| ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.13.0 |
-| torch._C._functorch.is_functorch_wrapped_tensor | 2.13.0 |
+| torch._C._FunctionBase.apply: C code, in a table of methods that can be written to | 2.11-2.15.0 |
+| torch.autograd.function.custom_function_call, called by Function.apply | 2.11-2.15.0 |
+| torch.autograd.function._is_setup_context_defined | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor.FakeTensor, FakeTensorMode, unset_fake_temporarily | 2.11-2.15.0 |
+| torch.Tensor._version | 2.11-2.15.0 |
+| torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
+| torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
+| SymInt.node.hint, SymInt.node.expr | 2.11-2.15.0 |
+| FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
+| ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
+| torch._C._functorch.is_functorch_wrapped_tensor | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import sympy
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.autograd.function import _is_setup_context_defined, _SingleLevelFunction
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from torch2ort import _native
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+    from torch.autograd.function import _is_setup_context_defined
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    _function: Any = torch.autograd.function
+    _apply = torch._C._FunctionBase.apply  # type: ignore[attr-defined]
+    _custom_function_call = _function.custom_function_call
+    need(torch.Tensor, "_version")
+    need(OpOverload, "_schema")
+    need(SymNode, "hint", "expr")
+    need(FakeTensor, "fake_mode")
+    need(FakeTensorMode, "shape_env")
+    need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode")
+    need(torch._C._functorch, "is_functorch_wrapped_tensor")
+
+# Answers a call of a Function's `apply`, or returns NotImplemented: (the class, args, keyword args or None).
+StandIn = Callable[[type, tuple[Any, ...], dict[str, Any] | None], Any]
 
 __all__ = [
-    "APPLY_OWNER",
     "OpOverload",
     "TorchDispatchMode",
+    "end_interception",
     "environment",
     "expression",
     "fake_mode",
     "has_hint",
+    "intercept_apply",
     "is_fake",
     "is_functorch_wrapped",
     "named_symbols",
-    "original_apply",
+    "positional",
     "size_hint",
     "size_of",
     "uses_setup_context",
@@ -46,14 +71,61 @@ __all__ = [
     "written_arguments",
 ]
 
-# `Function.apply` ends in `super().apply`, which looks the method up on this class: setting it here
-# also reaches `fn = MyFunction.apply` bound before the export.
-APPLY_OWNER: type = _SingleLevelFunction
+# Up to torch 2.13 `Function.apply` is Python code, which binds defaults and keywords before it calls C code.
+_BINDS_IN_PYTHON = isinstance(vars(torch.autograd.Function)["apply"], classmethod)
 
 
-def original_apply(function: type, *args: Any, **kwargs: Any) -> Any:
-    """``Function.apply`` as torch has it, while an interceptor stands in front of it."""
-    return super(_SingleLevelFunction, function).apply(*args, **kwargs)  # type: ignore[misc]
+def intercept_apply(stand_in: StandIn) -> None:
+    """Ask ``stand_in`` first, at each call of any Function's ``apply`` on any thread.
+
+    However a caller got it, ``apply`` ends in one piece of C code: as ``fn = MyFunction.apply`` bound before,
+    of a subclass, in a library. Up to torch 2.13 a call inside a ``torch.func`` transform turns off before,
+    to a function that torch looks up by its name.
+
+    Raises:
+        RuntimeError: the C code cannot be reached.
+    """
+    _native.intercept(_apply, "apply", stand_in)
+
+    def inside_transform(function: type, *args: Any, **kwargs: Any) -> Any:
+        result = stand_in(function, args, kwargs)
+        return _custom_function_call(function, *args, **kwargs) if result is NotImplemented else result
+
+    _function.custom_function_call = inside_transform
+
+
+def end_interception() -> None:
+    """Put everything back as it was before :func:`intercept_apply`."""
+    _function.custom_function_call = _custom_function_call
+    _native.end_interception()
+
+
+def positional(
+    function: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[Any, ...]:
+    """The arguments of ``apply`` as ``forward`` gets them: in its order, with defaults where torch adds them.
+
+    Raises:
+        TypeError: they do not fit ``forward``, or one has no position; with torch's wording.
+    """
+    context = () if uses_setup_context(function) else (None,)
+    if context and not kwargs:
+        return args
+    named = kwargs or {}
+    if _BINDS_IN_PYTHON and not context:
+        if not named:
+            return args
+        raise _unexpected(next(iter(named)))
+    bound = inspect.signature(function.forward).bind(*context, *args, **named)
+    if not context:
+        bound.apply_defaults()
+    if bound.kwargs:
+        raise _unexpected(next(iter(bound.kwargs)))
+    return bound.args[len(context) :]
+
+
+def _unexpected(name: str) -> TypeError:
+    return TypeError(f"forward() got an unexpected keyword argument {name!r}")
 
 
 def uses_setup_context(function: type[torch.autograd.Function]) -> bool:

@@ -22,6 +22,7 @@ from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract import fake_outputs
 from torch2ort.pythonop.observe import UserError, holds_tensor
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
+from torch2ort.versions import installed, remedy
 
 _library = torch.library.Library("torch2ort", "DEF")
 _library.define("python_op(Tensor[] inputs, str site) -> Tensor[]")
@@ -170,7 +171,7 @@ def _is_users(function: type) -> bool:
 
 
 class _Interceptor:
-    """Puts one classmethod in front of ``apply`` while at least one thread captures."""
+    """Stands in front of ``apply`` while at least one thread captures."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -190,7 +191,7 @@ class _Interceptor:
     def enter(self, capture: Capture) -> None:
         with self._lock:
             if self._captures == 0:
-                private.APPLY_OWNER.apply = classmethod(_apply)  # type: ignore[attr-defined]
+                _intercept()
             self._captures += 1
         self._stack.append(capture)
 
@@ -199,7 +200,7 @@ class _Interceptor:
         with self._lock:
             self._captures -= 1
             if self._captures == 0:
-                del private.APPLY_OWNER.apply  # type: ignore[attr-defined]
+                private.end_interception()
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -211,11 +212,23 @@ class _Interceptor:
             self._stack.pop()
 
 
-def _apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+def _intercept() -> None:
+    try:
+        private.intercept_apply(_stand_in)
+    except RuntimeError as error:
+        raise ExportError(
+            f"torch2ort cannot see the calls of autograd Functions in torch {installed('torch')}: "
+            f"`apply` cannot be intercepted, {error}. {remedy('torch')}"
+        ) from error
+
+
+def _stand_in(
+    function: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Any:
     capture = _interceptor.current()
-    if capture is None or kwargs or not _is_users(function):
-        return private.original_apply(function, *args, **kwargs)
-    return capture.call(function, args)
+    if capture is None or not _is_users(function):
+        return NotImplemented
+    return capture.call(function, private.positional(function, args, kwargs))
 
 
 _interceptor = _Interceptor()

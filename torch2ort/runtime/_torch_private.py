@@ -2,9 +2,9 @@
 
 | name | tried on |
 | --- | --- |
-| torch._C._storage_Use_Count, UntypedStorage._cdata | 2.13.0 |
-| OpOverload._schema | 2.13.0 |
-| torch._C._set_grad_enabled | 2.13.0 |
+| torch._C._storage_Use_Count, UntypedStorage._cdata | 2.11-2.15.0 |
+| OpOverload._schema | 2.11-2.15.0 |
+| torch._C._set_grad_enabled | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -12,6 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._ops import OpOverload
+
+    need(OpOverload, "_schema")
+    need(torch.UntypedStorage, "_cdata")
 
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 

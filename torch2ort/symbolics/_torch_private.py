@@ -2,19 +2,19 @@
 
 | name | tried on |
 | --- | --- |
-| torch.onnx._internal.exporter._registration.ONNXRegistry | 2.13.0 |
-| torch.onnx._internal.exporter._dispatching.dispatch | 2.13.0 |
-| torch.onnx._internal.exporter._errors.ConversionError (text of its message) | 2.13.0 |
-| the tracer behind onnxscript.evaluator.default(): attribute ``nodes`` | 2.13.0 (onnxscript 0.7.2) |
-| torch.onnx._internal.exporter._core._exported_program_to_onnx_program | 2.13.0 |
-| torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes, remove_assertion_nodes | 2.13.0 |
-| torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.13.0 |
-| torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.13.0 |
-| torch._subclasses.fake_tensor.FakeTensor | 2.13.0 |
-| torch.fx.experimental._config | 2.13.0 |
-| torch._inductor.config.fallback_random | 2.13.0 |
-| ExportedProgram._graph_signature | 2.13.0 |
-| SymInt.node.hint | 2.13.0 |
+| torch.onnx._internal.exporter._registration.ONNXRegistry | 2.11-2.15.0 |
+| torch.onnx._internal.exporter._dispatching.dispatch | 2.11-2.15.0 |
+| torch.onnx._internal.exporter._errors.ConversionError (text of its message) | 2.11-2.15.0 |
+| the tracer behind onnxscript.evaluator.default(): attribute ``nodes`` | 2.11-2.15.0 (onnxscript 0.7.2) |
+| torch.onnx._internal.exporter._core._exported_program_to_onnx_program | 2.11-2.15.0 |
+| torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes, remove_assertion_nodes | 2.11-2.15.0 |
+| torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
+| torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
+| torch.fx.experimental._config | 2.11-2.15.0 |
+| torch._inductor.config.fallback_random | 2.11-2.15.0 |
+| ExportedProgram._graph_signature | 2.11-2.15.0 |
+| SymInt.node.hint | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -31,14 +31,40 @@ from typing import Any
 import onnx_ir as ir
 import onnxscript.evaluator
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.onnx._internal.exporter import _core, _decomp, _dispatching, _errors, _fx_passes, _registration
+from torch.fx.experimental.sym_node import SymNode
 
 from torch2ort.errors import ExportError
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.fx.experimental import _config
+    from torch.onnx._internal.exporter import (
+        _building,
+        _core,
+        _decomp,
+        _dispatching,
+        _errors,
+        _fx_passes,
+        _registration,
+    )
+
+    need(OpOverload, "_schema", "_can_decompose")
+    need(SymNode, "hint")
+    need(torch.export.ExportedProgram, "_graph_signature")
+    need(_config, "patch", "backed_size_oblivious")
+    need(_building.OpRecorder, "nodes")
+    need(_core, "_exported_program_to_onnx_program")
+    need(_decomp, "create_onnx_friendly_decomposition_table")
+    need(_dispatching, "dispatch")
+    need(_errors, "ConversionError")
+    need(_fx_passes, "insert_type_promotion_nodes", "remove_assertion_nodes")
+    need(_registration.ONNXRegistry, "from_torchlib", "functions", "get_decomps", "register_op")
+    need(_registration.OnnxDecompMeta, "fx_target", "is_complex", "onnx_function", "skip_signature_inference")
 
 Table = Mapping[Any, Callable[..., Any]]
-OpOverload = torch._ops.OpOverload
-HigherOrderOperator = torch._ops.HigherOrderOperator
 
 
 @functools.cache
@@ -124,7 +150,7 @@ def decompose(
 
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
     # And a random operator whose numbers nobody reads moves the generator on, in eager.
-    sizes = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    sizes = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with sizes, inductor.patch(fallback_random=True):
         try:
             program = program.run_decompositions(decompositions)

@@ -2,12 +2,19 @@
 
 | name | tried on |
 | --- | --- |
-| torch._ops.OpOverload._schema | 2.13.0 |
+| torch._ops.OpOverload._schema | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._ops import OpOverload
+
+    need(OpOverload, "_schema")
 
 
 def output_count(operator: Any) -> int:

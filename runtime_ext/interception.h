@@ -1,0 +1,11 @@
+// Stands in front of a method that C code defines, for all who call it.
+#pragma once
+
+#include "python.h"
+
+namespace torch2ort {
+
+PyObject* Intercept(PyObject* module, PyObject* args);
+PyObject* EndInterception(PyObject* module, PyObject*);
+
+}  // namespace torch2ort
