@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch2ort._torch_private import BatchNorm
 from torch2ort.errors import Torch2OrtWarning
+from torch2ort.symbolics.recurrent import stand_in
 
 
 @contextlib.contextmanager
@@ -100,7 +101,8 @@ def _kind(tensor: torch.Tensor) -> str:
 class TracedCode(TorchFunctionMode):
     """Stands between the model's code and torch while it is traced.
 
-    ``x.data`` is ``x.detach()``, as torch.export loses the former. A hook on a gradient is noted, as a graph
+    ``x.data`` is ``x.detach()``, as torch.export loses the former, and recurrent layers are operators of
+    torch2ort's own, as torch.export would fix their length. A hook on a gradient is noted, as a graph
     cannot hold it.
 
     Attributes:
@@ -129,6 +131,7 @@ class TracedCode(TorchFunctionMode):
             self.hooked = self.hooked or traceback.extract_stack()
         for value in (*args, *(kwargs or {}).values()):
             self._note(value)
+        func = stand_in(func, args) or func
         return func(*args, **(kwargs or {}))
 
     def _note(self, value: Any) -> None:

@@ -18,6 +18,7 @@ from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, is_faster_in_pytorch, wants_kernel
+from torch2ort.symbolics.recurrent import restore
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
@@ -82,6 +83,7 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
         training=training,
     )
     _refuse_fixed_sizes(varying, _varying_sizes(program))
+    restore(program, users)
     refuse_other_mutations(program)
     _refuse_unrepresentable(program, training=training)
     to_kernels(program, notes, _needs_kernel(program, training=training))

@@ -15,6 +15,7 @@
 | torch._inductor.config.fallback_random | 2.11-2.15.0 |
 | ExportedProgram._graph_signature | 2.11-2.15.0 |
 | SymInt.node.hint | 2.11-2.15.0 |
+| torch._VF.lstm, gru, rnn_tanh, rnn_relu | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ with private_names("torch"):
 
     need(OpOverload, "_schema", "_can_decompose")
     need(SymNode, "hint")
+    need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
     need(torch.export.ExportedProgram, "_graph_signature")
     need(_config, "patch", "backed_size_oblivious")
     need(_building.OpRecorder, "nodes")
@@ -64,6 +66,8 @@ with private_names("torch"):
     need(_registration.ONNXRegistry, "from_torchlib", "functions", "get_decomps", "register_op")
     need(_registration.OnnxDecompMeta, "fx_target", "is_complex", "onnx_function", "skip_signature_inference")
 
+# What nn.LSTM, nn.GRU and nn.RNN call.
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 Table = Mapping[Any, Callable[..., Any]]
 
 
@@ -213,6 +217,12 @@ def recorded_nodes() -> list[ir.Node]:
     return nodes
 
 
+def recurrent(name: str) -> Callable[..., Any]:
+    """The function behind a recurrent layer of torch.nn; ``name`` is one of :data:`RECURRENT`."""
+    function: Callable[..., Any] = getattr(torch._VF, name)
+    return function
+
+
 ConversionError = _errors.ConversionError
 
 
@@ -234,6 +244,11 @@ def fake_mode(program: torch.export.ExportedProgram) -> FakeTensorMode | None:
         if isinstance(value, FakeTensor):
             return value.fake_mode
     return None
+
+
+def is_abstract(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether some of ``tensors`` have sizes only, and no data."""
+    return any(isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
 def number(size: int | torch.SymInt) -> int:

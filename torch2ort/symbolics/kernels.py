@@ -21,8 +21,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.pythonop import Site
+from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.derivatives import DERIVATIVES, Derivative
+from torch2ort.symbolics.recurrent import abstract
 
 # What a file must not be able to call: it reads the disk.
 _FORBIDDEN = frozenset({"from_file"})
@@ -56,7 +58,8 @@ class Call:
         """Call the operator; its outputs as a flat tuple of tensors."""
         arguments = [_decode(a, tensors) for a in self.arguments]
         keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
-        result = self.operator(*arguments, **keywords)
+        operator = abstract(self.operator) if private.is_abstract(tensors) else self.operator
+        result = operator(*arguments, **keywords)
         flat: list[torch.Tensor] = []
         for value in (result,) if isinstance(result, torch.Tensor) else result:
             flat.extend(value if isinstance(value, (list, tuple)) else (value,))
@@ -290,6 +293,9 @@ def _forward_with_graph(ctx: Any, call: Call, tensors: Sequence[torch.Tensor]) -
         ]
         with saved_tensors_hooks(pack, lambda index: graph.saved[index]):
             outputs = call(entries)
+    if private.is_abstract(tensors) and abstract(call.operator) is not call.operator:
+        # What stands for the operator saves nothing, while the operator itself reads its arguments again.
+        saved += [t.detach() for t in tensors]
     graph.inputs = [get_gradient_edge(t) if t.requires_grad else None for t in entries]
     graph.outputs = [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
     ctx.graph = graph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +92,16 @@ def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:
     return bool(arguments["ceil_mode"]) or arguments.get("divisor_override") is not None
 
 
+def _has_projection(states: Sequence[torch.fx.Node]) -> bool:
+    # ONNX's LSTM has none.
+    hidden, cell = (state.meta["val"].shape[-1] for state in states)
+    return bool(hidden != cell)
+
+
 _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.avg_pool1d.default: _pools_unlike_onnx,
     aten.avg_pool2d.default: _pools_unlike_onnx,
     aten.avg_pool3d.default: _pools_unlike_onnx,
+    torch.ops.torch2ort.lstm.default: lambda arguments: _has_projection(arguments["hx"]),
     aten.embedding.default: lambda arguments: bool(arguments["scale_grad_by_freq"]),
 }

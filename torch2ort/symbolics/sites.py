@@ -18,6 +18,7 @@ from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.derivatives import DERIVATIVES
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, PairedKernel, encode_call, is_callable
+from torch2ort.symbolics.recurrent import ORIGINALS, original
 from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -131,18 +132,18 @@ class SiteMaker:
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether ``node`` draws from PyTorch's random generator."""
+    """Whether ``node`` draws from PyTorch's random generator.
+
+    Recurrent nets do so only in training with dropout between layers, whatever their tag says.
+    """
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    if target._schema.name.removeprefix("aten::") in _RECURRENT:
-        values = {a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)}
+    if original(target) in ORIGINALS.values():
+        values = arguments_of(node)
         return bool(values["train"]) and bool(values["dropout"])
     return torch.Tag.nondeterministic_seeded in target.tags
 
-
-# They draw only in training with dropout between layers, whatever their tag says.
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 # Operators that give nothing but random numbers; dropout and the like give a product with them.
 _DRAWS = re.compile(
@@ -163,7 +164,7 @@ def _call_of(node: torch.fx.Node, *, positional: bool = False) -> tuple[str, lis
         node: a call of an ATen operator.
         positional: write every argument in its place, defaults too.
     """
-    target = node.target
+    target = original(node.target)
     tensors: list[torch.fx.Node] = []
 
     def convert(value: Any) -> Any:
