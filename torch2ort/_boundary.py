@@ -20,12 +20,13 @@ class Boundary(torch.autograd.Function):
         ctx: Any, engine: TrainingEngine, verification: Verification | None, *feeds: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """One tensor per entry of the graph's fetches."""
-        if engine.copied:
-            feeds = tuple(f.clone() if i in engine.copied else f for i, f in enumerate(feeds))
+        feeds = _lasting(engine, feeds)
         ctx.random_state = torch.get_rng_state() if engine.uses_rng else None
         outputs, state = engine.forward(feeds)
         ctx.engine, ctx.state, ctx.feeds, ctx.retained = engine, state, feeds, False
         ctx.versions = [private.version_of(feed) for feed in feeds]
+        # Aliases: the outputs themselves will hold this step, and would keep it alive in a circle.
+        ctx.outputs = [outputs[i].detach() for i in engine.read_outputs]
         ctx.verification = verification
         ctx.set_materialize_grads(False)
         if len(engine.differentiable) < len(outputs):
@@ -50,6 +51,8 @@ class Boundary(torch.autograd.Function):
             state = _state_again(ctx)
         else:
             _check_versions(ctx, ctx.engine.needed)
+            _check_outputs(ctx)
+        ctx.outputs = ()
         ctx.state, ctx.retained = None, private.backward_keeps_graph()
         result = ctx.engine.backward(state, gradients)
         if result is None:
@@ -85,15 +88,48 @@ def _run_again(ctx: Any) -> ForwardState:
     return state
 
 
+def _lasting(engine: TrainingEngine, feeds: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """``feeds`` with copies of those whose changes before backward are expected, or could not be seen.
+
+    Raises:
+        RuntimeError: backward reads a tensor of inference mode, which eager PyTorch refuses, too.
+    """
+    unseen = [i for i, feed in enumerate(feeds) if feed.is_inference()]
+    if not set(unseen).isdisjoint(engine.needed):
+        raise RuntimeError(
+            "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference "
+            "mode in computation tracked by autograd. To work around this, you can make a clone to get a "
+            "normal tensor and use it in autograd, or use `torch.no_grad()` instead of "
+            "`torch.inference_mode()`."
+        )
+    copied = {*engine.copied, *unseen}
+    return tuple(f.clone() if i in copied else f for i, f in enumerate(feeds)) if copied else feeds
+
+
+def _check_outputs(ctx: Any) -> None:
+    """Refuse what eager PyTorch refuses: an output that backward reads was written to since the forward."""
+    for position, output in zip(ctx.engine.read_outputs, ctx.outputs, strict=True):
+        version = private.version_of(output)
+        if version:
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: {_kind(output)}, which is output {position} of the model, is at version "
+                f"{version}; expected version 0 instead. Write to a clone of it, or after backward"
+            )
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"a tensor of {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"
+
+
 def _check_versions(ctx: Any, positions: tuple[int, ...]) -> None:
     """Refuse what eager PyTorch refuses: a tensor that backward needs was written to since the forward."""
     for position in positions:
         feed, expected = ctx.feeds[position], ctx.versions[position]
         version = private.version_of(feed)
         if version != expected:
-            kind = f"{str(feed.dtype).removeprefix('torch.')} tensor of shape {list(feed.shape)}"
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: a {kind} is at version {version}; expected version {expected} instead. Clone it "
-                f"before the model's forward, or change it after backward"
+                f"operation: {_kind(feed)} is at version {version}; expected version {expected} instead. "
+                f"Clone it before the model's forward, or change it after backward"
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch2ort import io_schema
+from torch2ort._origins import Origin
 from torch2ort._trace import DimSpec
 from torch2ort.cache import Shelf
 from torch2ort.exported_model import CacheReport, Interface
@@ -40,6 +41,8 @@ class Built:
         weights: graph input -> the model's tensor.
         interface: how a call maps to the graph's inputs and outputs.
         training: the mode that was exported.
+        origins: what each output is if it is a tensor that was there before.
+        tracked: whether each output requires a gradient in eager PyTorch.
         report: what the export cache did.
         shelf: where engines keep what they build from the graph.
     """
@@ -48,5 +51,7 @@ class Built:
     weights: dict[str, torch.Tensor]
     interface: Interface
     training: bool
+    origins: tuple[Origin, ...]
+    tracked: tuple[bool, ...]
     report: CacheReport = field(default_factory=CacheReport)
     shelf: Shelf | None = None

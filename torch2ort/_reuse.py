@@ -238,6 +238,8 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
         "graph_outputs": list(graph.outputs),
         "weights": dict(graph.weights),
         "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
+        "origins": [None if o is None else list(o) for o in built.origins],
+        "tracked": list(built.tracked),
         "functions": {name: _place_of(site, key) for name, site in graph.sites.items() if not site.internal},
     }
     return Kept(data, {_FILE: graph.proto.SerializeToString()})
@@ -267,7 +269,14 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
         Sizes(graph.inputs, data["dims"], ranges, data["guards"]),
         tuple((output, given) for output, given in data["returned"]),
     )
-    return Built(graph, _weights(model, graph.weights), interface, bool(data["training"]))
+    return Built(
+        graph,
+        _weights(model, graph.weights),
+        interface,
+        bool(data["training"]),
+        tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
+        tuple(data["tracked"]),
+    )
 
 
 def _place_of(site: Site, key: Key) -> list[str | int]:

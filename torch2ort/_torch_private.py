@@ -8,9 +8,15 @@
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
 | torch.nn.modules.batchnorm._BatchNorm | 2.11-2.15.0 |
 | torch.Tensor._version | 2.11-2.15.0 |
+| torch.nn.Module._compiled_call_impl, what Module.__call__ calls if it is set | 2.13.0 |
+| torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0 |
+| torch._C._functorch.peek_interpreter_stack | 2.13.0 |
+| torch.autograd.forward_ad._current_level | 2.13.0 |
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 
@@ -24,8 +30,21 @@ with private_names("torch"):
     need(torch.Tensor, "_version")
     need(torch.export.ExportedProgram, "_guards_code")
     need(torch._C._autograd, "_get_current_graph_task_keep_graph")
+    need(torch.nn.Module, "_compiled_call_impl")
+    need(torch._C._functorch, "peek_interpreter_stack")
+    need(torch.autograd.forward_ad, "_current_level")
 
-__all__ = ["DATA_DEPENDENT", "BatchNorm", "backward_keeps_graph", "size_guards", "version_of"]
+__all__ = [
+    "DATA_DEPENDENT",
+    "BatchNorm",
+    "NeverCompiled",
+    "backward_keeps_graph",
+    "in_forward_mode",
+    "in_transform",
+    "is_compiled",
+    "size_guards",
+    "version_of",
+]
 
 # Raised where Python code of the model needs the value of a tensor: a branch, `.item()`, `int(tensor)`.
 DATA_DEPENDENT: tuple[type[Exception], ...] = (
@@ -46,5 +65,28 @@ def backward_keeps_graph() -> bool:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Counter that every in-place write to ``tensor`` raises."""
-    return int(tensor._version)
+    """Counter that every in-place write to ``tensor`` raises; 0 for one of inference mode, which has none."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+class NeverCompiled:
+    """A module whose calls run its own ``forward``, whatever ``Module.compile`` left in its dictionary."""
+
+    # Module.__call__ looks here first. A data descriptor goes before the instance's dictionary.
+    _compiled_call_impl = property(lambda self: None, lambda self, value: None)
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether ``model`` is what ``torch.compile`` returned."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+
+
+def in_transform() -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp, ...) is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_forward_mode() -> bool:
+    """Whether forward-mode differentiation is on."""
+    return torch.autograd.forward_ad._current_level >= 0

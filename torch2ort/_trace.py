@@ -19,6 +19,9 @@ import torch
 from torch2ort import _torch_private as private
 from torch2ort import io_schema
 from torch2ort._constants import connect_constants
+from torch2ort._modes import same_grad_mode
+from torch2ort._ordinary import ordinary_tensors
+from torch2ort._origins import Origin, origins_of
 from torch2ort._tensor_attributes import TensorAttributes
 from torch2ort._traceable import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.errors import ExportError
@@ -42,6 +45,8 @@ class Trace:
         hooked: where the model's code put a hook on a gradient; empty if nowhere.
         outside: where it used a tensor that requires a gradient and is none of the model's; empty if nowhere.
         returned: which caches among the outputs are caches of the call.
+        origins: what each output is if it is a tensor that was there before.
+        tracked: whether each output requires a gradient.
     """
 
     program: torch.export.ExportedProgram
@@ -51,6 +56,8 @@ class Trace:
     hooked: str
     outside: str
     returned: io_schema.Returned
+    origins: tuple[Origin, ...]
+    tracked: tuple[bool, ...]
 
 
 class FlatCall(torch.nn.Module):
@@ -58,6 +65,8 @@ class FlatCall(torch.nn.Module):
 
     output_schema: io_schema.Schema | None = None
     returned: io_schema.Returned = ()
+    origins: tuple[Origin, ...] = ()
+    tracked: tuple[bool, ...] = ()
 
     def __init__(
         self,
@@ -83,11 +92,25 @@ class FlatCall(torch.nn.Module):
         caches = io_schema.GivenCaches(bound)
         args, kwargs = self._signature.unbind(bound)
         run = self.model if self._with_hooks else self.model.forward
-        with self.code, assigned_buffers_written(self.model):
+        required = [t.requires_grad for t in tensors]
+        with self.code, assigned_buffers_written(self.model), same_grad_mode(self.model):
             result = run(*args, **kwargs)
             outputs, self.output_schema = io_schema.flatten(result)
             self.returned = caches.returned_in(result)
+        self._refuse_gradients_in_inputs(tensors, required)
+        self.origins = origins_of(outputs, tensors, self.model)
+        self.tracked = tuple(t.requires_grad for t in outputs)
         return tuple(outputs)
+
+    def _refuse_gradients_in_inputs(self, tensors: Sequence[torch.Tensor], before: Sequence[bool]) -> None:
+        """Refuse a write that makes a tensor of the caller's depend on what requires a gradient."""
+        for leaf, tensor, required in zip(self._schema.leaves, tensors, before, strict=True):
+            if tensor.requires_grad and not required:
+                raise ExportError(
+                    f"{type(self.model).__name__}: forward writes a value that requires a gradient into its "
+                    f"argument '{leaf.name}', and a graph cannot pass that gradient on. Return the value "
+                    f"instead, or write its detach()"
+                )
 
 
 def trace(
@@ -111,6 +134,7 @@ def trace(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_in_mode(model, training))
         stack.enter_context(_same_rng())
+        stack.enter_context(ordinary_tensors(model))
         stack.enter_context(traceable_modules(model))
         capture = stack.enter_context(Capture(training=model.training))
         call = FlatCall(model, signature, schema, with_hooks=with_hooks)
@@ -132,8 +156,8 @@ def trace(
             raise ExportError(
                 f"{type(model).__name__}: torch.export failed{_users_line(error)}: {error}"
             ) from error
+        connect_constants(program, call, call.code.used)
     assert call.output_schema is not None
-    connect_constants(program, call, call.code.used)
     guards = tuple(map(_readable_guard, private.size_guards(program)))
     return Trace(
         program,
@@ -143,6 +167,8 @@ def trace(
         _line_in(call.code.hooked),
         _line_in(call.code.outside),
         call.returned,
+        call.origins,
+        call.tracked,
     )
 
 

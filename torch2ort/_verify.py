@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
+from torch2ort._ordinary import ordinary, ordinary_tensors
 from torch2ort.errors import EngineError
 
 RTOL = 1e-3
@@ -35,8 +36,9 @@ class Verification:
         schema: io_schema.Schema,
         tensors: Sequence[torch.Tensor],
     ) -> None:
-        eager = copy.deepcopy(model)
-        self._inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        with ordinary_tensors(model):
+            eager = copy.deepcopy(model)
+        self._inputs = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
         with torch.random.fork_rng(devices=[]):
             outputs: Any = eager.forward(*args, **kwargs)
@@ -52,6 +54,12 @@ class Verification:
             EngineError: one differs; names it.
         """
         for name, actual, expected in zip(self._output_names, outputs, self._outputs, strict=True):
+            if actual.requires_grad != expected.requires_grad:
+                kinds = ["requires" if t.requires_grad else "does not require" for t in (expected, actual)]
+                raise EngineError(
+                    f"verify: output '{name}': eager PyTorch's {kinds[0]} a gradient, ONNX Runtime's "
+                    f"{kinds[1]} one"
+                )
             _compare(f"output '{name}'", actual, expected)
 
     def check_gradients(

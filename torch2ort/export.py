@@ -16,6 +16,8 @@ import torch
 from torch2ort import io_schema
 from torch2ort._built import Built, Call
 from torch2ort._lowering import lower, sizes_of
+from torch2ort._modes import Modes, traceable_modes
+from torch2ort._ordinary import refuse_uninitialized
 from torch2ort._reuse import reuse_or_build
 from torch2ort._trace import flat_dim_specs, trace
 from torch2ort._traceable import backward_hook
@@ -103,10 +105,13 @@ def build(
     Raises:
         ExportError: see :func:`export`.
     """
+    refuse_uninitialized(model)
     hooked = backward_hook(model)
     if differentiate and hooked is not None:
         _refuse_hook(model, f"its module '{hooked}' has a backward hook")
+    modes = Modes.now()
     settings = {
+        "modes of PyTorch": modes.description(),
         "opset": options.opset or DEFAULT_OPSET,
         "mode": training,
         "differentiable": differentiate,
@@ -118,6 +123,7 @@ def build(
             model,
             call,
             training=training,
+            modes=modes,
             differentiate=differentiate,
             options=options,
             with_hooks=with_hooks,
@@ -132,12 +138,13 @@ def _export(
     call: Call,
     *,
     training: bool | None,
+    modes: Modes,
     differentiate: bool,
     options: Options,
     with_hooks: bool,
 ) -> Built:
     """Trace, translate and infer shapes."""
-    with _one_export:
+    with _one_export, traceable_modes(modes):
         traced = trace(
             model,
             call.signature,
@@ -163,7 +170,7 @@ def _export(
     sizes = sizes_of(traced, graph.inputs)
     interface = Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned)
     mode = model.training if training is None else training
-    return Built(graph, weights, interface, mode)
+    return Built(graph, weights, interface, mode, traced.origins, traced.tracked)
 
 
 def _refuse_hook(model: torch.nn.Module, what: str) -> None:

@@ -185,7 +185,7 @@ def test_autocast_is_refused_by_name():
     ort = torch2ort.ORTModule(torch.nn.Linear(4, 4))
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(torch2ort.EngineError, match=r"called under torch\.autocast"),
+        pytest.raises(torch2ort.ExportError, match=r"called under torch\.autocast"),
     ):
         ort(torch.randn(2, 4))
 

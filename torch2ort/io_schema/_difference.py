@@ -23,10 +23,21 @@ def difference(expected: Sequence[Node], given: Sequence[Node], root: str) -> st
         given: Nodes of the other.
         root: The variable that stands for the data in the path.
     """
+    found = _first(expected, given, root)
+    return None if found is None else f"{found[0]}: {_compare(*found[1:])}"
+
+
+def differing_path(expected: Sequence[Node], given: Sequence[Node], root: str) -> str | None:
+    """Return the path of the first node that differs, or None if none does; see :func:`difference`."""
+    found = _first(expected, given, root)
+    return None if found is None else found[0]
+
+
+def _first(expected: Sequence[Node], given: Sequence[Node], root: str) -> tuple[str, Node, Node] | None:
     for path, wanted, got in zip(paths_of(expected), expected, given, strict=False):
         # As long as all nodes so far are equal, the same position is the same path in both.
         if wanted.token != got.token:
-            return f"{written(path, root)}: {_compare(wanted, got)}"
+            return written(path, root), wanted, got
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 
 from torch2ort.errors import SchemaError
 from torch2ort.io_schema import _json
-from torch2ort.io_schema._difference import difference
+from torch2ort.io_schema._difference import difference, differing_path
 from torch2ort.io_schema._guard import Matcher, matcher_of
 from torch2ort.io_schema._paths import tensor_names
 from torch2ort.io_schema._structure import Node
@@ -91,6 +91,15 @@ class Schema:
             root: The variable that stands for the data in the path.
         """
         return difference(self._nodes, other._nodes, root)
+
+    def differing_path(self, other: Schema, *, root: str = "data") -> str | None:
+        """Return the path at which `other` first differs, or None if it is equal; see :meth:`difference`."""
+        return differing_path(self._nodes, other._nodes, root)
+
+    @cached_property
+    def form(self) -> Hashable:
+        """Equal for two schemas that differ in nothing but the values of constants."""
+        return tuple((node.kind, node.cls) if node.kind == "constant" else node.token for node in self._nodes)
 
     def to_json(self) -> str:
         """Return a text that a person can read, with a line per container or leaf.

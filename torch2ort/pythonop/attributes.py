@@ -149,6 +149,7 @@ def dump_site(site: Site) -> str:
             "observed": result.observed,
             "forward_map": [list(pair) for pair in result.forward_map],
             "backward_map": [list(pair) for pair in result.backward_map],
+            "kept_results": None if result.kept_results is None else list(result.kept_results),
         }
     )
 
@@ -180,6 +181,7 @@ def load_site(func_name: str, text: str) -> Site:
             observed=_typed(data["observed"], bool),
             forward_map=_pairs(data["forward_map"]),
             backward_map=_pairs(data["backward_map"]),
+            kept_results=None if data.get("kept_results") is None else _integers(data["kept_results"]),
         )
         site = Site(
             func_name=func_name,
@@ -209,6 +211,8 @@ def _check_counts(site: Site, result: Result) -> None:
     tensors = sum(v is TENSOR for v in result.outputs) + len(result.hidden)
     if tensors != len(result.tensors):
         raise ValueError(f"{tensors} tensor outputs but {len(result.tensors)} output types")
+    if not set(result.kept_results or ()) <= set(range(tensors)):
+        raise ValueError("a kept result is not a tensor output")
     positions = set(site.tensor_positions)
     mapped = {*(a for _, a in result.forward_map), *(a for a, _ in result.backward_map)}
     if not {*result.mutated, *result.hidden, *result.kept, *mapped} <= positions:

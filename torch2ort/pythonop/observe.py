@@ -79,12 +79,14 @@ class Observation:
         outputs: a tensor of the shape, strides and type of each tensor output.
         aliases: pairs of an output's position and the position of the argument whose memory it is.
         contiguous: positions of the tensor arguments that were contiguous, as they are in a runtime.
+        storages: the memory of each tensor output of the run.
     """
 
     result: Result
     outputs: list[torch.Tensor]
     aliases: frozenset[tuple[int, int]]
     contiguous: frozenset[int]
+    storages: tuple[StorageWeakRef, ...]
 
 
 def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
@@ -102,7 +104,8 @@ def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
     # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
     tensors.clear()
     kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
-    return replace(observation, result=replace(observation.result, kept=kept))
+    held = tuple(i for i, storage in enumerate(observation.storages) if not storage.expired())
+    return replace(observation, result=replace(observation.result, kept=kept, kept_results=held))
 
 
 def _require_gradients(site: Site, tensors: list[torch.Tensor]) -> None:
@@ -151,7 +154,8 @@ def _describe(
         if isinstance(v, torch.Tensor) and _begins(v, storage)
     )
     contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if _is_contiguous(t))
-    return Observation(result, [fresh_like(t.detach()) for t in all_outputs], aliases, contiguous)
+    memory = tuple(StorageWeakRef(t.untyped_storage()) for t in all_outputs)
+    return Observation(result, [fresh_like(t.detach()) for t in all_outputs], aliases, contiguous, memory)
 
 
 def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> tuple[int, ...]:

@@ -61,6 +61,8 @@ class Result:
             output is the argument's memory.
         backward_map: argument position -> output position, where it says that the argument's gradient is
             the memory of the output's gradient.
+        kept_results: positions among the tensor outputs whose memory the Function still holds after
+            ``forward``; ``None`` if nobody looked.
     """
 
     inputs: tuple[TensorType, ...]
@@ -76,6 +78,7 @@ class Result:
     observed: bool = True
     forward_map: tuple[tuple[int, int], ...] = ()
     backward_map: tuple[tuple[int, int], ...] = ()
+    kept_results: tuple[int, ...] | None = None
 
 
 @dataclass(eq=False)

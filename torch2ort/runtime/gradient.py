@@ -20,7 +20,7 @@ from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.nodes import ancestors
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
-from torch2ort.runtime.ownership import arguments_at, protect_memory
+from torch2ort.runtime.ownership import SIZES, arguments_at, outputs_read_in_backward, protect_memory
 from torch2ort.runtime.recompute import recompute_activations
 from torch2ort.runtime.registered_gradients import hide_operators, restore_operators
 
@@ -40,6 +40,7 @@ class GradientGraph:
         gradients: names of the outputs of the backward half.
         gradient_of: feed -> position among :attr:`gradients`.
         needed: positions among the exported graph's feeds that the backward half reads.
+        read_outputs: positions of the fetched outputs that the backward half reads.
         skipped: positions of the outputs that take no gradient.
         inplace: PythonOp node -> the in-place maps in force for it, see :attr:`plans`.
         joined: PythonOp nodes that one node stands for, see :attr:`chains`.
@@ -52,6 +53,7 @@ class GradientGraph:
     gradients: tuple[str, ...]
     gradient_of: Mapping[str, int]
     needed: tuple[int, ...]
+    read_outputs: tuple[int, ...]
     skipped: tuple[int, ...]
     inplace: Mapping[str, Any]
     joined: tuple[Any, ...]
@@ -115,6 +117,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
     )
     gradient_of.update(info.user_input_grad_names)
+    read = outputs_read_in_backward(model.graph, graph, plans)
     chains = join_python_ops(model.graph, graph.sites)
     return GradientGraph(
         model=model.SerializeToString(),
@@ -124,6 +127,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         gradients=gradients,
         gradient_of={name: gradients.index(g) for name, g in gradient_of.items() if g in gradients},
         needed=needed,
+        read_outputs=read,
         skipped=tuple(info.output_grad_indices_non_differentiable),
         inplace={name: plan.description() for name, plan in plans.items()},
         joined=tuple(chain.description() for chain in chains),
@@ -230,10 +234,11 @@ def _read_in_backward(gradient: onnx.GraphProto, graph: Graph) -> tuple[int, ...
     read: set[str] = set()
     for node in gradient.node:
         # In the session's order, all that the outputs do not need runs behind them.
-        if node.op_type != "YieldOp" and forward.isdisjoint(node.output):
+        if node.op_type not in SIZES | {"YieldOp"} and forward.isdisjoint(node.output):
             read.update(node.input)
         site = graph.sites.get(node.name)
         if site is not None and node.op_type == "PythonOp":
             read.update(arguments_at(node, site, site.known_result.kept))
-    computed_from = ancestors(gradient, read, stop=_COMPUTED_ONCE)
+    # What YieldOp gives comes from outside.
+    computed_from = ancestors(gradient, read, stop=_COMPUTED_ONCE | SIZES | {"YieldOp"})
     return tuple(i for i, name in enumerate(graph.feeds) if name in computed_from)

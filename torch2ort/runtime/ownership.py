@@ -16,9 +16,10 @@ from collections.abc import Collection, Hashable, Mapping
 import onnx
 
 from torch2ort import symbolics
-from torch2ort.pythonop import Site
+from torch2ort.pythonop import TENSOR, Site
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, mapped_arguments
+from torch2ort.runtime.nodes import ancestors
 
 # They never write over an input, and their results are memory of their own whatever the optimisers do.
 _PLAIN = frozenset({"Conv", "Gemm", "LayerNormalization", "MatMul", "SimplifiedLayerNormalization"})
@@ -86,6 +87,59 @@ def _held_outside(node: onnx.NodeProto, graph: Graph, plans: Mapping[str, Inplac
     held = {*site.known_result.kept, *mapped_arguments(site, plans.get(node.name, InplacePlan()))}
     results = node.output[1:] if symbolics.may_keep_results(site) else []
     return [*arguments_at(node, site, held), *results]
+
+
+# Their output may be their first input's memory.
+_PASSING_ON = frozenset({"ATen", "Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+# They do not read what is in the memory of their input.
+SIZES = frozenset({"Shape", "Size"})
+
+
+def outputs_read_in_backward(
+    gradient: onnx.GraphProto, graph: Graph, plans: Mapping[str, InplacePlan]
+) -> tuple[int, ...]:
+    """Positions of the fetched outputs whose memory the backward half reads, or a Function holds for it.
+
+    Args:
+        gradient: forward and backward half as they will run, chains apart.
+        graph: the exported graph.
+        plans: the in-place maps in force, by PythonOp node.
+    """
+    fetched = [name for node in gradient.node if node.op_type == "YieldOp" for name in node.input]
+    forward = ancestors(gradient, fetched)
+    numbers = _numbered(gradient)
+    source: dict[Hashable, str] = {}
+    read: set[str] = set()
+    for node in gradient.node:
+        # In the session's order, all that the outputs do not need runs behind them.
+        if node.op_type not in SIZES | {"YieldOp"} and forward.isdisjoint(node.output):
+            read.update(node.input)
+        if node.op_type in _PASSING_ON:
+            source.update({numbers[name]: node.input[0] for name in node.output[:1]})
+        site = graph.sites.get(node.name)
+        if site is None or node.op_type != "PythonOp":
+            continue
+        plan = plans.get(node.name, InplacePlan())
+        arguments = dict(zip(site.tensor_positions, node.input, strict=True))
+        source.update({numbers[node.output[1 + o]]: arguments[a] for o, a in _tensor_map(site, plan)})
+        read.update(arguments_at(node, site, site.known_result.kept))
+        results = node.output[1:]
+        held = site.known_result.kept_results
+        read.update(results if held is None else (results[i] for i in held if i < len(results)))
+
+    def memory(name: str) -> Hashable:
+        """The value that owns the memory of ``name``."""
+        number = numbers.get(name, name)
+        return memory(source[number]) if number in source else number
+
+    memories = {memory(name) for name in read if name}
+    return tuple(i for i, name in enumerate(graph.fetches) if memory(name) in memories)
+
+
+def _tensor_map(site: Site, plan: InplacePlan) -> list[tuple[int, int]]:
+    """The forward map of ``plan``, from positions among the tensor outputs."""
+    outputs = [i for i, value in enumerate(site.known_result.outputs) if value is TENSOR]
+    return [(outputs.index(output), argument) for output, argument in plan.forward.items()]
 
 
 def arguments_at(node: onnx.NodeProto, site: Site, positions: Collection[int]) -> list[str]:

@@ -21,12 +21,10 @@ from onnx import helper, numpy_helper
 from torch2ort import symbolics
 from torch2ort.pythonop import Site
 from torch2ort.runtime.nodes import ancestors, descendants
-from torch2ort.runtime.ownership import arguments_at
+from torch2ort.runtime.ownership import SIZES, arguments_at
 
 # Between the product and the softmax: scales, masks, biases.
 _CHEAP = frozenset({"Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"})
-# What these read need not stay in memory.
-_SIZES = frozenset({"Shape", "Size"})
 # Their result is their input's memory.
 _VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 # Longest rows of the product's operands: a head's size. With longer ones the product is no longer cheap.
@@ -49,7 +47,7 @@ def recompute_activations(
         stop: operators that are computed once, whatever is fused.
     """
     halves = _Halves(gradient, sites)
-    changeable = descendants(gradient, unneeded, {*stop, *_SIZES})
+    changeable = descendants(gradient, unneeded, {*stop, *SIZES})
     # A softmax's copy starts from values that are kept for it, so the kernels come second.
     cones = itertools.chain(
         (_cone_of_softmax(node, halves) for node in halves.nodes if node.op_type == "Softmax"),
@@ -99,7 +97,7 @@ class _Halves:
         self._positions = {name: i for i, node in enumerate(self.nodes) for name in node.output}
         self._readers: defaultdict[str, list[int]] = defaultdict(list)
         for i, node in enumerate(self.nodes):
-            if node.op_type not in _SIZES | {"YieldOp"} and self._forward.isdisjoint(node.output):
+            if node.op_type not in SIZES | {"YieldOp"} and self._forward.isdisjoint(node.output):
                 for name in set(node.input):
                     self._readers[name].append(i)
 

@@ -110,6 +110,7 @@ class TrainingEngine:
         differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
         needed: positions of the feeds that the backward half reads, so that they must not change
             between forward and backward.
+        read_outputs: positions of the fetched outputs whose memory the backward half reads.
         copied: positions of the feeds that the model itself writes to and that its outputs depend on: what
             forward and backward read is a copy from before.
         read: positions of the other feeds.
@@ -156,6 +157,9 @@ class TrainingEngine:
         relevant = {*self.copied, *self.read}
         self.needed = tuple(i for i in gradient.needed if i in relevant)
         position = {name: i for i, name in enumerate(graph.feeds)}
+        self.read_outputs = gradient.read_outputs
+        # Positions of the outputs that are memory of a feed or of another output, once a run has shown it.
+        self._shared: tuple[int, ...] | None = None
         self._feed_order = [position[name] for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
@@ -201,7 +205,11 @@ class TrainingEngine:
                 self._agent.run_forward(values, fetched, partial, None)
             except Exception as error:
                 reraise(error)
+        if self._shared is None:
+            self._shared = _shared(made, fetched)
         outputs = _tensors(fetched)
+        for index in self._shared:
+            outputs[index] = outputs[index].clone()
         return outputs, ForwardState(partial, run, [(t.shape, t.dtype, t.device) for t in outputs], epoch)
 
     def backward(
@@ -268,6 +276,18 @@ def _copied_and_read(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     relevant = ancestors(graph.proto.graph, graph.outputs) if written else set()
     copied = tuple(i for i, origin in origins if origin in written and graph.feeds[i] in relevant)
     return copied, tuple(i for i, origin in origins if origin not in written)
+
+
+def _shared(feeds: Sequence[Any], fetched: Any) -> tuple[int, ...]:
+    """Positions of the fetched values whose memory the caller has already, by a feed or another of them."""
+    known = {value.data_ptr() for value in feeds}
+    found = []
+    for index in range(len(fetched)):
+        address = fetched[index].data_ptr()
+        if address in known and fetched[index].has_value():
+            found.append(index)
+        known.add(address)
+    return tuple(found)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -1,0 +1,76 @@
+"""A model's tensors as torch.export takes them: leaves of PyTorch's own classes, outside of inference mode.
+
+``torch.func.functional_call`` puts computed tensors in the place of parameters, and what was made in
+inference mode stays out of autograd for good. What a graph is depends on neither: it is traced on stand-ins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from torch2ort.errors import ExportError
+
+
+def refuse_uninitialized(model: torch.nn.Module) -> None:
+    """Refuse a model with parameters or buffers that a lazy module has yet to make.
+
+    Raises:
+        ExportError: there is one; names it.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ExportError(
+                f"{type(model).__name__}: '{name}' is not initialised, as a lazy module makes it in its "
+                f"first call. Call the model once in eager PyTorch, model(*inputs), then export or wrap it"
+            )
+
+
+def ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain leaf that stands for ``tensor``: equal, and of the same memory if it can be."""
+    with torch.inference_mode(False):
+        leaf = tensor.clone() if tensor.is_inference() else tensor.detach()
+        if type(leaf) is not torch.Tensor:
+            leaf = leaf.as_subclass(torch.Tensor)
+        return leaf.requires_grad_(tensor.requires_grad)
+
+
+@contextlib.contextmanager
+def ordinary_tensors(model: torch.nn.Module) -> Iterator[None]:
+    """Stand-ins for those parameters and buffers below ``model`` that need one; as before afterwards."""
+    made: dict[int, torch.Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    try:
+        for module in model.modules():
+            tables: tuple[tuple[dict[str, Any], bool], ...] = (
+                (module._parameters, True),
+                (module._buffers, False),
+            )
+            for held, is_parameter in tables:
+                for name, tensor in held.items():
+                    if tensor is None or _is_ordinary(tensor, is_parameter=is_parameter):
+                        continue
+                    replaced.append((held, name, tensor))
+                    # What is one tensor stays one.
+                    if id(tensor) not in made:
+                        made[id(tensor)] = _stand_in(tensor, is_parameter=is_parameter)
+                    held[name] = made[id(tensor)]
+        yield
+    finally:
+        for held, name, tensor in replaced:
+            held[name] = tensor
+
+
+def _is_ordinary(tensor: torch.Tensor, *, is_parameter: bool) -> bool:
+    if is_parameter and not isinstance(tensor, torch.nn.Parameter):
+        return False
+    return tensor.is_leaf and not tensor.is_inference()
+
+
+def _stand_in(tensor: torch.Tensor, *, is_parameter: bool) -> torch.Tensor:
+    leaf = ordinary(tensor)
+    return torch.nn.Parameter(leaf.detach(), tensor.requires_grad) if is_parameter else leaf

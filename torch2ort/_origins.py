@@ -1,0 +1,47 @@
+"""Outputs that are no new tensors: an argument, a parameter or buffer, or another output.
+
+The caller may compare them by ``is`` and write to them, so they are handed out themselves; a graph could give
+copies only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+# None for a new tensor; else where it is from: ("input", position), ("weight", name) or ("output", position).
+Origin = tuple[str, int | str] | None
+
+
+def origins_of(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], model: torch.nn.Module
+) -> tuple[Origin, ...]:
+    """What each of ``outputs``, of a call of ``model`` with ``inputs``, is."""
+    known: dict[int, Origin] = {}
+    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+        known[id(tensor)] = ("weight", name)
+    for position, tensor in enumerate(inputs):
+        known[id(tensor)] = ("input", position)
+    found: list[Origin] = []
+    for position, tensor in enumerate(outputs):
+        found.append(known.get(id(tensor)))
+        known.setdefault(id(tensor), ("output", position))
+    return tuple(found)
+
+
+def put_back(
+    outputs: list[torch.Tensor],
+    origins: Sequence[Origin],
+    inputs: Sequence[torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+) -> None:
+    """Put the tensors themselves in the place of the graph's copies of them, in ``outputs``."""
+    for position, origin in enumerate(origins):
+        if origin is None:
+            continue
+        kind, where = origin
+        if isinstance(where, str):
+            outputs[position] = weights[where]
+        else:
+            outputs[position] = (inputs if kind == "input" else outputs)[where]

@@ -1,0 +1,329 @@
+"""What an ORTModule does with a call: chooses the graph, exports when there is none, and runs it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torch2ort import _torch_private as private
+from torch2ort import io_schema
+from torch2ort._boundary import Boundary
+from torch2ort._built import Built, Call
+from torch2ort._modes import Modes
+from torch2ort._ordinary import ordinary
+from torch2ort._origins import put_back
+from torch2ort._trace import DimSpec
+from torch2ort._variants import Family, Shapes, Variant
+from torch2ort._verify import Verification
+from torch2ort._watch import Watch
+from torch2ort.errors import ExportError, Torch2OrtWarning
+from torch2ort.export import build
+from torch2ort.exported_model import ExportedModel
+from torch2ort.log import apply_level, logger
+from torch2ort.options import Options, with_arguments
+
+# A call's schema, what Watch says of the model, which of its inputs require gradients, PyTorch's switches.
+_Key = tuple[io_schema.Schema, tuple[Any, ...], tuple[bool, ...], Modes]
+_MANY_SETTINGS = 5
+
+
+class Runner:
+    """Runs calls of a model on ONNX Runtime.
+
+    Attributes:
+        model: the model.
+        options: settings.
+        exported: the exported model behind the last call; ``None`` before the first.
+    """
+
+    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+        self.model = model
+        self.options = options
+        self.exported: ExportedModel | None = None
+        apply_level(options)
+        self._own_forward = model.__dict__.get("forward")
+        self._signature = io_schema.Signature.of(model.forward)
+        self._watch = Watch(model)
+        self._families: dict[_Key, Family] = {}
+        # Per all else that a graph depends on: the settings of the modules, or the constants, that were met.
+        self._settings: dict[Hashable, list[Any]] = {}
+        self._constants: dict[Hashable, list[io_schema.Schema]] = {}
+        self._last_schema: io_schema.Schema | None = None
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the model returns for these arguments."""
+        _refuse_surroundings()
+        if self.model.__dict__.get("forward") is not self._own_forward:
+            self._own_forward = self.model.__dict__.get("forward")
+            self._signature = io_schema.Signature.of(self.model.forward)
+        bound = self._signature.bind(args, kwargs)
+        tensors, schema = self._flatten(bound)
+        _refuse_tensors(tensors, schema)
+        weights = self._watch.tensors()
+        variant = self._variant(tensors, schema, weights)
+        self.exported = variant.exported
+        built = variant.built
+        feeds = [*tensors, *variant.pick(self._watch.names, weights)]
+        verification = self._verification(variant, schema, tensors)
+        if variant.requires_grad and variant.differentiable:
+            fetched = list(Boundary.apply(variant.training_engine(), verification, *feeds))
+        else:
+            fetched = variant.inference_engine().run(feeds)
+        count = len(built.graph.outputs)
+        if len(fetched) > count:
+            self._write_back(built, tensors, fetched[count:])
+        outputs = fetched[:count]
+        if any(built.origins):
+            put_back(outputs, built.origins, tensors, dict(zip(self._watch.names, weights, strict=True)))
+        if verification is not None:
+            verification.check_outputs(outputs)
+        return built.interface.result(bound, outputs)
+
+    def _verification(
+        self, variant: Variant, schema: io_schema.Schema, tensors: list[torch.Tensor]
+    ) -> Verification | None:
+        """The eager run that the first run of a graph is compared with, if that was asked for."""
+        if not self.options.verify or variant.verified:
+            return None
+        variant.verified = True
+        return Verification(self.model, self._signature, schema, tensors)
+
+    def _flatten(self, bound: dict[str, Any]) -> tuple[list[torch.Tensor], io_schema.Schema]:
+        """The call's tensors and their schema; a call like the last one is only compared, not described."""
+        if self._last_schema is not None:
+            tensors = self._last_schema.match(bound)
+            if tensors is not None:
+                return tensors, self._last_schema
+        tensors, self._last_schema = io_schema.flatten(bound)
+        return tensors, self._last_schema
+
+    def _variant(
+        self, tensors: list[torch.Tensor], schema: io_schema.Schema, weights: list[torch.Tensor]
+    ) -> Variant:
+        key = self._key(tensors, schema, weights)
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = Family()
+            self._warn_of_settings(key)
+            self._warn_of_constants(key)
+        shapes: Shapes = tuple([t.shape for t in tensors])
+        variant = family.find(shapes)
+        if variant is None:
+            variant = self._export(family, tensors, schema, shapes)
+            # Tracing runs forward, which may count its calls in an attribute.
+            self._families.setdefault(self._key(tensors, schema, weights), family)
+        return variant
+
+    def _key(
+        self, tensors: list[torch.Tensor], schema: io_schema.Schema, weights: list[torch.Tensor]
+    ) -> _Key:
+        """All that a graph depends on, apart from the sizes of its inputs."""
+        return schema, self._watch.state(weights), tuple([t.requires_grad for t in tensors]), Modes.now()
+
+    def _warn_of_settings(self, key: _Key) -> None:
+        """Say that an attribute of a module makes an export of every call."""
+        schema, (settings, *rest), *other = key
+        before = self._settings.setdefault((schema, tuple(rest), *other), [])
+        before.append(settings)
+        if len(before) == _MANY_SETTINGS:
+            self._warn(
+                f"the attribute {self._watch.changed(before[-2])} changes from "
+                f"call to call, and each of its values gets a graph of its own, {len(before)} so far. Pass "
+                f"what varies as a tensor, or keep it out of the model"
+            )
+
+    def _warn_of_constants(self, key: _Key) -> None:
+        """Say that a number or text among the arguments makes an export of every call."""
+        schema, *other = key
+        before = self._constants.setdefault((schema.form, *other), [])
+        before.append(schema)
+        if len(before) == _MANY_SETTINGS:
+            path = before[-2].differing_path(schema, root="inputs")
+            self._warn(
+                f"the argument {path} is no tensor and changes from call to call, and each of its values "
+                f"gets a graph of its own, {len(before)} so far. Pass it as a tensor, as torch.tensor(value)"
+            )
+
+    def _warn(self, sentence: str) -> None:
+        warnings.warn(
+            f"{type(self.model).__name__}: {sentence}", Torch2OrtWarning, stacklevel=_levels_to_the_user()
+        )
+
+    def _export(
+        self, family: Family, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
+    ) -> Variant:
+        modes = Modes.now()
+        built = self._build(family, [ordinary(t) for t in tensors], schema, shapes)
+        if not modes.gradients and any(
+            t and r is None for t, r in zip(built.tracked, built.origins, strict=True)
+        ):
+            raise ExportError(
+                f"{type(self.model).__name__}: forward was called with gradients switched off, switches them "
+                f"on itself and returns a tensor that requires one, which a graph cannot do. Call the model "
+                f"with gradients switched on, or return the detach() of what needs none"
+            )
+        requires_grad = {n for n, t in zip(built.graph.inputs, tensors, strict=True) if t.requires_grad}
+        requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}
+        # The module's tensors are looked up in each call: other ones may stand in their place by then.
+        names = set(self._watch.names)
+        constants = {n: t for n, t in built.weights.items() if built.graph.weights[n] not in names}
+        built = replace(built, weights=constants)
+        options = with_arguments(self.options, deterministic=True if modes.deterministic else None)
+        exported = ExportedModel(
+            built.graph,
+            PresentWeights(self.model, built.graph.weights, constants),
+            built.interface,
+            training=built.training,
+            options=options,
+            cache=built.report,
+        )
+        wanted = frozenset(requires_grad) if modes.gradients else frozenset()
+        variant = Variant(built, exported, wanted, options)
+        family.variants.append(variant)
+        family.by_shapes[shapes] = variant
+        return variant
+
+    def _build(
+        self, family: Family, samples: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
+    ) -> Built:
+        """A graph for varying sizes if some vary and there is one, else one for these sizes alone."""
+        varying = family.varying(shapes)
+        family.seen.append(shapes)
+        if any(varying) and varying not in family.refused:
+            try:
+                built = self._built(samples, schema, varying)
+            except Exception as error:
+                # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
+                logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
+                family.refused.append(varying)
+            else:
+                if built.interface.sizes.mismatch(shapes) is None:
+                    return built
+        return self._built(samples, schema, [None] * len(samples))
+
+    def _built(
+        self, samples: Sequence[torch.Tensor], schema: io_schema.Schema, dim_specs: Sequence[DimSpec]
+    ) -> Built:
+        call = Call(self._signature, samples, schema, dim_specs)
+        # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
+        trained = Modes.now().gradients and any(
+            t.requires_grad for t in (*samples, *self.model.parameters(), *self.model.buffers())
+        )
+        return build(
+            self.model, call, training=None, differentiate=trained, options=self.options, with_hooks=False
+        )
+
+    def _write_back(
+        self, built: Built, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+    ) -> None:
+        targets = dict(zip(built.graph.inputs, tensors, strict=True))
+        buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        with torch.no_grad():
+            for mutation, value in zip(built.graph.mutations, values, strict=True):
+                target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
+                target.copy_(value)
+
+
+class PresentWeights(Mapping[str, torch.Tensor]):
+    """A graph's weights as they are in the model at each access.
+
+    Args:
+        model: the model.
+        origins: graph input -> name of the model's tensor.
+        constants: graph input -> tensor, of those that are none of the model's.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, origins: Mapping[str, str], constants: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._model = model
+        self._origins = origins
+        self._constants = constants
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor that is fed to the graph's input ``name``."""
+        if name in self._constants:
+            return self._constants[name]
+        path, _, attribute = self._origins[name].rpartition(".")
+        try:
+            tensor = getattr(self._model.get_submodule(path), attribute)
+        except AttributeError:
+            tensor = None
+        if not isinstance(tensor, torch.Tensor):
+            raise ExportError(
+                f"{type(self._model).__name__}: this graph was exported when the model had a "
+                f"tensor '{self._origins[name]}', which it has no longer. Call the module, and use its new "
+                f"attribute 'exported'"
+            )
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        """The graph's inputs."""
+        return iter(self._origins)
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._origins)
+
+
+def _refuse_surroundings() -> None:
+    """Refuse a call inside of what changes the meaning of operators and does not reach a graph.
+
+    Raises:
+        ExportError: it is inside of autocast, a torch.func transform or forward-mode differentiation.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        raise ExportError(
+            "ORTModule was called under torch.autocast, which chooses dtypes call by call while a graph has "
+            "fixed ones. Convert the model and its inputs with .to(dtype), or call it outside of autocast"
+        )
+    if private.in_transform():
+        raise ExportError(
+            "ORTModule was called inside a torch.func transform (vmap, grad, jvp, ...), which does not reach "
+            "into a graph. Transform the original model, ORTModule(...).module, or use loss.backward()"
+        )
+    if private.in_forward_mode():
+        raise ExportError(
+            "ORTModule was called inside torch.autograd.forward_ad.dual_level(), and a graph has no "
+            "forward-mode derivative. Call the original model, ORTModule(...).module, there"
+        )
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def _refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> None:
+    """Refuse arguments that are no plain strided tensors, for which operators mean something else.
+
+    Raises:
+        ExportError: there is one; names it.
+    """
+    for position, tensor in enumerate(tensors):
+        if type(tensor) not in _PLAIN:
+            kind, remedy = f"a {type(tensor).__name__}", "x.as_subclass(torch.Tensor)"
+        elif tensor.layout is not torch.strided:
+            kind, remedy = f"in the layout {tensor.layout}", "x.to_dense()"
+        elif tensor.is_quantized:
+            kind, remedy = "quantised", "x.dequantize()"
+        else:
+            continue
+        name = schema.leaves[position].name or "input"
+        raise ExportError(
+            f"ORTModule: the argument '{name}' is {kind}; expected a plain dense torch.Tensor. Pass {remedy}"
+        )
+
+
+def _levels_to_the_user() -> int:
+    """For a warning out of the function that calls this: the level of the first frame that is the user's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "torch2ort",
+        "torch",
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
