@@ -113,6 +113,17 @@ class FlatCall(torch.nn.Module):
                 )
 
 
+def _apart(tensors: Sequence[torch.Tensor], model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    """Each tensor as an object of its own: of two that are one, torch.export would make one input."""
+    seen = {id(t) for t in (*model.parameters(), *model.buffers())}
+    found: list[torch.Tensor] = []
+    for tensor in tensors:
+        again = id(tensor) in seen
+        seen.add(id(tensor))
+        found.append(tensor.detach().requires_grad_(tensor.requires_grad) if again else tensor)
+    return tuple(found)
+
+
 def trace(
     model: torch.nn.Module,
     signature: io_schema.Signature,
@@ -141,7 +152,9 @@ def trace(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
-                program = torch.export.export(call, tuple(tensors), dynamic_shapes=dynamic, strict=False)
+                program = torch.export.export(
+                    call, _apart(tensors, model), dynamic_shapes=dynamic, strict=False
+                )
         except private.DATA_DEPENDENT as error:
             raise ExportError(
                 f"{type(model).__name__}: the model's Python code depends on a value inside a "

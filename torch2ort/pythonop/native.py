@@ -29,6 +29,9 @@ def note_exported(site: _native.Site, exported: Site) -> None:
 def _warn_alias(site: _native.Site, kind: str, output: int, argument: int) -> None:
     exported = _exported.get(site)
     if exported is not None:
+        if exported.internal:
+            # Nobody can register anything for PyTorch's own kernels.
+            return
         result = exported.known_result
         declared = result.forward_map if kind == "forward" else result.backward_map
         warned = _warned.setdefault(exported, set())

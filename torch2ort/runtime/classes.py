@@ -9,14 +9,15 @@ import torch
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
-from torch2ort.runtime.kernel_calls import check_kernel_call
+from torch2ort.runtime.kernel_calls import check_index_check, check_kernel_call
+from torch2ort.symbolics.index_check import IndexCheck
 from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, PairedKernel
 
 FunctionClass = type[torch.autograd.Function]
 
 # Names that exported graphs give to PyTorch's own kernels; nobody has to register them.
 _KERNELS = (AtenKernel, PairedKernel)
-_OWN: dict[str, FunctionClass] = {qualified_name(f): f for f in (*_KERNELS, DropoutNoise)}
+_OWN: dict[str, FunctionClass] = {qualified_name(f): f for f in (*_KERNELS, DropoutNoise, IndexCheck)}
 
 
 def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ()) -> None:
@@ -43,6 +44,8 @@ def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ())
         _check_signature(site, function, signatures[function])
         if site.function in _KERNELS:
             check_kernel_call(site)
+        elif site.function is IndexCheck:
+            check_index_check(site)
 
 
 def _signature(function: FunctionClass) -> inspect.Signature | None:

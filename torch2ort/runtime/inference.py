@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import onnx
 import torch
 
 from torch2ort.cache import Shelf
 from torch2ort.errors import EngineError
 from torch2ort.options import Options
+from torch2ort.pythonop import Site
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.kept import can_keep, kept_session
 from torch2ort.runtime.optimized import identity
+from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import surroundings, take_error, tuned_session
 from torch2ort.runtime.values import to_tensor
 
@@ -58,12 +62,20 @@ class InferenceEngine:
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
             except Exception as error:
-                failure = take_error(error) or _engine_error(error)
+                failure = take_error(error) or self._refused_index(values) or _engine_error(error)
         # Outside of the handler, which would make onnxruntime's error the context of the Function's.
         if failure is not None:
             raise failure
         # Not iterated over: its end is an exception of C++, which costs more than a small model.
         return [to_tensor(fetched[i]) for i in range(len(fetched))]
+
+    def _refused_index(self, values: Mapping[str, Any]) -> Exception | None:
+        def session(model: onnx.ModelProto, sites: Mapping[str, Site]) -> Any:
+            settings = private.onnxruntime().SessionOptions()
+            settings.log_severity_level = 4
+            return tuned_session(model, sites, settings)
+
+        return refused_index(self._graph.proto, self._graph.sites, values, session)
 
 
 def _engine_error(error: Exception) -> EngineError:

@@ -13,6 +13,7 @@ from typing import Any
 from torch2ort.errors import ModelLoadError
 from torch2ort.pythonop import Site
 from torch2ort.runtime._torch_private import schema_of
+from torch2ort.symbolics.index_check import decode_check
 from torch2ort.symbolics.kernels import decode_call
 
 _RETURNED = frozenset({"Tensor", "List[Tensor]"})
@@ -39,13 +40,38 @@ def check_kernel_call(site: Site) -> None:
     Raises:
         ModelLoadError: names the operator.
     """
+    _check_text(_text(site))
+
+
+def check_index_check(site: Site) -> None:
+    """Refuse a site of a file that calls, for its error, an operator that does other than calculate.
+
+    Args:
+        site: calls ``IndexCheck``.
+
+    Raises:
+        ModelLoadError: names the operator.
+    """
+    check_index_text(_text(site))
+
+
+def check_index_text(text: str) -> None:
+    """The same for what describes a check.
+
+    Raises:
+        ModelLoadError: names the operator.
+    """
+    _check_text(decode_check(text).call)
+
+
+def _text(site: Site) -> str:
     text = site.arguments[0] if site.arguments else None
     if not isinstance(text, str):
         raise ModelLoadError(
             f"PythonOp {site.func_name}: its first argument is {text!r}, not the call of an operator; "
             f"export the model again"
         )
-    _check_text(text)
+    return text
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from torch2ort.symbolics._prepare import prepare
 from torch2ort.symbolics._translate import Translated, translate
+from torch2ort.symbolics.index_check import refuse_index
 from torch2ort.symbolics.kernels import may_keep_results
 from torch2ort.symbolics.mutation import Mutation
 from torch2ort.symbolics.repeatable import repeatable
@@ -13,6 +14,7 @@ __all__ = [
     "lower_stop_gradients",
     "may_keep_results",
     "prepare",
+    "refuse_index",
     "repeatable",
     "translate",
 ]

@@ -10,12 +10,16 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import Site
 from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
 from torch2ort.symbolics.decompositions import decomposition_table
 from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
 from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
+from torch2ort.symbolics.index_check import decode_check
+from torch2ort.symbolics.indices import check_indices
+from torch2ort.symbolics.kernels import decode_call
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, is_faster_in_pytorch, wants_kernel
 from torch2ort.symbolics.recurrent import restore
@@ -71,6 +75,7 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
     fuse_gelu(program.graph_module)
+    check_indices(program)
     varying = _varying_sizes(program)
     users = user_operators()
     decompositions = decomposition_table(training=training)
@@ -122,16 +127,33 @@ def to_kernels(
     """Give each chosen node of ``program`` to PyTorch's kernel, in the order of the program."""
     maker = SiteMaker(program, training=notes.training)
     for node in list(program.graph_module.graph.nodes):
-        if node.op == "call_function" and chosen(node):
+        if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
+            _drop_own_checks(node)
             maker.replace(node)
         else:
             maker.passes_by(node)
+    for node in list(program.graph_module.graph.nodes) if notes.training else ():
+        if node.target is operators.checked_index:
+            maker.replace(node)
     notes.sites += maker.sites
     if maker.sites:
         _forget_strides(program)
         private.sync_output_names(program)
         program.graph_module.graph.lint()
         program.graph_module.recompile()
+
+
+def _drop_own_checks(node: torch.fx.Node) -> None:
+    """Take away checks that PyTorch's kernel makes itself."""
+    for index in list(node.all_input_nodes):
+        if index.target is not operators.checked_index:
+            continue
+        source, _, text = index.args
+        if decode_call(decode_check(str(text)).call).operator is node.target:
+            assert isinstance(source, torch.fx.Node)
+            node.replace_input_with(index, source)
+            if not index.users:
+                node.graph.erase_node(index)
 
 
 def _forget_strides(program: torch.export.ExportedProgram) -> None:

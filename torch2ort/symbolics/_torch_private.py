@@ -16,6 +16,7 @@
 | ExportedProgram._graph_signature | 2.11-2.15.0 |
 | SymInt.node.hint | 2.11-2.15.0 |
 | torch._VF.lstm, gru, rnn_tanh, rnn_relu | 2.13.0 |
+| torch.fx.experimental.symbolic_shapes.statically_known_true | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ with private_names("torch"):
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.fx.experimental import _config
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
     from torch.onnx._internal.exporter import (
         _building,
         _core,
@@ -257,6 +259,11 @@ def number(size: int | torch.SymInt) -> int:
         return size
     hint = size.node.hint
     return 2 if hint is None else int(hint)
+
+
+def is_known(condition: bool | torch.SymBool) -> bool:
+    """Whether ``condition`` holds for every size; ``False`` too where nobody can tell."""
+    return bool(statically_known_true(condition))
 
 
 def sync_output_names(program: torch.export.ExportedProgram) -> None:

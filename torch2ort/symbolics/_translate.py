@@ -18,6 +18,7 @@ from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.cleanup import cleanup
+from torch2ort.symbolics.index_check import define_checks
 from torch2ort.symbolics.mending import mend
 from torch2ort.symbolics.mutation import Mutation, add_mutation_outputs
 from torch2ort.symbolics.sites import is_random
@@ -79,6 +80,7 @@ def translate(
             break
         _hand_to_kernels(program, notes, wrong, given_up)
     define_stop_gradient(model, model.opset_imports[""])
+    define_checks(model, model.opset_imports[""])
     return Translated(model, mutations, tuple(notes.sites))
 
 

@@ -11,11 +11,14 @@ _library.define("dropout_noise(Tensor like, float p) -> Tensor", tags=[torch.Tag
 _library.define(
     "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) -> Tensor"
 )
+_library.define("checked_index(Tensor index, Tensor[] tensors, str check) -> Tensor")
 
 # Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
 dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
 # Cross entropy of class indices without label smoothing: what ONNX's SoftmaxCrossEntropyLoss can do.
 cross_entropy: OpOverload = torch.ops.torch2ort.cross_entropy.default
+# The same indices, which eager's operator would take; see torch2ort.symbolics.indices.
+checked_index: OpOverload = torch.ops.torch2ort.checked_index.default
 
 
 @torch.library.register_fake("torch2ort::dropout_noise", lib=_library)
@@ -28,3 +31,8 @@ def _fake_cross_entropy(
     input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
 ) -> torch.Tensor:
     return input.new_empty(target.shape if reduction == 0 else ())
+
+
+@torch.library.register_fake("torch2ort::checked_index", lib=_library)
+def _fake_checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check: str) -> torch.Tensor:
+    return torch.empty_like(index, memory_format=torch.contiguous_format)

@@ -44,6 +44,8 @@ WHOLE: frozenset[OpOverload] = frozenset(
         aten.cholesky_inverse.default,
         aten.matrix_exp.default,
         aten.rrelu.default,
+        # torch's decomposition gives other losses where a list of labels ends early.
+        aten.multilabel_margin_loss_forward.default,
     }
 )
 
@@ -77,9 +79,8 @@ def is_faster_in_pytorch(node: torch.fx.Node) -> bool:
     """Whether PyTorch's kernels do ``node`` and its derivative so much faster that a call of them pays."""
     if node.target not in DERIVATIVES:
         return False
-    if node.target is aten.embedding.default:
-        return bool(arguments_of(node)["padding_idx"] >= 0)
-    return is_large(node.meta["val"])
+    # The kernel of an embedding also looks at the indices.
+    return node.target is aten.embedding.default or is_large(node.meta["val"])
 
 
 def is_large(tensor: torch.Tensor) -> bool:
@@ -104,4 +105,6 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.avg_pool3d.default: _pools_unlike_onnx,
     torch.ops.torch2ort.lstm.default: lambda arguments: _has_projection(arguments["hx"]),
     aten.embedding.default: lambda arguments: bool(arguments["scale_grad_by_freq"]),
+    # torch.onnx takes a mean for no reduction.
+    aten.scatter_reduce.two: lambda arguments: arguments["reduce"] == "mean",
 }

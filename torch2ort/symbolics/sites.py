@@ -17,6 +17,7 @@ from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.derivatives import DERIVATIVES
 from torch2ort.symbolics.gradients import requires_grad
+from torch2ort.symbolics.index_check import IndexCheck
 from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, PairedKernel, encode_call, is_callable
 from torch2ort.symbolics.recurrent import ORIGINALS, original
 from torch2ort.symbolics.source import source_line
@@ -55,6 +56,10 @@ class SiteMaker:
             like, p = node.args
             order = _memory_order(node.meta["val"])
             self._make(node, DropoutNoise, [p, order], [like], random=True, differentiable=False)  # type: ignore[list-item]
+            return
+        if node.target is operators.checked_index:
+            _, tensors, text = node.args
+            self._make(node, IndexCheck, [text], tensors, random=False, differentiable=False)  # type: ignore[arg-type]
             return
         if node in self._needed and node.target in DERIVATIVES:
             text, tensors = _call_of(node, positional=True)

@@ -45,7 +45,7 @@ def exp2(self: torch.Tensor) -> torch.Tensor:
     return torch.exp(self * math.log(2))
 
 
-@decomposes(aten.rsub.Scalar, aten.rsub.Tensor)
+@decomposes(aten.rsub.Scalar, aten.rsub.Tensor, only_for_gradients=False)
 def rsub(self: torch.Tensor, other: float | torch.Tensor, alpha: float = 1) -> torch.Tensor:
     """``other - alpha * x``."""
     if not isinstance(other, torch.Tensor):

@@ -20,15 +20,25 @@ def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return self.clone() if not dims else self
 
 
-@decomposes(aten.embedding.default)
-def embedding(
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+@decomposes(aten.scatter_reduce.two, only_for_gradients=False)
+def scatter_reduce(
+    self: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
 ) -> torch.Tensor:
-    """Rows of ``weight``; PyTorch's kernel where some rows count otherwise in backward."""
-    if scale_grad_by_freq or padding_idx >= 0:
+    """A mean as a sum divided by a count; ONNX has no mean."""
+    if reduce != "mean" or not self.dtype.is_floating_point:
         return NotImplemented  # type: ignore[no-any-return]
-    return weight.index_select(0, indices.flatten()).view(*indices.shape, weight.shape[1])
+    total = self.scatter_reduce(dim, index, src, "sum", include_self=include_self)
+    ones, counted = torch.ones_like(self), torch.ones_like(src)
+    return total / ones.scatter_reduce(dim, index, counted, "sum", include_self=include_self)
+
+
+@decomposes(aten.scatter_reduce.two)
+def scatter_reduce_for_gradients(*_: object, **__: object) -> torch.Tensor:
+    """By PyTorch's kernel, see torch2ort.symbolics.policy."""
+    return NotImplemented  # type: ignore[no-any-return]

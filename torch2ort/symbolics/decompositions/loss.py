@@ -13,6 +13,25 @@ _MEAN, _SUM = 1, 2
 
 
 @decomposes(aten.cross_entropy_loss.default, only_for_gradients=False)
+def cross_entropy_loss_forward(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Written out: ONNX's own loss is a kernel that does not look at the targets."""
+    class_axis = 0 if self.dim() == 1 else 1
+    if target.dtype.is_floating_point:
+        return _of_probabilities(self, target, weight, reduction, label_smoothing, class_axis)
+    if label_smoothing == 0:
+        logs = torch.log_softmax(self, class_axis)
+        return nll_loss_forward(logs, target, weight, reduction, ignore_index)[0]
+    return cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing)
+
+
+@decomposes(aten.cross_entropy_loss.default)
 def cross_entropy_loss(
     self: torch.Tensor,
     target: torch.Tensor,
@@ -103,7 +122,9 @@ def _along(weight: torch.Tensor, rank: int, axis: int) -> torch.Tensor:
     return weight.view([-1 if d == axis else 1 for d in range(rank)])
 
 
-@decomposes(aten.nll_loss.default, aten.nll_loss2d.default, aten.nll_loss_nd.default)
+@decomposes(
+    aten.nll_loss.default, aten.nll_loss2d.default, aten.nll_loss_nd.default, only_for_gradients=False
+)
 def nll_loss(
     self: torch.Tensor,
     target: torch.Tensor,
@@ -115,7 +136,7 @@ def nll_loss(
     return nll_loss_forward(self, target, weight, reduction, ignore_index)[0]
 
 
-@decomposes(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@decomposes(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, only_for_gradients=False)
 def nll_loss_forward(
     self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

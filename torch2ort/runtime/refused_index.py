@@ -1,0 +1,102 @@
+"""Which index made a run fail, in the words of eager PyTorch.
+
+An exported graph moves an index that eager would refuse to where ONNX Runtime's own kernels refuse it.
+Their errors name a node of the graph; eager's names the index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.errors import EngineError, ModelLoadError
+from torch2ort.pythonop import Site
+from torch2ort.runtime.kernel_calls import check_index_text
+from torch2ort.runtime.nodes import ancestors
+from torch2ort.runtime.values import to_tensor
+from torch2ort.symbolics import refuse_index
+
+# Makes a session of a model and of the sites of its PythonOp nodes.
+MakeSession = Callable[[onnx.ModelProto, Mapping[str, Site]], Any]
+
+
+def refused_index(
+    proto: onnx.ModelProto, sites: Mapping[str, Site], values: Mapping[str, Any], make_session: MakeSession
+) -> Exception | None:
+    """What eager would have raised, if an index is what made a run of the model fail.
+
+    Args:
+        proto: an exported model.
+        sites: the site of each of its PythonOp nodes, by node name.
+        values: what it was run with: an ``OrtValue`` for each input.
+        make_session: makes a session of a part of the model.
+    """
+    texts = {f.name: f.doc_string for f in proto.functions if f.domain == "torch2ort" and f.doc_string}
+    checks = [n for n in proto.graph.node if n.domain == "torch2ort" and n.op_type in texts]
+
+    def first_refusal(part: Sequence[onnx.NodeProto]) -> Exception | None:
+        names = [name for node in part for name in node.input[1:]]
+        tensors = iter(_computed(proto, names, sites, values, make_session))
+        calls = [(texts[node.op_type], [next(tensors) for _ in node.input[1:]]) for node in part]
+        return next((error for call in calls if (error := _refusal(*call)) is not None), None)
+
+    try:
+        return first_refusal(checks) if checks else None
+    except EngineError:
+        # An index of one check may come from what another one is for: one after the other.
+        with contextlib.suppress(EngineError):
+            return next((error for node in checks if (error := first_refusal([node])) is not None), None)
+    return None
+
+
+def _refusal(text: str, tensors: Sequence[torch.Tensor]) -> Exception | None:
+    try:
+        check_index_text(text)
+    except ModelLoadError:
+        # It is no check of torch2ort's.
+        return None
+    try:
+        refuse_index(text, tensors)
+    except Exception as error:
+        return error
+    return None
+
+
+def _computed(
+    proto: onnx.ModelProto,
+    names: Sequence[str],
+    sites: Mapping[str, Site],
+    values: Mapping[str, Any],
+    make_session: MakeSession,
+) -> list[torch.Tensor]:
+    """The values of these names.
+
+    Raises:
+        EngineError: ONNX Runtime refuses their part of the graph.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    graph = model.graph
+    needed = ancestors(proto.graph, names)
+    kept = [node for node in proto.graph.node if not needed.isdisjoint(node.output)]
+    outputs = [f"{name}.checked_{i}" for i, name in enumerate(names)]
+    del graph.node[:], graph.output[:]
+    graph.node.extend(kept)
+    for name, output in zip(names, outputs, strict=True):
+        graph.node.append(onnx.helper.make_node("Identity", [name], [output]))
+        graph.output.append(onnx.ValueInfoProto(name=output))
+    for value in [v for v in graph.input if v.name not in needed]:
+        graph.input.remove(value)
+    present = {node.name for node in kept}
+    session = make_session(model, {name: site for name, site in sites.items() if name in present})
+    try:
+        fetched = session._sess.run_with_ort_values(
+            {v.name: values[v.name] for v in graph.input}, outputs, None
+        )
+    except Exception as error:
+        raise EngineError(str(error)) from error
+    return [to_tensor(fetched[i]) for i in range(len(fetched))]

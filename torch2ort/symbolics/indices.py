@@ -1,0 +1,213 @@
+"""Which arguments of which operators are indices, and the checks in front of them.
+
+The checks come before anything is decomposed: what is refused, and with which error, is the affair of the
+operator that the model calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics import operators
+from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.index_bounds import is_within
+from torch2ort.symbolics.index_check import Check
+from torch2ort.symbolics.kernels import encode_call
+from torch2ort.symbolics.sites import arguments_of
+from torch2ort.symbolics.source import source_line
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """An index among an operator's arguments.
+
+    Attributes:
+        index: the index tensor.
+        source: the tensor that is indexed, or ``None``.
+        dim: which dimension of it; ``None`` for all elements.
+        size: where there is no source.
+        low: the smallest number that is allowed; ``None`` for minus the size.
+        ignored: a number that is allowed too.
+        exact: see :class:`Check`.
+    """
+
+    index: torch.fx.Node
+    source: torch.fx.Node | None
+    dim: int | None
+    size: Any = None
+    low: int | None = 0
+    ignored: int | None = None
+    exact: bool = False
+
+
+_ALONG_DIM = frozenset(
+    {
+        "gather",
+        "index_add",
+        "index_copy",
+        "index_reduce",
+        "index_select",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+    }
+)
+_LOSSES = frozenset(
+    {"cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd", "nll_loss_forward", "nll_loss2d_forward"}
+)
+_INTEGERS = frozenset({torch.int32, torch.int64})
+
+
+def check_indices(program: torch.export.ExportedProgram) -> None:
+    """Put a check in front of every index that may lie outside of what it indexes.
+
+    Raises:
+        UnsupportedOperatorError: the size that an index must be below is known only when the model runs.
+    """
+    for node in list(program.graph_module.graph.nodes):
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
+            unproven = [found for found in _indexed(node) if not _is_proven(program, found)]
+            if unproven:
+                _check(program.graph_module.graph, node, unproven)
+    program.graph_module.recompile()
+
+
+def _indexed(node: torch.fx.Node) -> Iterator[Indexed]:
+    """The index tensors among ``node``'s arguments."""
+    name, arguments = _name(node.target), arguments_of(node)
+    if name in _ALONG_DIM or name == "index_fill":
+        yield Indexed(
+            arguments["index"],
+            arguments["self"],
+            arguments["dim"],
+            low=None if name == "index_fill" else 0,
+        )
+    elif name == "embedding":
+        yield Indexed(arguments["indices"], arguments["weight"], 0)
+    elif name in ("take", "put"):
+        yield Indexed(arguments["index"], arguments["self"], None, low=None)
+    elif name in ("index", "index_put"):
+        yield from _in_brackets(arguments["self"], arguments["indices"])
+    elif name in _LOSSES:
+        rank = arguments["self"].meta["val"].dim()
+        yield Indexed(
+            arguments["target"], arguments["self"], min(rank - 1, 1), ignored=arguments["ignore_index"]
+        )
+    elif name == "one_hot":
+        yield Indexed(arguments["self"], None, None, arguments["num_classes"], exact=True)
+    elif name == "multi_margin_loss":
+        yield Indexed(arguments["target"], arguments["self"], -1)
+    elif name == "multilabel_margin_loss":
+        # -1 ends a list.
+        yield Indexed(arguments["target"], arguments["self"], -1, low=-1, exact=True)
+    elif name in ("max_unpool2d", "max_unpool3d"):
+        yield Indexed(arguments["indices"], None, None, arguments["output_size"], exact=True)
+
+
+def _name(target: Any) -> str:
+    """Name of an operator, without its overload and without the mark of those that write in place."""
+    namespace, _, name = target._schema.name.partition("::")
+    return name.removesuffix("_") if namespace == "aten" else ""
+
+
+def _in_brackets(source: torch.fx.Node, indices: Sequence[torch.fx.Node | None]) -> Iterator[Indexed]:
+    dim = 0
+    for index in indices:
+        if index is None:
+            dim += 1
+            continue
+        value = index.meta["val"]
+        if value.dtype in (torch.bool, torch.uint8):
+            dim += value.dim()
+            continue
+        yield Indexed(index, source, dim, low=None)
+        dim += 1
+
+
+def _check(graph: torch.fx.Graph, node: torch.fx.Node, unproven: Sequence[Indexed]) -> None:
+    text, tensors = _call(node)
+    checked: dict[torch.fx.Node, torch.fx.Node] = {}
+    for found in unproven:
+        index = tensors.index(found.index)
+        check = Check(
+            call=text,
+            index=index,
+            source=None if found.source is None else tensors.index(found.source),
+            dim=found.dim,
+            size=_fixed_size(node, found) if found.source is None else None,
+            low=found.low,
+            ignored=found.ignored,
+            exact=found.exact,
+        )
+        # One tensor may stand for several indices: each check reads what the one before has passed.
+        present = [checked.get(t, t) for t in tensors]
+        with graph.inserting_before(node):
+            made = graph.call_function(operators.checked_index, (present[index], present, check.to_json()))
+        made.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        made.meta["val"] = found.index.meta["val"]
+        checked[found.index] = made
+    for index_node, made in checked.items():
+        node.replace_input_with(index_node, made)
+
+
+def _fixed_size(node: torch.fx.Node, found: Indexed) -> int:
+    sizes = found.size if isinstance(found.size, (list, tuple)) else [found.size]
+    if not all(isinstance(size, int) for size in sizes):
+        raise UnsupportedOperatorError(
+            f"{node.target} at {source_line(node)} gets indices that must be below a size that varies. "
+            f"Export with that size fixed"
+        )
+    return math.prod(sizes)
+
+
+def _is_proven(program: torch.export.ExportedProgram, found: Indexed) -> bool:
+    if found.index.meta["val"].dtype not in _INTEGERS:
+        # Probabilities of classes, or bytes, of which each operator knows itself what they mean.
+        return True
+    size = found.size
+    if found.source is not None:
+        value = found.source.meta["val"]
+        if value.dim() == 0:
+            # A number has one element, and no kernel reads beside it.
+            return True
+        size = value.numel() if found.dim is None else value.shape[found.dim]
+    if not isinstance(size, (int, torch.SymInt)):
+        return False
+    return is_within(program, found.index, -size if found.low is None else found.low, size)
+
+
+def _call(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
+    """The text of eager's call, which raises eager's error, and its tensors."""
+    tensors: list[torch.fx.Node] = []
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            if not isinstance(value.meta["val"], torch.Tensor):
+                return private.number(value.meta["val"])
+            if value not in tensors:
+                tensors.append(value)
+            return {"tensor": tensors.index(value)}
+        if isinstance(value, (list, tuple)):
+            return [convert(v) for v in value]
+        return value
+
+    target = _without_writing(node.target)
+    arguments = [convert(a) for a in node.args]
+    keywords = {name: convert(a) for name, a in node.kwargs.items()}
+    return encode_call(target, arguments, keywords, random=False), tensors
+
+
+def _without_writing(target: Any) -> OpOverload:
+    """The operator that gives a new tensor instead of writing in place."""
+    name, overload = target._schema.name.removeprefix("aten::"), target._schema.overload_name or "default"
+    found: OpOverload = getattr(getattr(aten, name.removesuffix("_")), overload)
+    return found if name.endswith("_") else target

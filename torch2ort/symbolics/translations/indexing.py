@@ -1,0 +1,18 @@
+"""Indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from torch2ort.symbolics import operators
+from torch2ort.symbolics.graph_builder import op
+from torch2ort.symbolics.index_check import CHECKED_INDEX
+from torch2ort.symbolics.translations.registry import translates
+
+
+@translates(operators.checked_index)
+def checked_index(index: ir.Value, tensors: Sequence[ir.Value], check: str) -> ir.Value:
+    """A call of a function that the graph defines."""
+    return op(CHECKED_INDEX, index, *tensors, check=check)
