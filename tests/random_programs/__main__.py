@@ -1,0 +1,88 @@
+"""``python -m tests.random_programs --seed S --minutes M`` runs programs, and prints those that fail."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import re
+import time
+from pathlib import Path
+
+from tests.random_programs.generate import generate
+from tests.random_programs.oracle import Verdict
+from tests.random_programs.program import Program
+from tests.random_programs.render import script
+from tests.random_programs.runner import run_apart, warm_up
+from tests.random_programs.shrink import same_failure, shrink
+
+
+def main() -> int:
+    """Run what the command line asks for; 1 if a program failed."""
+    asked = _arguments()
+    without = asked.without.split(",") if asked.without else ()
+    warm_up(lambda p: run_apart(p, asked.engine), generate(asked.seed))
+    counts: collections.Counter[str] = collections.Counter()
+    refusals: collections.Counter[str] = collections.Counter()
+    end = time.monotonic() + 60 * asked.minutes
+    seed = asked.seed
+    while time.monotonic() < end and (asked.programs is None or seed < asked.seed + asked.programs):
+        program = generate(seed, without)
+        verdict = run_apart(program, asked.engine)
+        counts[verdict.kind] += 1
+        if verdict.kind == "refused":
+            refusals[general(verdict.reason)] += 1
+        if verdict.kind in ("failed", "broken"):
+            _report(seed, program, verdict, asked)
+        seed += 1
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    print(f"seeds {asked.seed} to {seed - 1}: {kinds or 'none'}")
+    for reason, count in refusals.most_common():
+        print(f"  refused {count}: {reason}")
+    return int(counts["failed"] + counts["broken"] > 0)
+
+
+def general(reason: str) -> str:
+    """A refusal without what differs from program to program: numbers, names and lines of code."""
+    line = re.sub(r"random_program_\d+\.py:\d+ in \w+ \(.*?\)(?=[ ,.;:]|$)", "a line", reason.split("\n")[0])
+    line = re.sub(r"random_program\.\w+", "a Function", line)
+    return re.sub(r"\d+", "N", line)[:300]
+
+
+def _report(seed: int, program: Program, verdict: Verdict, asked: argparse.Namespace) -> None:
+    """Shrink a failing program, and print it as a script."""
+    print(f"seed {seed}: {verdict}", flush=True)
+
+    def fails(candidate: Program) -> bool:
+        return same_failure(run_apart(candidate, asked.engine), verdict)
+
+    small = shrink(program, fails, asked.tries)
+    text = script(small, asked.engine)
+    if asked.folder is None:
+        print(text, flush=True)
+        return
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    file = asked.folder / f"seed_{seed}.py"
+    file.write_text(text)
+    print(f"  {small.size} statements and steps: {file}\n  {run_apart(small, asked.engine)}", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.random_programs", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="of the first program; the next has the next")
+    parser.add_argument("--minutes", type=float, default=1, help="how long")
+    parser.add_argument("--programs", type=int, help="how many at most")
+    parser.add_argument("--engine", help="Options.engine of the ORTModules")
+    parser.add_argument(
+        "--without", help="operators, habit=choice pairs, actions and modes not to draw, by commas"
+    )
+    parser.add_argument(
+        "--tries", type=int, default=300, help="programs that the shrinker may run for a failure"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where scripts of failures go; without it they are printed"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,217 @@
+"""Runs a program in eager PyTorch and on ORTModule, and judges whether they agree; scripts hold a copy.
+
+Two values agree within ``RTOL`` and ``ATOL``, in float32. Where they do not, the program runs once more in
+eager PyTorch in float64: if the runtime is not further from that than eager's own float32 is, by a factor of
+``ROUNDING``, the difference is rounding. If eager PyTorch's float32 and float64 differ by more than
+``UNSTABLE``, the program jumps where rounding does (a sign, a round, a sort), and says nothing: it is counted
+apart. So are programs that eager refuses because of a write to what backward reads, and ORTModule does not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+import torch2ort
+
+RTOL, ATOL = 1e-4, 1e-5
+ROUNDING, UNSTABLE = 8, 1e-3
+LARGE = 1e3
+STALE = "has been modified by an inplace operation"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Its kind is ``passed``, ``refused``, ``failed``, ``lenient``, ``unstable`` or ``unsuitable``."""
+
+    kind: str
+    reason: str = ""
+
+    def __str__(self):
+        return f"{self.kind}: {self.reason}" if self.reason else self.kind
+
+
+class Run:
+    """One run of a program: makes its inputs, and keeps what it saw as pairs of a label and a value."""
+
+    def __init__(self, wrap, dtype=torch.float32):
+        self.wrap, self.dtype = wrap, dtype
+        self.seen, self.error, self.inputs = [], None, {}
+        self.generator = torch.Generator().manual_seed(5)
+        self.weights = torch.Generator().manual_seed(9)
+
+    def model(self, model):
+        return self.wrap(model.to(self.dtype))
+
+    def tensor(self, *shape, requires_grad=False):
+        value = torch.randn(shape, generator=self.generator).to(self.dtype)
+        return value.requires_grad_(requires_grad)
+
+    def index(self, *shape):
+        return torch.randint(4, shape, generator=self.generator)
+
+    def see(self, label, value, **inputs):
+        """Keep the tensors and constants of a value; and the state of the random numbers."""
+        self.inputs.update(inputs)
+        for path, leaf in leaves(value, label):
+            if isinstance(leaf, torch.Tensor):
+                same = [name for name, tensor in inputs.items() if tensor is leaf]
+                self.seen.append((path, leaf.detach().clone()))
+                self.seen.append((f"{path}.requires_grad", leaf.requires_grad))
+                self.seen.append((f"{path}: which input it is", same))
+            else:
+                self.seen.append((path, leaf))
+        self.seen.append((f"random numbers after {label}", torch.rand(2)))
+
+    def see_gradients(self, model):
+        tensors = [*model.named_parameters(), *self.inputs.items()]
+        for name, tensor in tensors:
+            if tensor.is_leaf:
+                gradient = tensor.grad
+                self.seen.append((f"gradient of {name}", None if gradient is None else gradient.clone()))
+
+    def see_state(self, model):
+        self.see_gradients(model)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers(), *self.inputs.items()]:
+            self.seen.append((f"{name} at the end", tensor.detach().clone()))
+
+    def backward(self, value, **options):
+        """Backward of a loss of a value; what it raises is a value to compare, and the program goes on."""
+        self.attempt("backward", lambda: self.loss(value).backward(**options))
+
+    def gradient(self, label, value, tensors, **options):
+        """As backward, by ``torch.autograd.grad``."""
+        tensors = [t for t in tensors if t.requires_grad] or [torch.zeros(1, requires_grad=True)]
+        found = self.attempt(
+            label, lambda: torch.autograd.grad(self.loss(value), tensors, allow_unused=True, **options)
+        )
+        self.see(label, found)
+
+    def attempt(self, label, do):
+        try:
+            result = do()
+        except Exception as error:
+            if isinstance(error, torch2ort.Torch2OrtError):
+                raise
+            self.seen.append((f"error of {label}", error))
+            return None
+        self.seen.append((f"error of {label}", None))
+        return result
+
+    def loss(self, value):
+        """A number that weighs every element of a value differently."""
+        self.weights.manual_seed(9)
+        total = 0 * torch.ones((), dtype=self.dtype, requires_grad=value is None)
+        for _, leaf in leaves(value, ""):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                weight = torch.rand(leaf.shape, generator=self.weights).to(leaf)
+                total = total + (leaf * weight).sum()
+        return total
+
+    def write(self, value):
+        """Write to the first tensor of a value."""
+        tensor = next(leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.Tensor))
+        self.attempt("write", lambda: tensor.detach().copy_(tensor.detach() // 2))
+
+
+def leaves(value, path):
+    """Pairs of a path and a tensor or constant."""
+    if isinstance(value, dict):
+        return [pair for key, v in value.items() for pair in leaves(v, f"{path}[{key!r}]")]
+    if isinstance(value, (tuple, list)):
+        return [pair for i, v in enumerate(value) for pair in leaves(v, f"{path}[{i}]")]
+    return [(path, value)]
+
+
+def observe(steps, wrap, dtype=torch.float32):
+    """Run a program; its exception is kept, too."""
+    torch.manual_seed(1)
+    run = Run(wrap, dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            steps(run)
+        except Exception as error:
+            run.error = error
+    return run
+
+
+def judge(steps, engine=None):
+    """Compare what eager PyTorch and ORTModule do in ``steps(run)``."""
+    eager = observe(steps, lambda model: model)
+    floats = [v for _, v in eager.seen if isinstance(v, torch.Tensor) and v.numel()]
+    if any(v.is_floating_point() and v.nan_to_num().abs().max() > LARGE for v in floats):
+        return Verdict("unsuitable", "large values")
+    options = torch2ort.Options() if engine is None else torch2ort.Options(engine=engine)
+    given = observe(steps, lambda model: torch2ort.ORTModule(model, options=options))
+    for position, ((label, expected), (_, found)) in enumerate(zip(eager.seen, given.seen, strict=False)):
+        reason = difference(found, expected)
+        if reason is None:
+            continue
+        if found is None and STALE in str(expected):
+            return Verdict("lenient", "eager PyTorch refuses a write to what backward reads")
+        if isinstance(expected, torch.Tensor) and reason.startswith("values"):
+            precise = observe(steps, lambda model: model, torch.float64).seen
+            if position >= len(precise):
+                return Verdict("unstable", label)
+            kind = rounding(found, expected, precise[position][1])
+            if kind == "rounding":
+                continue
+            if kind == "unstable":
+                return Verdict("unstable", label)
+        return Verdict("failed", f"{label}: {reason}")
+    return compare_errors(eager, given)
+
+
+def compare_errors(eager, given):
+    """Of two runs whose values agree as far as both came."""
+    expected, found = eager.error, given.error
+    if isinstance(found, torch2ort.Torch2OrtError) and not raw(found):
+        return Verdict("refused", f"{type(found).__name__}: {found}")
+    if type(found) is not type(expected) or len(eager.seen) != len(given.seen):
+        texts = [
+            f"{type(run.error).__name__}: {run.error} (after {len(run.seen)} values)"
+            if run.error
+            else "no error"
+            for run in (eager, given)
+        ]
+        return Verdict("failed", f"eager: {texts[0]}; ORTModule: {texts[1]}")
+    return Verdict("passed", "" if expected is None else f"both raise {type(expected).__name__}: {expected}")
+
+
+def raw(error):
+    """Whether a text of ONNX Runtime's or a slip of our own reached the user."""
+    return "[ONNXRuntimeError]" in str(error) or "Non-zero status code" in str(error)
+
+
+def difference(found, expected):
+    """In what two values differ, or None."""
+    if isinstance(expected, Exception) and type(found) is type(expected):
+        return None
+    if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        same = type(found) is type(expected) and (found is expected or found == expected)
+        return None if same else f"{describe(found)} instead of {describe(expected)}"
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return f"{describe(found)} instead of {describe(expected)}"
+    if torch.allclose(found, expected, rtol=RTOL, atol=ATOL, equal_nan=True):
+        return None
+    return f"values {found.flatten()[:8].tolist()} instead of {expected.flatten()[:8].tolist()}"
+
+
+def describe(value):
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype} {list(value.shape)}"
+    return repr(value)
+
+
+def rounding(found, expected, precise):
+    """Tell ``rounding`` from ``wrong``, and from ``unstable``, where eager PyTorch does not know either."""
+    if not isinstance(precise, torch.Tensor) or precise.shape != expected.shape:
+        return "unstable"
+    found, expected, precise = (t.double().nan_to_num(nan=1e30) for t in (found, expected, precise))
+    own, other = (expected - precise).abs().max(), (found - precise).abs().max()
+    if own > UNSTABLE * (1 + precise.abs().max()):
+        return "unstable"
+    return "rounding" if other <= ROUNDING * own + ATOL else "wrong"

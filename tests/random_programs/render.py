@@ -1,0 +1,184 @@
+"""From a program to the Python that runs, and to a script that shows its failure by itself."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+
+from tests.random_programs import habits, oracle
+from tests.random_programs.operators import MEMBERS, NEEDS, OPERATORS, PLACES
+from tests.random_programs.program import Action, Program, Statement, fallbacks, is_conditional
+
+_IMPORTS = """\
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+"""
+_ARGUMENTS = ("x0", "y0", "k0", "flag", "scale")
+
+
+def render(program: Program) -> str:
+    """Return the Functions, the model, and ``steps(run)``, which does the script."""
+    forward = _forward(program)
+    used = [name for name in _ARGUMENTS if re.search(rf"\b{name}\b", forward.replace(".flag", ""))]
+    arguments = list(dict.fromkeys(["x0", *used]))
+    functions = [habits.source(plan, f"F{i}") for i, plan in _used_functions(program)]
+    model = [
+        "class Model(torch.nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        *(textwrap.indent(line, "        ") for line in _members(forward, program)),
+        "",
+        f"    def forward({', '.join(['self', *arguments])}):",
+        textwrap.indent(forward, "        "),
+        "",
+    ]
+    script = ["def steps(run):", "    model = run.model(Model())"]
+    trained = "Parameter(" in "".join(model) or "torch.nn." in "".join(model[3:-3])
+    if any(a.kind in ("step", "zero") for a in program.script) and trained:
+        script.append("    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)")
+    for action in program.script:
+        if action.kind in ("step", "zero") and not trained:
+            continue
+        script += ["    " + line for line in _ACTIONS[action.kind](action, arguments)]
+    script.append("    run.see_state(model)")
+    text = "\n\n\n".join([*(f.rstrip() for f in functions), "\n".join(model).rstrip(), "\n".join(script)])
+    return f"{_imports_for(text)}\n\n{text}\n"
+
+
+def script(program: Program, engine: str | None = None) -> str:
+    """Return a script that needs torch and torch2ort alone, and fails if the program does."""
+    judge = inspect.getsource(oracle).split("from __future__ import annotations\n", 1)[1].strip()
+    imports, _, rest = render(program).partition("\n\n\n")
+    main = (
+        'if __name__ == "__main__":\n'
+        f"    verdict = judge(steps, {engine!r})\n"
+        "    print(verdict)\n"
+        '    raise SystemExit(verdict.kind == "failed")\n'
+    )
+    rest = rest.strip("\n")
+    return f"{judge}\n\n\n# --- the program\n\n{imports}\n\n\n{rest}\n\n\n{main}"
+
+
+def _imports_for(text: str) -> str:
+    """The imports that the program uses; torch always."""
+    needs = {"numpy": "np.", "functional": "F.", "once_differentiable": "@once_differentiable"}
+    lines = _IMPORTS.splitlines()
+    return (
+        "\n".join(
+            line
+            for line in lines
+            if not any(
+                word in line.split()[-3 if " as " in line else -1] and use not in text
+                for word, use in needs.items()
+            )
+        )
+        + "\n"
+    )
+
+
+def _used_functions(program: Program) -> list[tuple[int, habits.FunctionPlan]]:
+    names = {statement.name for statement in program.body}
+    return [(i, plan) for i, plan in enumerate(program.functions) if f"F{i}" in names]
+
+
+def _members(forward: str, program: Program) -> list[str]:
+    text = forward
+    names = [name for name in MEMBERS if re.search(rf"self\.{name}\b", text)]
+    if any(a.kind == "flag" for a in program.script) and "flag" not in names:
+        names.append("flag")
+    needed = {other for name in names for other in NEEDS.get(name, ())}
+    return [line for name, line in MEMBERS.items() if name in needed or name in names]
+
+
+def _forward(program: Program) -> str:
+    lines = [line for statement in program.body for line in _statement(program, statement)]
+    names = program.returns
+    lines.append(
+        {
+            "plain": f"return {names[0]}",
+            "tuple": f"return {', '.join(names)},",
+            "dict": "return {" + ", ".join(f'"{n}": {n}' for n in names) + "}",
+            "nested": f"return {names[0]}, [{', '.join(names[1:])}], 3",
+        }[program.form if len(names) > 1 else "plain"]
+    )
+    return "\n".join(lines)
+
+
+def _statement(program: Program, statement: Statement) -> list[str]:
+    if statement.name in OPERATORS:
+        places = dict(zip(PLACES, statement.inputs, strict=False))
+        targets = dict(zip("op", statement.outputs, strict=False))
+        line = OPERATORS[statement.name].code.format(**places, **targets)
+    else:
+        plan = program.functions[int(statement.name[1:])]
+        line = habits.call_line(plan, statement.name, statement.inputs, statement.outputs)
+    if not statement.under:
+        return [line]
+    before = (
+        [f"{new} = {old}" for new, old in fallbacks(statement) or ()]
+        if is_conditional(statement.under)
+        else []
+    )
+    return [*before, statement.under, "    " + line]
+
+
+# --- the script's steps
+
+
+def _call(action: Action, arguments: list[str]) -> list[str]:
+    i, rows = action.call, action.rows
+    gradient = ", requires_grad=True" if action.requires_grad else ""
+    lines = []
+    given = []
+    for name in arguments:
+        if name in ("x0", "y0"):
+            lines.append(f"{name}_{i} = run.tensor({rows}, 4{gradient})")
+            given.append(f"{name}_{i}")
+        elif name == "k0":
+            lines.append(f"k0_{i} = run.index({rows})")
+            given.append(f"k0_{i}")
+        else:
+            given.append(f"flag={action.flag}" if name == "flag" else f"scale={0.5 + 0.25 * action.flag}")
+    tensors = [g for g in given if "=" not in g]
+    call = f"out_{i} = model({', '.join(given)})"
+    lines += [f"with {action.under}:", f"    {call}"] if action.under else [call]
+    lines.append(f'run.see("output {i}", out_{i}, {", ".join(f"{t}={t}" for t in tensors)})')
+    return lines
+
+
+def _backward(action: Action, arguments: list[str]) -> list[str]:
+    retain = ", retain_graph=True" if action.retain else ""
+    return [f"run.backward(out_{action.call}{retain})", "run.see_gradients(model)"]
+
+
+def _gradient(action: Action, arguments: list[str]) -> list[str]:
+    retain = ", retain_graph=True" if action.retain else ""
+    wanted = f"[*model.parameters(), x0_{action.call}]"
+    return [f'run.gradient("gradients of {action.call}", out_{action.call}, {wanted}{retain})']
+
+
+_ACTIONS = {
+    "call": _call,
+    "backward": _backward,
+    "gradient": _gradient,
+    "write output": lambda action, _: [f"run.write(out_{action.call})"],
+    "write input": lambda action, _: ["with torch.no_grad():", f"    x0_{action.call}.mul_(0.5)"],
+    "step": lambda action, _: ["optimizer.step()"],
+    "zero": lambda action, _: [f"optimizer.zero_grad(set_to_none={action.flag})"],
+    "eval": lambda action, _: ["model.eval()"],
+    "train": lambda action, _: ["model.train()"],
+    "flag": lambda action, _: [f"model.flag = {action.flag}"],
+    "freeze": lambda action, _: [
+        "for weight in [*model.parameters()][:1]:",
+        "    weight.requires_grad_(False)",
+    ],
+    "thaw": lambda action, _: ["for weight in [*model.parameters()][:1]:", "    weight.requires_grad_(True)"],
+    "write parameter": lambda action, _: [
+        "for weight in [*model.parameters()][-1:]:",
+        "    weight.data.mul_(0.5)",
+    ],
+    "write buffer": lambda action, _: ["for buffer in model.buffers():", "    buffer.fill_(2)"],
+}

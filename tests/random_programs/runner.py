@@ -1,0 +1,78 @@
+"""Runs programs: from source to verdict, in this process or in a child that may die."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import selectors
+import signal
+import sys
+import types
+from collections.abc import Callable
+
+import torch
+
+from tests.random_programs.oracle import Verdict, judge
+from tests.random_programs.program import Program
+from tests.random_programs.render import render
+
+SECONDS = 90
+
+
+def run(program: Program, engine: str | None = None) -> Verdict:
+    """Render a program, run its source, and judge it."""
+    source = render(program)
+    module = types.ModuleType("random_program")
+    # So that errors of torch2ort name and quote the program's lines.
+    file = f"random_program_{id(module)}.py"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, file, "exec"), module.__dict__)
+        return judge(module.steps, engine)
+    finally:
+        del sys.modules[module.__name__], linecache.cache[file]
+
+
+def run_apart(program: Program, engine: str | None = None, seconds: int = SECONDS) -> Verdict:
+    """As :func:`run`, in a child: one that dies or hangs is a failure, and leaves nothing behind."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receiving)
+        status = 1
+        try:
+            _silence()
+            verdict = run(program, engine)
+            os.write(sending, pickle.dumps((verdict.kind, verdict.reason[:60_000])))
+            status = 0
+        except BaseException as error:
+            os.write(sending, pickle.dumps(("broken", f"{type(error).__name__}: {error}"[:60_000])))
+        finally:
+            os._exit(status)
+    os.close(sending)
+    with selectors.DefaultSelector() as selector, os.fdopen(receiving, "rb") as pipe:
+        selector.register(pipe, selectors.EVENT_READ)
+        if not selector.select(seconds):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return Verdict("failed", f"no end within {seconds} seconds")
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return Verdict("failed", f"the process died of {signal.Signals(os.WTERMSIG(status)).name}")
+    return Verdict(*pickle.loads(text))
+
+
+def warm_up(judge_one: Callable[[Program], Verdict], program: Program) -> None:
+    """Import and build what the first export of a process needs, so that children share it."""
+    torch.set_num_threads(1)
+    judge_one(program)
+
+
+def _silence() -> None:
+    """Keep the runtime's own complaints about refused graphs out of the terminal."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)

@@ -1,0 +1,102 @@
+"""Random programs do on ORTModule what they do in eager PyTorch; what draws and judges them does its job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.random_programs.generate import generate
+from tests.random_programs.habits import FunctionPlan
+from tests.random_programs.operators import OPERATORS, Operator
+from tests.random_programs.oracle import Verdict, rounding
+from tests.random_programs.program import Action, Program, Statement, is_whole
+from tests.random_programs.render import render, script
+from tests.random_programs.runner import run, run_apart
+from tests.random_programs.shrink import same_failure, shrink
+
+CALL = Action("call", requires_grad=True)
+WRONG = Operator("x", "x", "{o} = {a} * (2 if torch.compiler.is_exporting() else 1)")
+BRANCH = Operator("x", "x", "{o} = {a} if {a}.sum() > 0 else -{a}")
+RAISES = Operator("x", "x", "{o} = {a}.expand(7, 5, 4)")
+
+
+def with_operator(name: str, around: int = 0) -> Program:
+    """A program of one statement, and others around it that do not matter."""
+    body = [Statement("linear", ("x0",), ("x1",))]
+    body += [Statement("tanh", (f"x{i}",), (f"x{i + 1}",)) for i in range(1, 1 + around)]
+    body.append(Statement(name, (f"x{1 + around}",), ("x90",)))
+    body += [Statement("F0", (f"x{90 + i}",), (f"x{91 + i}",)) for i in range(around)]
+    actions = [
+        CALL,
+        Action("backward"),
+        *[Action("eval"), Action("call", 1, rows=2), Action("step")][:around],
+    ]
+    returns = (f"x{90 + around}", "x1")
+    return Program((FunctionPlan(keeps="input"),), tuple(body), returns, "dict", tuple(actions))
+
+
+def test_a_seed_gives_one_whole_program() -> None:
+    for seed in range(300):
+        program = generate(seed)
+        assert is_whole(program), seed
+        assert render(program) == render(generate(seed))
+        compile(render(program), "program", "exec")
+
+
+def test_what_is_excluded_is_not_drawn() -> None:
+    without = ("sigmoid", "keeps=input", "step", "torch.no_grad()", "if flag:")
+    for seed in range(100):
+        program = generate(seed, without)
+        assert "linear" not in {s.name for s in program.body}
+        assert "input" not in {plan.keeps for plan in program.functions}
+        assert "step" not in {action.kind for action in program.script}
+        assert not {"torch.no_grad()", "if flag:"} & {x.under for x in (*program.body, *program.script)}
+
+
+def test_a_planted_difference_is_found_and_shrunk_to_a_script_that_fails(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(OPERATORS, "planted", WRONG)
+    program = with_operator("planted", around=3)
+    verdict = run(program)
+    assert verdict.kind == "failed"
+    assert verdict.reason.startswith("output 0['x93']: values ")
+    small = shrink(program, lambda candidate: same_failure(run(candidate), verdict), tries=60)
+    assert [s.name for s in small.body] == ["planted"]
+    assert [a.kind for a in small.script] == ["call"]
+    file = tmp_path / "program.py"
+    file.write_text(script(small))
+    result = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 1, result.stderr
+    assert re.match(r"failed: output [01]: values ", result.stdout)
+
+
+def test_a_refusal_is_told_from_a_failure_and_quotes_the_program(monkeypatch) -> None:
+    monkeypatch.setitem(OPERATORS, "branch", BRANCH)
+    verdict = run(with_operator("branch"))
+    assert verdict.kind == "refused"
+    assert verdict.reason.startswith("ExportError: Model: the model's Python code depends on a value inside")
+    assert "(x90 = x1 if x1.sum() > 0 else -x1)" in verdict.reason
+
+
+def test_an_error_that_both_raise_passes(monkeypatch) -> None:
+    monkeypatch.setitem(OPERATORS, "raises", RAISES)
+    verdict = run(with_operator("raises"))
+    assert verdict.kind == "passed"
+    assert verdict.reason.startswith("both raise RuntimeError: The expanded size of the tensor (5)")
+
+
+def test_a_child_that_dies_is_a_failure(monkeypatch) -> None:
+    code = "{o} = {a} * (__import__('os').abort() if torch.compiler.is_exporting() else 1)"
+    monkeypatch.setitem(OPERATORS, "dies", Operator("x", "x", code))
+    assert run_apart(with_operator("dies")) == Verdict("failed", "the process died of SIGABRT")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "verdict"),
+    [(1.0002, 1.0001, "rounding"), (1.01, 1.0001, "wrong"), (1.01, 1.1, "unstable")],
+)
+def test_rounding_is_measured_by_float64(found, expected, verdict) -> None:
+    assert rounding(torch.tensor([found]), torch.tensor([expected]), torch.tensor([1.0]).double()) == verdict
