@@ -17,6 +17,7 @@ from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
 from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
+from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.index_check import decode_check
 from torch2ort.symbolics.indices import check_indices
 from torch2ort.symbolics.kernels import decode_call
@@ -74,6 +75,8 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
     notes = Notes(training=training)
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
+    if training:
+        refuse_hidden_writes(program.graph_module.graph)
     fuse_gelu(program.graph_module)
     check_indices(program)
     varying = _varying_sizes(program)

@@ -1,4 +1,4 @@
-"""Regions under ``torch.no_grad()``: inlined, with a stop-gradient on what leaves them."""
+"""Regions under ``torch.no_grad()``: inlined, with a stop-gradient on what they read."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import typing
 
 import torch
 
-from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.hidden_writes import tensor_itself
 
 _WRAPPED = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DETACH = torch.ops.aten.detach.default
+_ENABLED = "torch2ort_grad_enabled"  # in the meta of a region's node: the grad mode of the innermost region
 
 
 def inline_grad_regions(graph_module: torch.fx.GraphModule) -> None:
     """Replace each ``wrap_with_set_grad_enabled`` of ``graph_module`` by the nodes of its region.
 
     Decomposition would inline them too, and forget that no gradient passes through.
-
-    Raises:
-        UnsupportedOperatorError: a region writes in place into a tensor that requires a gradient.
     """
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and node.target is _WRAPPED:
@@ -35,21 +32,23 @@ def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
     assert isinstance(body, torch.fx.GraphModule)
     inline_grad_regions(body)
     graph = graph_module.graph
-    values: dict[torch.fx.Node, torch.fx.Node] = {}
     supply = iter(arguments)
+    # What a region without gradient reads is cut off; what a region with gradient inside of it reads is not.
+    given: dict[torch.fx.Node, torch.fx.Node] = {}
+    read: dict[torch.fx.Node, torch.fx.Node] = {}
     results: list[torch.fx.Node] = []
     with graph.inserting_before(call):
         for node in body.graph.nodes:
             if node.op == "placeholder":
-                values[node] = next(supply)  # type: ignore[assignment]
-            elif node.op == "output":
-                results = [values[n] if isinstance(n, torch.fx.Node) else n for n in _flat(node.args[0])]
-            else:
+                given[node] = read[node] = next(supply)  # type: ignore[assignment]
                 if not enabled:
-                    _refuse_write(node)
-                values[node] = graph.node_copy(node, lambda n: values[n])
-        if not enabled:
-            results = [_stop(graph, r) for r in results]
+                    read[node] = _stop(graph, given[node])
+            elif node.op == "output":
+                results = [_result(n, given, read) for n in _flat(node.args[0])]
+            else:
+                node.meta.setdefault(_ENABLED, enabled)
+                values = given if node.meta[_ENABLED] else read
+                given[node] = read[node] = graph.node_copy(node, values.__getitem__)
     for user in list(call.users):
         assert user.target is operator.getitem
         user.replace_all_uses_with(results[typing.cast(int, user.args[1])])
@@ -57,6 +56,15 @@ def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
     graph.erase_node(call)
     if not region.users:
         graph.erase_node(region)
+
+
+def _result(
+    value: object, given: dict[torch.fx.Node, torch.fx.Node], read: dict[torch.fx.Node, torch.fx.Node]
+) -> torch.fx.Node:
+    """What a region returns; of a tensor that it wrote into, the one that was there before."""
+    if not isinstance(value, torch.fx.Node):
+        return value  # type: ignore[return-value]
+    return given[own] if (own := tensor_itself(value)).op == "placeholder" else read[value]
 
 
 def _flat(value: object) -> tuple[torch.fx.Node, ...]:
@@ -69,21 +77,3 @@ def _stop(graph: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:
     stopped = graph.call_function(_DETACH, (value,))
     stopped.meta = dict(value.meta)
     return stopped
-
-
-def _refuse_write(node: torch.fx.Node) -> None:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return
-    for argument, value in zip(schema.arguments, node.args, strict=False):
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        if (
-            written
-            and isinstance(value, torch.fx.Node)
-            and getattr(value.meta.get("val"), "requires_grad", False)
-        ):
-            raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} writes into a tensor that requires a gradient, "
-                f"inside torch.no_grad(); autograd does not see that write, and a graph cannot hide it. "
-                f"Compute a new tensor, or detach the tensor before writing into it"
-            )

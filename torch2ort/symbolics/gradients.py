@@ -19,21 +19,22 @@ def requires_grad(program: torch.export.ExportedProgram) -> frozenset[torch.fx.N
                 found.add(node)
         elif (
             node.op == "call_function"
-            and _is_float(value)
-            and not _makes_constants(node.target)
+            and is_float(value)
+            and not makes_constants(node.target)
             and any(n in found for n in node.all_input_nodes)
         ):
             found.add(node)
     return frozenset(found)
 
 
-def _makes_constants(target: object) -> bool:
-    """Whether an operator reads nothing of its arguments but their shape and type, or stops the gradient."""
+def makes_constants(target: object) -> bool:
+    """Tell whether an operator stops the gradient, or reads but the shape and type of its arguments."""
     schema = getattr(target, "_schema", None)
     return schema is not None and _CONSTANTS.match(schema.name) is not None
 
 
-def _is_float(value: object) -> bool:
+def is_float(value: object) -> bool:
+    """Tell whether a node's value is a tensor that may carry a gradient, or holds one."""
     if isinstance(value, (list, tuple)):
-        return any(_is_float(v) for v in value)
+        return any(is_float(v) for v in value)
     return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
