@@ -15,7 +15,7 @@ CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-stock demo test test-long lint format wheel bench clean
+.PHONY: help build build-stock demo test test-long test-matrix test-newest lint format wheel bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,16 @@ test: build build-stock  ## Run the tests, and those without training on today's
 
 test-long: build  ## Run the tests that take minutes
 	TORCH2ORT_LONG=1 $(BIN)/python -m pytest --quiet -m long
+
+# Each environment of these is made, used and removed, but with NOX_ARGS='-- --keep'; a version that the machine
+# cannot have is "not tried", which is no failure.
+test-matrix: build  ## Run tests on every torch, Python and onnxruntime that is supported; hours
+	$(BIN)/nox --session wheel
+	$(BIN)/nox --session matrix $(NOX_ARGS); status=$$?; $(BIN)/nox --session table; exit $$status
+
+test-newest: build  ## Run tests on the newest torch and the newest Python
+	$(BIN)/nox --session wheel
+	$(BIN)/nox --session newest $(NOX_ARGS); status=$$?; $(BIN)/nox --session table -- newest; exit $$status
 
 lint: build  ## Check style and types
 	$(BIN)/ruff check .

@@ -629,3 +629,24 @@ def test_gradients_that_do_not_fit_raise_as_in_eager(backward):
 def test_gradients_that_eager_fits_in_are_fitted_in(backward):
     bad = failing(backward)
     check(lambda h, k, x: bad.apply(h, k), steps=1)
+
+
+class Boxed(Function):
+    """Asks for its gradients in a list, which torch gives it from 2.14 on."""
+
+    boxed_grads_call = True
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, *given):
+        if isinstance(given[0], list):
+            (gradients,) = given
+            return gradients.pop() * 7 + gradients.pop() * 5
+        return given[0] + given[1]
+
+
+def test_gradients_in_one_list():
+    check(lambda a, b, x: torch.mul(*Boxed.apply(a)) + b)

@@ -242,7 +242,11 @@ def _backward_of(function: type[torch.autograd.Function]) -> Any:
     # `vjp` and `backward` are one: a class may define either.
     base = torch.autograd.Function
     overrides_backward = function.backward is not base.backward
-    return function.backward if overrides_backward or function.vjp is base.vjp else function.vjp
+    backward = function.backward if overrides_backward or function.vjp is base.vjp else function.vjp
+    # From torch 2.14 on a Function may ask for its gradients in one list, which it may empty.
+    if getattr(base, "boxed_grads_call", None) is None or not getattr(function, "boxed_grads_call", False):
+        return backward
+    return lambda ctx, *gradients: backward(ctx, list(gradients))
 
 
 def _name(dtype: torch.dtype) -> str:

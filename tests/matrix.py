@@ -1,0 +1,256 @@
+"""The combinations of versions that torch2ort is tested on, and one run of one of them.
+
+``noxfile.py`` runs these; ``make test-matrix`` all of them, ``make test-newest`` those that are newest. The
+wheel is installed into an empty environment a row, and the tests run in a folder without the package itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+WORK = ROOT / "build" / "matrix"
+
+# A registry or a test that hangs must not hang who waits for the answer. In seconds.
+INSTALL_LIMIT, SUITE_LIMIT = 1500, 2400
+
+# What runs on any onnxruntime; what needs one that trains; what loads the operator into a stock one.
+EVERYWHERE = (
+    "tests/pythonop",
+    "tests/test_versions.py",
+    "tests/test_export.py",
+    "tests/test_exported_model.py",
+    "tests/cache/test_code.py",
+    "tests/commands",
+    "tests/io_schema",
+)
+TRAINING = ("tests/native", "tests/test_module.py")
+STOCK = ("tests/stock",)
+
+# What a row says itself, so that constraints.txt does not. That file is for this Python and later ones: pip
+# refuses a constraint that has no build, and an older Python gets what is newest for it.
+VARYING = ("torch", "onnxruntime")
+CONSTRAINED_FROM = (3, 11)
+NEEDED_BY_TESTS = ("pytest", "pytest-timeout", "hypothesis", "transformers")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination. A version is what pip takes: ``==2.13.0``, or nothing for the newest that there is.
+
+    Attributes:
+        python: such as ``3.11``.
+        torch: the version of torch.
+        runtime: name and version of the package with ONNX Runtime.
+    """
+
+    python: str
+    torch: str
+    runtime: str
+
+    @property
+    def name(self) -> str:
+        """The row in a word, for the command line."""
+        torch = self.torch.removeprefix("==") or "newest"
+        return f"py{self.python}-torch{torch}-{re.sub('[=]+', '', self.runtime)}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether its ONNX Runtime can train."""
+        return self.runtime.startswith("onnxruntime-training")
+
+    @property
+    def suite(self) -> tuple[str, ...]:
+        """The tests that can run there."""
+        return (*EVERYWHERE, *(TRAINING if self.trains else STOCK))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a row came to: the versions that were installed, and a sentence."""
+
+    python: str
+    torch: str
+    runtime: str
+    outcome: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong with torch2ort, and not only with what the machine can have."""
+        well = re.fullmatch(r"\d+ passed(, \d+ skipped)?|not tried.*", self.outcome)
+        return well is None
+
+
+PINNED = "==2.13.0"
+OTHER_PYTHONS = ("3.10", "3.12", "3.13", "3.14")
+ENGINE = "onnxruntime-training-cpu==1.19.2"
+
+MATRIX = (
+    *(Row("3.11", f"=={torch}", ENGINE) for torch in ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")),
+    *(Row("3.11", PINNED, f"onnxruntime=={runtime}") for runtime in ("1.20.1", "1.22.1", "1.24.4", "1.31.1")),
+    *(Row(python, torch, "onnxruntime") for python in OTHER_PYTHONS for torch in (PINNED, "")),
+)
+NEWEST = (Row("3.11", "", ENGINE), Row("3.13", "", "onnxruntime"))
+
+
+def interpreter(version: str) -> str | None:
+    """The path of a Python of this version with ``venv``, or ``None``.
+
+    A name on the path may belong to a version manager that has no such Python, so that each is tried.
+    """
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    found = [Path(folder, f"python{version}") for folder in folders]
+    found += [folder / "bin" / "python" for folder in sorted(pyenv.glob(f"{version}.*"))]
+    question = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+    for path in found:
+        if path.is_file():
+            said = _run([str(path), "-c", question], limit=30)
+            if said.returncode == 0 and said.stdout.strip() == version:
+                return str(path)
+    return None
+
+
+def build_wheel() -> Path:
+    """Build the wheel that every row installs."""
+    folder = WORK / "wheel"
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    done = _run([*pip, "--wheel-dir", str(folder), str(ROOT)], limit=INSTALL_LIMIT)
+    if done.returncode != 0:
+        sys.exit(f"the wheel cannot be built:\n{done.stdout}")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def try_row(row: Row, wheel: Path, *, keep: bool) -> Result:
+    """Install a row's versions into an environment of their own and run its tests there.
+
+    Args:
+        row: the versions.
+        wheel: what is tested.
+        keep: leave the environment, gigabytes, for the next time, and use one that is there.
+    """
+    path = interpreter(row.python)
+    if path is None:
+        return Result(row.python, row.torch.strip("="), row.runtime, "not tried: no such Python here")
+    environment = WORK / row.name
+    try:
+        return _in_environment(row, path, environment, wheel)
+    finally:
+        if not keep:
+            shutil.rmtree(environment, ignore_errors=True)
+
+
+def _in_environment(row: Row, path: str, environment: Path, wheel: Path) -> Result:
+    python = str(environment / "bin" / "python")
+    if not Path(python).exists():
+        _run([path, "-m", "venv", str(environment)], limit=INSTALL_LIMIT)
+    constraints = environment / "constraints.txt"
+    constraints.write_text("\n".join(_constraints(row)))
+    wanted = (f"torch{row.torch}", row.runtime, *NEEDED_BY_TESTS)
+    pip = [python, "-m", "pip", "install", "--quiet", "--timeout", "60", "--constraint", str(constraints)]
+    done = _run([*pip, "--force-reinstall", "--no-deps", str(wheel)], limit=INSTALL_LIMIT)
+    if done.returncode == 0:
+        done = _run([*pip, str(wheel), *wanted], limit=INSTALL_LIMIT)
+    if done.returncode != 0:
+        reason = _last_line(done.stdout, "ERROR")
+        return Result(row.python, row.torch.strip("="), row.runtime, f"not tried: {reason}")
+    torch, runtime = (_installed(python, name) for name in ("torch", row.runtime.partition("=")[0]))
+    print(f"{row.name}: torch {torch}, {runtime}", flush=True)
+    tests = _copy_of_tests(environment / "suite")
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600"]
+    done = _run([*pytest, *row.suite], limit=SUITE_LIMIT, cwd=tests)
+    print(done.stdout, flush=True)
+    (WORK / f"{row.name}.txt").write_text(done.stdout)
+    return Result(row.python, torch, f"{row.runtime.partition('=')[0]} {runtime}", _outcome(done))
+
+
+def _outcome(done: subprocess.CompletedProcess[str]) -> str:
+    """The numbers in pytest's last line, without the time."""
+    last = _last_line(done.stdout, "")
+    counts = re.findall(r"\d+ (?:passed|failed|errors?|skipped)", last)
+    order = ("passed", "failed", "error", "skipped")
+    counts.sort(key=lambda count: [count.split()[1].startswith(kind) for kind in order].index(True))
+    if done.returncode in (0, 1) and counts:
+        return ", ".join(counts)
+    return f"broken off with status {done.returncode}: {last}"
+
+
+def _constraints(row: Row) -> Iterator[str]:
+    if tuple(map(int, row.python.split("."))) < CONSTRAINED_FROM:
+        return
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line.partition("==")[0] not in VARYING:
+            yield line
+
+
+def _copy_of_tests(folder: Path) -> Path:
+    """The tests in a folder where `import torch2ort` finds the installed package alone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in ("tests", "examples", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def _installed(python: str, name: str) -> str:
+    code = f"from importlib.metadata import version; print(version({name!r}))"
+    return _run([python, "-c", code], limit=60).stdout.strip()
+
+
+def _last_line(text: str, start: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(start)]
+    return lines[-1] if lines else "no word"
+
+
+def _run(command: list[str], *, limit: int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command without this process's settings for Python, and end it after `limit` seconds."""
+    hidden = ("PYTHON", "TORCH2ORT_", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    try:
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            timeout=limit, cwd=cwd, env=environment,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        return subprocess.CompletedProcess(command, 124, f"{text}\nERROR: ended after {limit} seconds")
+
+
+def remember(row: Row, result: Result) -> None:
+    """Keep a row's result for the table."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    (WORK / f"{row.name}.json").write_text(json.dumps(asdict(result)))
+
+
+def forget(rows: Iterable[Row]) -> None:
+    """Drop what earlier runs found."""
+    for row in rows:
+        (WORK / f"{row.name}.json").unlink(missing_ok=True)
+
+
+def results(rows: Iterable[Row]) -> list[Result]:
+    """What the rows came to, as far as they ran."""
+    files = [WORK / f"{row.name}.json" for row in rows]
+    return [Result(**json.loads(file.read_text())) for file in files if file.exists()]
+
+
+def table(found: Iterable[Result]) -> str:
+    """The results as a table in Markdown, without the rows that differ in nothing."""
+    lines = ["| Python | torch | ONNX Runtime | tests |", "| --- | --- | --- | --- |"]
+    for result in dict.fromkeys(found):
+        torch = result.torch or "newest"
+        lines.append(f"| {result.python} | {torch} | {result.runtime} | {result.outcome} |")
+    return "\n".join(lines)
