@@ -43,8 +43,8 @@ def lower(
         ExportError: the graph's shapes contradict each other.
     """
     size_names = program_size_names(traced.program)
-    nodes = SiteNodes(size_names, differentiate=differentiate)
-    with translating(size_names, training=differentiate):
+    nodes = SiteNodes(size_names, differentiate=differentiate, opset=opset)
+    with translating(size_names, training=differentiate, opset=opset):
         translated = _translate(traced, nodes, differentiate=differentiate, opset=opset)
     graph = translated.model.graph
     sites = nodes.name(graph)

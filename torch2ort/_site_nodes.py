@@ -30,9 +30,11 @@ class SiteNodes:
     Args:
         names: torch's symbols -> what the graph calls them.
         differentiate: whether the graph will be differentiated.
+        opset: version of ONNX's own operators that the graph is of.
     """
 
-    def __init__(self, names: Mapping[str, sympy.Expr], *, differentiate: bool) -> None:
+    def __init__(self, names: Mapping[str, sympy.Expr], *, differentiate: bool, opset: int) -> None:
+        self._opset = opset
         self._names = names
         self._differentiate = differentiate
         # Nothing else keeps a site alive that translation makes.
@@ -48,7 +50,9 @@ class SiteNodes:
         exporter = None if site.internal else exporter_of(site)
         if exporter is None:
             return self._python_op(site, inputs)
-        mapped = map_site(exporter, site, inputs, self._names, training=self._differentiate)
+        mapped = map_site(
+            exporter, site, inputs, self._names, training=self._differentiate, opset=self._opset
+        )
         if mapped is None:
             return self._python_op(site, inputs)
         if exporter.gradient == "function" and self._differentiate and any(site.needs_input_grad):

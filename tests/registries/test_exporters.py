@@ -303,7 +303,7 @@ def test_a_value_of_another_graph_is_refused():
         ),
         (
             lambda g, x, _: g.op("Gelu", x),
-            "the operator Gelu came with opset 20, and graphs are built in opset 18",
+            "the operator Gelu came with opset 20, and the graph is of opset 18; export with opset=20",
         ),
         (lambda g, x, _: g.op("Relu", x, x), "Relu with 2 inputs; ONNX opset 18 has it with 1"),
         (
@@ -355,6 +355,44 @@ def test_an_exporter_of_one_class_leaves_another_of_the_same_name_alone():
     exported = torch2ort.export(model, x)
     assert operators(exported) == ["Gemm", "Add", "PythonOp"]
     torch.testing.assert_close(exported(x), model(x))
+
+
+def test_an_operator_newer_than_every_graph_is_refused():
+    assert refusal(lambda g, x, _: g.op("RotaryEmbedding", x, x, x)) == (
+        f"{NAME}: the operator RotaryEmbedding came with opset 23, and graphs are of opset 21 at most"
+    )
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+def test_an_exporter_sees_the_opset_that_was_asked_for(opset):
+    seen = []
+    torch2ort.register_exporter(Gelu, lambda g, x, factor: seen.append(g.opset))
+    torch2ort.export(Outer(lambda x: Gelu.apply(x, 2.0)).eval(), torch.randn(3, 4), opset=opset)
+    assert seen == [opset]
+
+
+def test_an_exporter_uses_what_its_opset_has():
+    torch2ort.register_exporter(Gelu, lambda g, x, factor: g.op("Gelu", x, approximate="none"))
+    model, x = Outer(lambda x: Gelu.apply(x, 2.0)).eval(), torch.randn(3, 4)
+    exported = torch2ort.export(model, x, opset=20)
+    torch.testing.assert_close(exported(x), torch.nn.functional.gelu(model.linear(x)))
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_an_exporter_uses_an_attribute_that_its_opset_has(opset):
+    """DequantizeLinear has a block size from opset 21 on."""
+
+    def exporter(g, x, factor):
+        if g.opset < 21:
+            return g.op("Mul", x, 2.0)
+        quantized = g.op("Cast", x, to=torch.int8)
+        return g.op("DequantizeLinear", quantized, g.constant([[2.0] * 4]), axis=0, block_size=3)
+
+    torch2ort.register_exporter(Gelu, exporter)
+    model, x = Outer(lambda x: Gelu.apply(x, 2.0)).eval(), torch.randn(3, 4)
+    exported = torch2ort.export(model, x, opset=opset)
+    expected = model.linear(x) * 2 if opset < 21 else model.linear(x).to(torch.int8) * 2.0
+    torch.testing.assert_close(exported(x), expected)
 
 
 @pytest.mark.parametrize("opset", [18, 19, 20, 21])

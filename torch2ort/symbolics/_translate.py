@@ -27,6 +27,8 @@ from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.trainable import untrainable_nodes
 from torch2ort.symbolics.translations import translation_table
 
+# The opset of torch.onnx's translations and of our own.
+_BUILD_OPSET = 18
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 # Errors that say themselves what is wrong: torch2ort's, and those of what users registered.
 _DELIBERATE = (Torch2OrtError, UserError)
@@ -124,10 +126,20 @@ def _to_onnx(
                 raise cause from None
             _hand_over(program, notes, {node.name}, given_up)
     mutations = add_mutation_outputs(model, program)
-    # A graph of PythonOp nodes alone imports no opset of ONNX's own.
-    if model.opset_imports.setdefault("", opset) != opset:
-        onnxscript.version_converter.convert_version(model, opset)
+    _convert(model, opset)
     return model, mutations
+
+
+def _convert(model: ir.Model, opset: int) -> None:
+    """Make a graph of one opset; users' exporters have built their nodes in it, all others are older."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if not node.domain and node.version is None:
+            node.version = _BUILD_OPSET
+    # A graph of PythonOp nodes alone imports no opset of ONNX's own.
+    model.opset_imports[""] = _BUILD_OPSET
+    if opset != _BUILD_OPSET:
+        onnxscript.version_converter.convert_version(model, opset)
+    model.opset_imports[""] = opset
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -14,7 +14,7 @@ from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInfer
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
 from torch2ort.pythonop import ONNX_TYPES
-from torch2ort.symbolics.registered.schema import BUILD_OPSET, OperatorSchema
+from torch2ort.symbolics.registered.schema import OperatorSchema
 from torch2ort.symbolics.registered.values import GraphValue
 
 
@@ -23,13 +23,12 @@ class GraphBuilder:
 
     Attributes:
         training: whether the graph will be differentiated, so that every operator needs a gradient.
-        opset: version of ONNX's own operators that nodes are written in. The graph is converted to the
-            export's opset afterwards.
+        opset: version of ONNX's own operators that the graph is of.
     """
 
-    def __init__(self, who: str, names: Mapping[str, sympy.Expr], *, training: bool) -> None:
+    def __init__(self, who: str, names: Mapping[str, sympy.Expr], *, training: bool, opset: int) -> None:
         self.training = training
-        self.opset = BUILD_OPSET
+        self.opset = opset
         self._who = who
         self._names = names
         self._nodes: list[ir.Node] = []
@@ -61,7 +60,7 @@ class GraphBuilder:
         """
         domain, _, op_type = name.rpartition("::")
         own = domain in ("", "ai.onnx")
-        schema = OperatorSchema(op_type, self._who) if own else None
+        schema = OperatorSchema(op_type, self.opset, self._who) if own else None
         arguments = list(inputs)
         while arguments and arguments[-1] is None:
             arguments.pop()
@@ -74,7 +73,7 @@ class GraphBuilder:
             values,
             [self._attribute(name, k, v, schema) for k, v in attributes.items() if v is not None],
             num_outputs=outputs,
-            version=None if own else 1,
+            version=self.opset if own else 1,
         )
         self._nodes.append(node)
         self._infer(node)
@@ -179,10 +178,11 @@ class GraphBuilder:
     def _infer(self, node: ir.Node) -> None:
         """Types and shapes of a new node's outputs, as far as a rule tells."""
         registry.collect()
-        rule = registry.get(node.domain, node.op_type, version=BUILD_OPSET if not node.domain else 1)
+        version = 1 if node.domain else self.opset
+        rule = registry.get(node.domain, node.op_type, version=version)
         if rule is None:
             return
-        context = ShapeInferenceContext({"": BUILD_OPSET, node.domain: BUILD_OPSET if not node.domain else 1})
+        context = ShapeInferenceContext({"": self.opset, node.domain: version})
         try:
             rule(context, node)
         except (OpUsageError, ShapeInferenceError) as error:

@@ -25,6 +25,7 @@ def map_site(
     names: Mapping[str, sympy.Expr],
     *,
     training: bool,
+    opset: int,
 ) -> list[ir.Value] | None:
     """The outputs of ``site`` by the operators that its exporter says.
 
@@ -34,6 +35,7 @@ def map_site(
         inputs: its tensor arguments.
         names: torch's symbols -> what the graph calls them.
         training: whether the graph will be differentiated.
+        opset: version of ONNX's own operators that the graph is of.
 
     Returns:
         One value per tensor output; ``None`` if the exporter declines.
@@ -42,7 +44,7 @@ def map_site(
         ExportError: the exporter gives values of the wrong number, type or graph.
         UserError: the exporter raised.
     """
-    builder = GraphBuilder(site.func_name, names, training=training)
+    builder = GraphBuilder(site.func_name, names, training=training, opset=opset)
     supply = iter(inputs)
     positions = set(site.tensor_positions)
     arguments = [

@@ -28,6 +28,7 @@ class _Setting:
 
     names: Mapping[str, sympy.Expr] = field(default_factory=dict)
     training: bool = False
+    opset: int = 18
 
 
 _setting: contextvars.ContextVar[_Setting | None] = contextvars.ContextVar(
@@ -36,14 +37,15 @@ _setting: contextvars.ContextVar[_Setting | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def translating(names: Mapping[str, sympy.Expr], *, training: bool) -> Iterator[None]:
+def translating(names: Mapping[str, sympy.Expr], *, training: bool, opset: int) -> Iterator[None]:
     """Say what registered translations see of the graph.
 
     Args:
         names: torch's symbols -> what the graph calls them.
         training: whether the graph will be differentiated.
+        opset: version of ONNX's own operators that the graph is of.
     """
-    token = _setting.set(_Setting(names, training))
+    token = _setting.set(_Setting(names, training, opset))
     try:
         yield
     finally:
@@ -81,7 +83,7 @@ def _translation(
 ) -> Callable[..., Any]:
     def translate(*arguments: Any, **keywords: Any) -> Any:
         setting = _setting.get() or _Setting()
-        builder = GraphBuilder(name, setting.names, training=setting.training)
+        builder = GraphBuilder(name, setting.names, training=setting.training, opset=setting.opset)
         given = [_wrapped(builder, a) for a in arguments]
         named = {k: None if k == "dtype" and v == -1 else _wrapped(builder, v) for k, v in keywords.items()}
         returned = run_user(call, builder, given, named)

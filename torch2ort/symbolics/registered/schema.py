@@ -9,9 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from torch2ort.errors import ExportError
-
-# torch.onnx builds graphs in this opset; they are converted to the wanted one afterwards.
-BUILD_OPSET = 18
+from torch2ort.options import MAX_OPSET
 
 _KINDS = onnx.defs.OpSchema.AttrType
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -22,21 +20,27 @@ class OperatorSchema:
 
     Args:
         op_type: name of one of ONNX's own operators.
+        opset: version of ONNX's own operators.
         who: whose node it is, for messages.
 
     Raises:
         ExportError: ONNX has no such operator at this opset.
     """
 
-    def __init__(self, op_type: str, who: str) -> None:
+    def __init__(self, op_type: str, opset: int, who: str) -> None:
+        self._opset = opset
         self._who = who
         self._name = op_type
         try:
-            self._schema = onnx.defs.get_schema(op_type, BUILD_OPSET, "")
+            self._schema = onnx.defs.get_schema(op_type, opset, "")
         except onnx.defs.SchemaError:
             if onnx.defs.has(op_type):
                 since = onnx.defs.get_schema(op_type).since_version
-                reason = f"came with opset {since}, and graphs are built in opset {BUILD_OPSET}"
+                reason = (
+                    f"came with opset {since}, and the graph is of opset {opset}; export with opset={since}"
+                    if since <= MAX_OPSET
+                    else f"came with opset {since}, and graphs are of opset {MAX_OPSET} at most"
+                )
             else:
                 reason = "is none of ONNX's own; write 'domain::Operator' for one of another domain"
             raise ExportError(f"{who}: the operator {op_type} {reason}") from None
@@ -54,7 +58,7 @@ class OperatorSchema:
                     f"{low}" if low == high else f"{low} to {high}" if high < 1 << 30 else f"{low} or more"
                 )
                 raise ExportError(
-                    f"{self._who}: {self._name} with {given} {what}; ONNX opset {BUILD_OPSET} has it with "
+                    f"{self._who}: {self._name} with {given} {what}; ONNX opset {self._opset} has it with "
                     f"{wanted}"
                 )
 
@@ -67,7 +71,7 @@ class OperatorSchema:
         known = self._schema.attributes
         if name not in known:
             raise ExportError(
-                f"{self._who}: {self._name} has no attribute {name!r}; ONNX opset {BUILD_OPSET} has it with "
+                f"{self._who}: {self._name} has no attribute {name!r}; ONNX opset {self._opset} has it with "
                 f"{', '.join(sorted(known)) or 'no attributes'}"
             )
         kind = known[name].type
