@@ -222,8 +222,8 @@ bool BackwardCall::WarnOnce(size_t i, size_t j) {
 bool BackwardCall::HeldByContext(const Span& span) {
   Context* context = this->context();
   bool held = context->tensors.Overlaps(span, inputs_.size());
-  for (Py_ssize_t i = 0; !held && context->to_save != nullptr && i < PyTuple_Size(context->to_save); ++i) {
-    held = Overlaps(span, PyTuple_GetItem(context->to_save, i));
+  for (Py_ssize_t i = 0; !held && context->saved != nullptr && i < PyTuple_Size(context->saved); ++i) {
+    held = Overlaps(span, PyTuple_GetItem(context->saved, i));
   }
   PyObject *name, *value;
   Py_ssize_t cursor = 0;

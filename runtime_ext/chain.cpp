@@ -28,8 +28,16 @@ bool AddMember(Chain* chain, PyObject* object, PyObject* link) {
   if (first ? index != -1 : (index < 0 || index >= count)) {
     return Complain("links must hold -1 for the first member, and an index of a tensor argument for others");
   }
-  if (!first && SiteOf(chain->members->back())->tensor_outputs->size() != 1) {
-    return Complain("every member but the last must have exactly one tensor output");
+  if (!first) {
+    const Site& before = *SiteOf(chain->members->back());
+    if (before.tensor_outputs->size() != 1 || before.returned != 1) {
+      return Complain("every member but the last must have exactly one tensor output");
+    }
+    // What passes between two sites has no memory of the runtime's to write to or to hand back.
+    const InputSpec& linked = (*AsSite(object)->inputs)[static_cast<size_t>(index)];
+    if (linked.mapped || linked.mutated) {
+      return Complain("links must hold arguments that forward neither writes to nor returns the memory of");
+    }
   }
   chain->input_count += static_cast<size_t>(first ? count : count - 1);
   chain->members->push_back({Ref::Share(object), static_cast<int>(index)});

@@ -78,6 +78,7 @@ int ContextTraverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(context->attributes);
   Py_VISIT(context->needs_input_grad);
   Py_VISIT(context->to_save);
+  Py_VISIT(context->saved);
   Py_VISIT(context->saved_for_forward);
   Py_VISIT(context->dirty_tensors);
   Py_VISIT(context->non_differentiable);
@@ -89,6 +90,7 @@ int ContextClear(PyObject* self) {
   Py_CLEAR(context->attributes);
   Py_CLEAR(context->needs_input_grad);
   Py_CLEAR(context->to_save);
+  Py_CLEAR(context->saved);
   Py_CLEAR(context->saved_for_forward);
   Py_CLEAR(context->dirty_tensors);
   Py_CLEAR(context->non_differentiable);
@@ -193,8 +195,8 @@ PyObject* Release(PyObject* self, PyObject*) {
 }
 
 bool CheckVersions(Context* context) {
-  for (Py_ssize_t i = 0; i < PyTuple_Size(context->to_save); ++i) {
-    PyObject* tensor = PyTuple_GetItem(context->to_save, i);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(context->saved); ++i) {
+    PyObject* tensor = PyTuple_GetItem(context->saved, i);
     if (tensor == Py_None) continue;
     long expected = context->saved_versions[static_cast<size_t>(i)];
     long version = WritesTo(tensor);
@@ -231,9 +233,12 @@ PyObject* GetSavedTensors(PyObject* self, void*) {
   }
   if (context->saved_for_forward != nullptr) return Ref::Share(context->saved_for_forward).release();
   // Inside forward torch has not taken over yet what save_for_backward was given.
-  if (context->in_forward || context->to_save == nullptr) return PyTuple_New(0);
-  if (!context->saved_versions.empty() && !CheckVersions(context)) return nullptr;
-  return Ref::Share(context->to_save).release();
+  if (context->in_forward) return PyTuple_New(0);
+  if (context->saved != nullptr)
+    return CheckVersions(context) ? Ref::Share(context->saved).release() : nullptr;
+  // A context that no call of a site made.
+  if (context->to_save == nullptr) return PyTuple_New(0);
+  return CheckConfigured() && CheckSaved(context->to_save) ? Ref::Share(context->to_save).release() : nullptr;
 }
 
 PyObject* GetSavedVariables(PyObject* self, void*) {
@@ -304,18 +309,19 @@ Ref NewContext(PyObject* needs_input_grad) {
 bool FinishForward(Context* context, bool executable) {
   context->in_forward = false;
   Py_CLEAR(context->saved_for_forward);
-  if (!executable) {
-    Py_CLEAR(context->to_save);
-  } else if (context->to_save != nullptr) {
-    if (!CheckSaved(context->to_save)) return false;
-    Py_ssize_t count = PyTuple_Size(context->to_save);
+  // From here on `to_save` is an attribute like any other, which says nothing of what was saved.
+  Ref saved = Ref::Steal(std::exchange(context->to_save, nullptr));
+  if (executable && saved) {
+    if (!CheckSaved(saved.get())) return false;
+    Py_ssize_t count = PyTuple_Size(saved.get());
     context->saved_versions.reserve(static_cast<size_t>(count));
     for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* tensor = PyTuple_GetItem(context->to_save, i);
+      PyObject* tensor = PyTuple_GetItem(saved.get(), i);
       long version = tensor == Py_None ? 0 : WritesTo(tensor);
       if (version < 0) return false;
       context->saved_versions.push_back(version);
     }
+    context->saved = saved.release();
   }
   return true;
 }
@@ -323,6 +329,7 @@ bool FinishForward(Context* context, bool executable) {
 void ReleaseContext(Context* context) {
   context->released = true;
   Py_CLEAR(context->to_save);
+  Py_CLEAR(context->saved);
   Py_CLEAR(context->saved_for_forward);
 }
 

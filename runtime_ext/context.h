@@ -38,7 +38,8 @@ struct Context {
   PyObject_HEAD PyObject* attributes;  // __dict__, made on first use
   PyObject* weak_references;
   PyObject* needs_input_grad;
-  PyObject* to_save;
+  PyObject* to_save;  // what save_for_backward was given
+  PyObject* saved;    // the same once forward has ended: a tuple with one saved version an entry
   PyObject* saved_for_forward;
   PyObject* dirty_tensors;
   PyObject* non_differentiable;

@@ -116,17 +116,27 @@ Ref Zeros(const int64_t* shape, int32_t rank, DLDataType dtype, DLDevice device)
   return Ref::Steal(PyObject_CallMethod(tensor.get(), "zero_", nullptr));
 }
 
+namespace {
+
+// Sizes beside a zero may be any: their product, which then counts nothing, need not be a number.
+bool IsEmpty(const DLTensor& tensor) {
+  return std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
+}
+
+}  // namespace
+
 int64_t ElementCount(const DLTensor& tensor) {
+  if (IsEmpty(tensor)) return 0;
   int64_t count = 1;
   for (int32_t i = 0; i < tensor.ndim; ++i) count *= tensor.shape[i];
   return count;
 }
 
 Span SpanOf(const DLTensor& tensor) {
+  if (IsEmpty(tensor)) return {};
   int64_t last = 0;
   int64_t stride = 1;
   for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.shape[i] == 0) return {};
     last += (tensor.shape[i] - 1) * (tensor.strides != nullptr ? tensor.strides[i] : stride);
     stride *= tensor.shape[i];
   }
@@ -136,11 +146,8 @@ Span SpanOf(const DLTensor& tensor) {
 }
 
 bool IsContiguous(const DLTensor& tensor) {
-  if (tensor.strides == nullptr) return true;
+  if (tensor.strides == nullptr || IsEmpty(tensor)) return true;
   int64_t expected = 1;
-  for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.shape[i] == 0) return true;
-  }
   for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
     if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
     expected *= tensor.shape[i];

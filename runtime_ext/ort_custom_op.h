@@ -1,6 +1,7 @@
 // com.microsoft::PythonOp for a stock ONNX Runtime: an operator that runs Functions through the call policy.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -43,20 +44,19 @@ extern bool has_shape_reference;
 // Whether Python code can run: false outside of a Python process and while the interpreter goes away.
 bool PythonRuns();
 
-// The lock around every use of Python. Make one only if PythonRuns().
-class Gil {
- public:
-  Gil() : state_(PyGILState_Ensure()) {}
-  ~Gil() { PyGILState_Release(state_); }
-  Gil(const Gil&) = delete;
-  Gil& operator=(const Gil&) = delete;
-
- private:
-  PyGILState_STATE state_;
-};
-
 // A status that the run, or the making of the session, failed.
 OrtStatus* Fail(const OrtApi* api, std::string message);
+
+// What `call` returns, or a status of the exception that it throws: none may cross ONNX Runtime's C
+// interface.
+template <typename Call>
+OrtStatus* WithoutExceptions(const OrtApi* api, Call call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return api->CreateStatus(kOrtFail, error.what());
+  }
+}
 
 // A status from the pending exception, which it takes. `keep`: the exception waits for
 // take_custom_op_error(), which finds it by the number in the message.

@@ -1,6 +1,5 @@
 // Runs one node: tensors in, the call policy, tensors out.
 #include <cstring>
-#include <exception>
 #include <vector>
 
 #include "ort_custom_op.h"

@@ -1,5 +1,6 @@
 // Makes a kernel for one node when a session is made: finds its site, and compares the two.
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "ort_custom_op.h"
@@ -159,11 +160,12 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
 }  // namespace
 
 OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** out) {
-  auto* kernel = new Kernel;
+  auto* kernel = new (std::nothrow) Kernel;
+  if (kernel == nullptr) return api->CreateStatus(kOrtFail, "torch2ort: no memory for a kernel");
   kernel->api = api;
   kernel->has_shape_reference = has_shape_reference;
   kernel->on_cuda = std::strcmp(op->GetExecutionProviderType(op), "CUDAExecutionProvider") == 0;
-  OrtStatus* status = Bind(kernel, info);
+  OrtStatus* status = WithoutExceptions(api, [&] { return Bind(kernel, info); });
   if (status != nullptr) {
     DestroyKernel(kernel);
     return status;

@@ -57,8 +57,6 @@ bool ToDLDataType(OrtElementType type, DLDataType* dtype) {
 
 namespace {
 
-constexpr int64_t kMaxRank = 64;
-
 OrtStatus* ReadInts(const OrtShapeInferContext* context, const char* name, std::vector<int64_t>* values) {
   const OrtOpAttr* attribute = nullptr;
   T2O_RETURN_IF_ERROR(ort_api->ShapeInferContext_GetAttribute(context, name, &attribute));
@@ -93,9 +91,7 @@ OrtStatus* SetOutput(OrtShapeInferContext* context, size_t index, OrtElementType
   return status;
 }
 
-}  // namespace
-
-OrtStatus* InferOutputs(const OrtCustomOp*, OrtShapeInferContext* context) {
+OrtStatus* Infer(OrtShapeInferContext* context) {
   std::vector<int64_t> types, ranks;
   T2O_RETURN_IF_ERROR(ReadInts(context, "output_tensor_types", &types));
   T2O_RETURN_IF_ERROR(ReadInts(context, "output_tensor_ranks", &ranks));
@@ -122,6 +118,12 @@ OrtStatus* InferOutputs(const OrtCustomOp*, OrtShapeInferContext* context) {
         SetOutput(context, i + 1, type, std::vector<int64_t>(static_cast<size_t>(ranks[i]), -1)));
   }
   return nullptr;
+}
+
+}  // namespace
+
+OrtStatus* InferOutputs(const OrtCustomOp*, OrtShapeInferContext* context) {
+  return WithoutExceptions(ort_api, [&] { return Infer(context); });
 }
 
 }  // namespace torch2ort

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -94,21 +95,24 @@ bool Backward(PyObject* callee, const std::vector<PyObject*>& args, std::vector<
 // Runs `call` under the GIL; on failure keeps the exception and leaves no result, which makes ORT's run fail.
 template <typename Call>
 std::vector<PyObject*> Guard(const char* name, void* callback, Call call) {
-  PyGILState_STATE state = PyGILState_Ensure();
+  Gil gil;
   std::vector<PyObject*> results;
   bool good = false;
   auto* callee = static_cast<PyObject*>(callback);
   if (callee == nullptr || !IsCallable(callee)) {
     PyErr_Format(PyExc_TypeError, "the callback registered for %s is neither a Site nor a Chain", name);
   } else {
-    good = call(callee, &results);
+    try {
+      good = call(callee, &results);
+    } catch (const std::bad_alloc&) {
+      PyErr_NoMemory();
+    }
   }
   if (!good) {
     KeepError();
     for (PyObject* result : results) Py_DECREF(result);
     results.clear();
   }
-  PyGILState_Release(state);
   return results;
 }
 

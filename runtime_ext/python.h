@@ -43,6 +43,18 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
+// The lock around every use of Python. Make one only while the interpreter runs.
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  ~Gil() { PyGILState_Release(state_); }
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
 // An array whose size is known at run time and small nearly always: no allocation up to N elements.
 template <typename T, size_t N>
 class SmallArray {

@@ -133,6 +133,7 @@ bool ParseOutputs(Site* site, const Given& given) {
         "does not return included");
   }
   for (size_t i = 0; i < count; ++i) {
+    if (ranks[i] < 0 || ranks[i] > kMaxRank) return Complain("output_ranks must hold numbers from 0 to 64");
     OutputSpec output{};
     Py_ssize_t extra = static_cast<Py_ssize_t>(i) - static_cast<Py_ssize_t>(positions.size());
     output.position = extra < 0 ? positions[i] : PyTuple_Size(given.outputs) + extra;

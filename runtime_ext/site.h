@@ -9,6 +9,9 @@
 
 namespace torch2ort {
 
+// Of torch's tensors.
+constexpr int64_t kMaxRank = 64;
+
 // How a Function gets a tensor of the runtime's.
 enum class Access : char {
   kProbed,  // first call: a copy, to see whether the Function keeps it or writes to it

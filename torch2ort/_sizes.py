@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,18 @@ from torch2ort.errors import ModelLoadError
 
 Shapes = Sequence[Sequence[int]]
 
+# No condition on sizes comes near: above, whoever wrote the text wants time or memory.
+_MOST_BITS = 4096
+_LONGEST_TEXT = 1 << 16
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """``base ** exponent``, within bounds."""
+    if abs(exponent) * max(1, int(abs(base)).bit_length()) > _MOST_BITS:
+        raise OverflowError(f"{base} ** {exponent} is no condition on sizes")
+    return base**exponent
+
+
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -24,7 +37,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Pow: _power,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -93,7 +106,11 @@ class Sizes:
                 if known != given:
                     return f"{where}: expected size {known}, the same as {first}, got {given}"
         for text, condition in self._compiled:
-            if not condition(shapes):
+            try:
+                holds = condition(shapes)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                return f"input sizes {[list(s) for s in shapes]}: {text} cannot be computed ({error})"
+            if not holds:
                 return f"input sizes {[list(s) for s in shapes]}: expected {text}, which is not so"
         return None
 
@@ -105,10 +122,12 @@ def dims_of(value: onnx.ValueInfoProto) -> list[int | str]:
 
 def _compile(text: str) -> Callable[[Shapes], Any]:
     """A guard as a function; only arithmetic and comparisons of sizes, whoever wrote the text."""
+    if type(text) is not str or len(text) > _LONGEST_TEXT:
+        raise ModelLoadError(f"{reprlib.repr(text)} is not a condition on sizes")
     try:
         return _build(ast.parse(text, mode="eval").body)
-    except (SyntaxError, KeyError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{text!r} is not a condition on sizes ({error!r})") from error
+    except (SyntaxError, KeyError, ValueError, RecursionError, MemoryError) as error:
+        raise ModelLoadError(f"{reprlib.repr(text)} is not a condition on sizes ({error!r})") from error
 
 
 def _build(node: ast.expr) -> Callable[[Shapes], Any]:

@@ -15,6 +15,7 @@ import onnx.external_data_helper
 import torch
 
 from torch2ort import _seal, io_schema
+from torch2ort._file_checks import check_functions, check_interface
 from torch2ort._sizes import Sizes
 from torch2ort.errors import ExportError, ModelLoadError, SchemaError, SchemaMismatchError
 from torch2ort.options import Options
@@ -295,10 +296,12 @@ def load(
             mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
             sites=sites,
         )
+        check_functions(model)
+        check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
         training = bool(data["training"])
     except ModelLoadError as error:
         raise ModelLoadError(f"{file}: {error}") from error
-    except (KeyError, TypeError, ValueError, SchemaError) as error:
+    except Exception as error:  # whatever a text that somebody else wrote leads to
         raise ModelLoadError(f"{file}: its torch2ort metadata is damaged ({error})") from error
     try:
         bind_classes(sites.values(), functions)

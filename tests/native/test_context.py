@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.native.calls import InRun, error_of, make_site, run_backward, run_forward
+from tests.native.calls import InRun, check_against_eager, error_of, make_site, run_backward, run_forward
 from torch2ort.pythonop.native import native
 
 Function = torch.autograd.Function
@@ -168,6 +168,31 @@ def test_saved_tensors_fill_when_forward_has_returned_as_in_eager() -> None:
     found = Look.seen
     Look.apply(x).sum().backward()
     assert found == Look.seen
+
+
+class Reassigns(Function):
+    """Sets ``ctx.to_save`` where it says nothing of what was saved, to more tensors than there were."""
+
+    value: Any
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.to_save = Reassigns.value
+        (x,) = ctx.saved_tensors
+        return gradient * x
+
+
+@pytest.mark.parametrize(
+    "value", [(torch.ones(1),) * 100, (), None, 5], ids=["more", "none", "None", "a number"]
+)
+def test_what_backward_puts_in_to_save_is_not_what_was_saved(monkeypatch, value: Any) -> None:
+    monkeypatch.setattr(Reassigns, "value", value, raising=False)
+    check_against_eager(Reassigns, torch.randn(3, requires_grad=True), gradients=[torch.randn(3)])
 
 
 def test_saved_tensors_of_a_released_context_raise_what_torch_raises() -> None:

@@ -342,3 +342,16 @@ def test_calls_are_counted() -> None:
     for _ in range(3):
         run_forward(site, torch.ones(2))
     assert site.calls == 3
+
+
+def test_sizes_beside_a_zero_need_no_product() -> None:
+    """Their product is no 64-bit number; what is undefined in C++ is defined here."""
+
+    class CountOf(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.tensor(x.numel())
+
+    x = torch.empty(0, 1).expand(0, 2**62).unsqueeze(2).expand(0, 2**62, 2**62)
+    (y,) = native.call_forward(make_site(CountOf, torch.empty(0, 1, 1)), [x])
+    assert y == 0

@@ -55,6 +55,8 @@ def test_a_site_cannot_be_changed(attribute: str) -> None:
             "output_dtypes and output_ranks need one entry a tensor output, mutated arguments that forward "
             "does not return included",
         ),
+        ({"output_ranks": (-1,)}, "output_ranks must hold numbers from 0 to 64"),
+        ({"output_ranks": (2**40,)}, "output_ranks must hold numbers from 0 to 64"),
         ({"returns_tuple": False}, "outputs needs exactly one entry when returns_tuple is False"),
         ({"non_differentiable": (1,)}, "non_differentiable must hold positions of tensor outputs"),
         ({"mutated": (1,)}, "mutated must hold positions of tensor arguments"),

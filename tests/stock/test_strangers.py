@@ -99,6 +99,8 @@ def test_a_key_in_a_file_reaches_no_site_of_this_process(saved):
 def kernel_node(node: onnx.NodeProto, call: str) -> None:
     set_attribute(node, "func_name", f"{AtenKernel.__module__}.{AtenKernel.__qualname__}")
     arguments = [{"str": call}, "tensor"]
+    set_attribute(node, "input_convention", "cd")
+    set_attribute(node, "input_requires_grads", [0, 0])
     edit_site(node, arguments=arguments, needs_input_grad=[False, False], kept=[], returns_tuple=True)
 
 

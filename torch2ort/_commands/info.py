@@ -13,7 +13,7 @@ import onnx
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.exported_model import METADATA_KEY
-from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_site
+from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
 from torch2ort.runtime import python_op_nodes
 
 
@@ -78,8 +78,7 @@ def _describe_node(node: onnx.NodeProto, types: Mapping[str, str]) -> Iterator[s
     yield f"  {node.name}: {texts.get('func_name', '(no func_name)')}"
     inputs = iter(node.input)
     if SITE_ATTRIBUTE in texts:
-        site = load_site(texts.get("func_name", ""), texts[SITE_ATTRIBUTE])
-        yield from (f"    {line}" for line in _arguments(site, inputs, types))
+        yield from (f"    {line}" for line in _arguments(load_node(node), inputs, types))
     else:
         yield from (f"    input {name}: {types.get(name, 'unknown')}" for name in inputs)
     for name in node.output[1:]:

@@ -62,6 +62,11 @@ class Schema:
         named = zip(tensor_names(self._nodes), tensors, strict=True)
         return tuple(TensorSpec(index, name, *node.detail) for index, (name, node) in enumerate(named))
 
+    @property
+    def cache_count(self) -> int:
+        """How many caches of transformers the data holds."""
+        return sum(node.kind == "cache" for node in self._nodes)
+
     def match(self, data: Any) -> list[torch.Tensor] | None:
         """Return the tensors of `data` if its schema equals this one, and None otherwise.
 

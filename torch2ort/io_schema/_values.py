@@ -19,6 +19,9 @@ _SAFE_INTEGER: Final = 2**53  # other readers of JSON keep integers up to here
 _FACTORIES: Final = frozenset({dict, list, set, tuple, str, int, float, bool})
 _HIDDEN_CLASSES: Final = (MappingProxyType,)  # not found under the name that they give themselves
 
+# In hexadecimal digits: Python writes no int of more than 4,300 decimal ones, not even into a message.
+_LONGEST_INT: Final = 3500
+
 
 def encode_value(value: Any) -> Any:
     """Return the JSON form of a value: itself if JSON knows it, otherwise ``{type: content}``.
@@ -130,6 +133,8 @@ class Decoder:
             return cls.__members__[content["member"]]
         ((kind, item),) = content.items()
         if kind == "int":
+            if len(item) > _LONGEST_INT:
+                raise ValueError(f"an int of {len(item)} hexadecimal digits")
             return int(item, 16)
         if kind == "float":
             return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[item]

@@ -16,6 +16,7 @@ import onnx
 import torch
 
 from torch2ort.errors import ExportError, ModelLoadError
+from torch2ort.pythonop.checks import check_node, check_site
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
 SITE_ATTRIBUTE = "site"
@@ -193,33 +194,37 @@ def load_site(func_name: str, text: str) -> Site:
             mapped=_typed(data["mapped"], bool),
             result=result,
         )
-        _check_counts(site, result)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        check_site(site, ONNX_TYPES)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # numbers, dtypes and devices that are none raise errors of many kinds
         raise ModelLoadError(
             f"PythonOp {func_name}: its attribute '{SITE_ATTRIBUTE}' is damaged ({error})"
         ) from error
     return site
 
 
-def _check_counts(site: Site, result: Result) -> None:
-    if len(site.tensor_positions) != len(result.inputs):
-        raise ValueError(
-            f"{len(site.tensor_positions)} tensor arguments but {len(result.inputs)} input types"
-        )
-    if len(site.needs_input_grad) != len(site.arguments):
-        raise ValueError(f"{len(site.arguments)} arguments but {len(site.needs_input_grad)} needs_input_grad")
-    tensors = sum(v is TENSOR for v in result.outputs) + len(result.hidden)
-    if tensors != len(result.tensors):
-        raise ValueError(f"{tensors} tensor outputs but {len(result.tensors)} output types")
-    if not set(result.kept_results or ()) <= set(range(tensors)):
-        raise ValueError("a kept result is not a tensor output")
-    positions = set(site.tensor_positions)
-    mapped = {*(a for _, a in result.forward_map), *(a for a, _ in result.backward_map)}
-    if not {*result.mutated, *result.hidden, *result.kept, *mapped} <= positions:
-        raise ValueError("a mutated, kept or mapped argument is not a tensor")
-    outputs = {i for i, value in enumerate(result.outputs) if value is TENSOR}
-    if not {*(o for o, _ in result.forward_map), *(o for _, o in result.backward_map)} <= outputs:
-        raise ValueError("a mapped output is not a tensor")
+def load_node(node: onnx.NodeProto) -> Site:
+    """The site of a PythonOp node, not yet resolved to a class; the node says the same as its site.
+
+    Raises:
+        ModelLoadError: it holds no site, a damaged one, or other attributes than an export writes.
+    """
+    texts = {a.name: a.s for a in node.attribute if a.type == onnx.AttributeProto.STRING}
+    try:
+        name, text = texts["func_name"].decode(), texts[SITE_ATTRIBUTE].decode()
+    except (KeyError, UnicodeDecodeError) as error:
+        raise ModelLoadError(
+            f"PythonOp node '{node.name}': its attribute 'func_name' or '{SITE_ATTRIBUTE}' is missing or "
+            f"damaged ({error}); export the model again"
+        ) from error
+    site = load_site(name, text)
+    expected = node_attributes(site)
+    # What was read just now, and text that says nothing to anybody.
+    del expected[SITE_ATTRIBUTE]
+    expected["comment"] = texts.get("comment", b"").decode(errors="replace")
+    check_node(node, site, expected)
+    return site
 
 
 def unstorable(site: Site) -> tuple[int, Any] | None:

@@ -18,13 +18,14 @@ import onnx
 import torch
 
 from torch2ort.errors import EngineError, ExportError
-from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, UnstoredObject, uses_setup_context
+from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.native import native, note_exported
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.pythonop.unobserved import watched
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.chains import Chain
 from torch2ort.runtime.inplace import InplacePlan
+from torch2ort.runtime.nodes import function_of, python_op_nodes
 from torch2ort.runtime.pool import pool
 
 Callee = native.Site | native.Chain
@@ -33,11 +34,11 @@ _serial = itertools.count()
 # Names of nodes that are a key -> its number. For good, as onnxruntime keeps what was registered.
 _first: dict[str, int] = {}
 
-_CONSTANT_ATTRIBUTES = tuple(
-    f"input_{kind}_{part}"
-    for kind in ("bool", "int", "float", "pointer")
-    for part in (
-        "scalars", "scalar_positions", "tuples", "tuple_positions", "tuple_begins"
+# Of a node of a file, what onnxruntime-training's kernel gets to see; never an address.
+_KEPT_ATTRIBUTES = frozenset(
+    (
+        "comment", "input_tensor_ranks", "input_tensor_types", "output_tensor_ranks", "output_tensor_types",
+        "safe_run_mode", "tensor_reuse_map", "bw_tensor_reuse_map",
     )
 )  # fmt: skip
 
@@ -173,8 +174,7 @@ def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site], *, training: b
         if node.name not in sites:
             continue
         site = sites[node.name]
-        replaced = {"func_name", "input_convention", "input_requires_grads", "training_mode", SITE_ATTRIBUTE}
-        kept = [a for a in node.attribute if a.name not in replaced and a.name not in _CONSTANT_ATTRIBUTES]
+        kept = [a for a in node.attribute if a.name in _KEPT_ATTRIBUTES]
         positions = site.tensor_positions
         kept += [
             onnx.helper.make_attribute("func_name", node.name),
@@ -187,6 +187,18 @@ def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site], *, training: b
         node.domain, node.op_type = "com.microsoft", "PythonOp"
         del node.attribute[:]
         node.attribute.extend(kept)
+
+
+def refuse_bodies(graph: onnx.GraphProto) -> None:
+    """Raise :class:`EngineError` if a PythonOp node stands where onnxruntime-training cannot run it."""
+    bound = {node.name for node in graph.node}
+    for node in python_op_nodes(graph):
+        if node.name not in bound:
+            raise EngineError(
+                f"PythonOp {function_of(node)} (node '{node.name}') stands in the body of an If, Loop or "
+                f"Scan, where onnxruntime-training cannot run it; use a stock onnxruntime (pip install "
+                f"'torch2ort[cpu]')"
+            )
 
 
 def rename_functions(model: bytes, names: Mapping[str, str]) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 import onnx
 
 from torch2ort.errors import ModelLoadError
-from torch2ort.pythonop import SITE_ATTRIBUTE, Site, load_site
+from torch2ort.pythonop import Site, load_node
 
 # Functions of the user's, and PyTorch's own kernels.
 _OPERATORS = frozenset({("com.microsoft", "PythonOp"), ("org.pytorch.aten", "ATen")})
@@ -83,22 +83,15 @@ def load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
     """The site of each PythonOp node by the node's name, not yet bound to classes.
 
     Raises:
-        ModelLoadError: a node's site is missing or damaged, or two nodes share a name.
+        ModelLoadError: a node's site is missing or damaged, its attributes say something else, or two nodes
+            share a name.
     """
     sites: dict[str, Site] = {}
     for node in python_op_nodes(graph):
-        texts = {a.name: a.s for a in node.attribute if a.type == onnx.AttributeProto.STRING}
-        try:
-            name, text = texts["func_name"].decode(), texts[SITE_ATTRIBUTE].decode()
-        except (KeyError, UnicodeDecodeError) as error:
-            raise ModelLoadError(
-                f"PythonOp node '{node.name}': its attribute 'func_name' or '{SITE_ATTRIBUTE}' is missing or "
-                f"damaged ({error}); export the model again"
-            ) from error
         if node.name in sites:
             raise ModelLoadError(
                 f"two PythonOp nodes share the name '{node.name}', by which their sites are told apart; "
                 f"give each node a name of its own"
             )
-        sites[node.name] = load_site(name, text)
+        sites[node.name] = load_node(node)
     return sites

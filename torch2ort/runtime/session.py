@@ -98,6 +98,7 @@ def _bind(
     # The library's operator goes before onnxruntime-training's own.
     if stock.has_library(settings):
         return model, stock.bind_nodes(model.graph, sites)
+    binding.refuse_bodies(model.graph)
     plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})
     binding.bind_nodes(model.graph, sites, training=False)
     bound = binding.bind_sites(sites, plans, join_python_ops(model.graph, sites), training=False)
