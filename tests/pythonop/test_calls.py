@@ -86,6 +86,12 @@ def unread_last(h):
     return y
 
 
+def two_unread(h):
+    Noise.apply(h)
+    Clamped.apply(h)
+    return h * 2
+
+
 def unread_kernel(h):
     torch.rand(3)
     return torch.nn.functional.dropout(h) + torch.rand(4)
@@ -111,6 +117,7 @@ CALLS = {
     "dropouts": lambda h: torch.nn.functional.dropout(h) - torch.nn.functional.dropout(h),
     "unread": unread,
     "unread last": unread_last,
+    "two unread": two_unread,
     "unread kernel": unread_kernel,
     "unread kernel last": unread_kernel_last,
     "read by what nobody reads": read_by_what_nobody_reads,

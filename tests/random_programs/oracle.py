@@ -57,10 +57,8 @@ class Run:
         self.inputs.update(inputs)
         for path, leaf in leaves(value, label):
             if isinstance(leaf, torch.Tensor):
-                same = [name for name, tensor in inputs.items() if tensor is leaf]
                 self.seen.append((path, leaf.detach().clone()))
                 self.seen.append((f"{path}.requires_grad", leaf.requires_grad))
-                self.seen.append((f"{path}: which input it is", same))
             else:
                 self.seen.append((path, leaf))
         self.seen.append((f"random numbers after {label}", torch.rand(2)))

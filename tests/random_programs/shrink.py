@@ -54,7 +54,7 @@ def same_failure(verdict: Verdict, first: Verdict) -> bool:
 
 def _sort_of(reason: str) -> str:
     """Values, shapes, errors and deaths are failures of different sorts; numbers and labels do not matter."""
-    sorts = ("the process died", "no end within", "requires_grad", "which input", "random numbers", "values")
+    sorts = ("the process died", "no end within", "requires_grad", "random numbers", "values")
     for sort in (*sorts, "ORTModule: no error"):
         if sort in reason:
             return sort

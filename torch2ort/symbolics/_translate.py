@@ -17,6 +17,7 @@ from torch2ort.pythonop.observe import UserError
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.index_check import define_checks
 from torch2ort.symbolics.mending import mend
@@ -73,6 +74,7 @@ def translate(
     while True:
         model, mutations = _to_onnx(program, notes, opset, python_op, given_up)
         cleanup(model)
+        count_axes_from_the_front(model)
         if not training:
             break
         trained = trained_names(program)

@@ -67,7 +67,7 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
         last = graph[-1]
         waiting = _after(graph, last, result, node.outputs[1], behind=True)
         waiting.shape, waiting.type, waiting.name = result.shape, result.type, result.name
-        result.name = f"{result.name}.computed"
+        result.name = f"{result.name}.before.{node.name}"
         graph.outputs[0] = waiting
 
 

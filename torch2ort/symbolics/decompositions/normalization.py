@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -98,7 +99,7 @@ def native_group_norm(
     eps: float,
 ) -> _Three:
     """Output, means and inverse standard deviations of the groups."""
-    groups = input.reshape(n, group, -1)
+    groups = _grouped(input, n, group)
     mean = groups.mean(2)
     var = (groups - mean.unsqueeze(2)).square().mean(2)
     return group_norm(input, group, weight, bias, eps), mean, torch.rsqrt(var + eps)
@@ -161,8 +162,13 @@ def _normalize(
 
 
 def _normalize_groups(input: torch.Tensor, n: int, groups: int, eps: float) -> torch.Tensor:
-    flat = input.reshape(n, groups, -1)
+    flat = _grouped(input, n, groups)
     return torch.layer_norm(flat, [flat.shape[2]], None, None, eps).reshape(input.shape)
+
+
+def _grouped(input: torch.Tensor, n: int, groups: int) -> torch.Tensor:
+    # The size is said, as -1 could be any of a batch without elements.
+    return input.reshape(n, groups, input.shape[1] // groups * math.prod(input.shape[2:]))
 
 
 def _apply(

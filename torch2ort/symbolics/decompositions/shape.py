@@ -19,6 +19,12 @@ def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     return self.clone() if not dim else self
 
 
+@decomposes(aten.copy.default)
+def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """The source in the other's dtype and shape; PyTorch's own operator has no derivative."""
+    return src.to(self.dtype).expand(self.shape).clone()
+
+
 @decomposes(aten.split.Tensor, only_for_gradients=False)
 def split(self: torch.Tensor, split_size: int, dim: int = 0) -> list[torch.Tensor]:
     """Slices, where the size varies and ONNX's Split could not say how many parts there are."""
