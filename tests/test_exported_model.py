@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import gc
 import sys
 import traceback
@@ -248,3 +249,70 @@ def test_an_exception_in_forward_arrives_as_the_same_object():
         frame.name == "forward" and "raise error" in (frame.line or "")
         for frame in traceback.extract_tb(caught.value.__traceback__)
     )
+
+
+class Stateful(torch.nn.Module):
+    """An average over its calls, and their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.register_buffer("average", torch.zeros(3))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.average.mul_(0.5).add_(x.mean(0))
+        self.calls += 1
+        return Square.apply(self.layer(x)) + self.average, self.calls * 1
+
+
+def assert_goes_on_like(called, model, x, times=2):
+    for _ in range(times):
+        for actual, expected in zip(called(x), model(x), strict=True):
+            torch.testing.assert_close(actual, expected.detach())
+
+
+def test_a_call_starts_from_the_state_that_the_last_one_left(tmp_path):
+    model, x = Stateful(), torch.randn(2, 3)
+    exported = torch2ort.export(model, x)
+    assert model.calls == 0
+    eager = copy.deepcopy(model)
+    assert_goes_on_like(exported, eager, x)
+    exported.save(tmp_path / "model.onnx")
+    loaded = torch2ort.load(tmp_path / "model.onnx", functions=[Square])
+    # The file holds the state as it was when it was saved.
+    assert_goes_on_like(loaded, copy.deepcopy(eager), x)
+    assert_goes_on_like(exported, eager, x)
+    assert model.calls == 0
+
+
+def test_a_plain_session_takes_and_gives_the_state():
+    model, x = Stateful(), torch.randn(2, 3)
+    exported = torch2ort.export(model, x)
+    session = exported.session()
+    assert [value.name for value in session.get_inputs()] == ["x"]
+    names = [value.name for value in session.get_outputs()]
+    given = {"x": x.numpy()}
+    for _ in range(3):
+        result = dict(zip(names, session.run(None, given), strict=True))
+        torch.testing.assert_close(torch.from_numpy(result[names[0]]), model(x)[0].detach())
+        given.update(zip(("average", "calls"), (result[n] for n in names[2:]), strict=True))
+
+
+def test_the_exported_model_behind_a_module_updates_the_modules_buffers():
+    module, x = torch2ort.ORTModule(Stateful()), torch.randn(2, 3)
+    module(x)
+    eager = copy.deepcopy(module.module)
+    assert_goes_on_like(module.exported, eager, x)
+    torch.testing.assert_close(module.average, eager.average)
+
+
+def test_damaged_names_of_state_are_refused(tmp_path):
+    exported = torch2ort.export(Stateful(), torch.randn(2, 3))
+    exported.save(tmp_path / "model.onnx")
+    model = onnx.load(tmp_path / "model.onnx")
+    for entry in model.metadata_props:
+        entry.value = entry.value.replace('"state": {"average"', '"state": {"other"')
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(torch2ort.ModelLoadError, match="its torch2ort metadata is damaged"):
+        torch2ort.load(tmp_path / "model.onnx", functions=[Square])

@@ -7,13 +7,15 @@ inference mode stays out of autograd for good. What a graph is depends on neithe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
+from torch2ort import io_schema
 from torch2ort.errors import ExportError
+from torch2ort.pythonop import ONNX_TYPES
 
 
 def refuse_uninitialized(model: torch.nn.Module) -> None:
@@ -28,6 +30,34 @@ def refuse_uninitialized(model: torch.nn.Module) -> None:
                 f"{type(model).__name__}: '{name}' is not initialised, as a lazy module makes it in its "
                 f"first call. Call the model once in eager PyTorch, model(*inputs), then export or wrap it"
             )
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> None:
+    """Refuse arguments that are no plain strided tensors, for which operators mean something else.
+
+    Raises:
+        ExportError: there is one; names it.
+    """
+    for position, tensor in enumerate(tensors):
+        if type(tensor) not in _PLAIN:
+            kind, remedy = f"a {type(tensor).__name__}", "x.as_subclass(torch.Tensor)"
+        elif tensor.layout is not torch.strided:
+            kind, remedy = f"in the layout {tensor.layout}", "x.to_dense()"
+        elif tensor.is_complex():
+            kind, remedy = f"of {tensor.dtype}", "torch.view_as_real(x)"
+        elif tensor.dtype not in ONNX_TYPES:
+            kind, remedy = f"of {tensor.dtype}", "x.float()"
+        elif tensor.is_quantized:
+            kind, remedy = "quantised", "x.dequantize()"
+        else:
+            continue
+        name = schema.leaves[position].name or "input"
+        raise ExportError(
+            f"the argument '{name}' is {kind}; expected a plain dense torch.Tensor. Pass {remedy}"
+        )
 
 
 def ordinary(tensor: torch.Tensor) -> torch.Tensor:

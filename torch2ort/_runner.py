@@ -15,7 +15,7 @@ from torch2ort import io_schema
 from torch2ort._boundary import Boundary
 from torch2ort._built import Built, Call
 from torch2ort._modes import Modes
-from torch2ort._ordinary import ordinary
+from torch2ort._ordinary import ordinary, refuse_tensors
 from torch2ort._origins import put_back
 from torch2ort._trace import DimSpec
 from torch2ort._variants import Family, Shapes, Variant
@@ -63,7 +63,7 @@ class Runner:
             self._signature = io_schema.Signature.of(self.model.forward)
         bound = self._signature.bind(args, kwargs)
         tensors, schema = self._flatten(bound)
-        _refuse_tensors(tensors, schema)
+        refuse_tensors(tensors, schema)
         weights = self._watch.tensors()
         variant = self._variant(tensors, schema, weights)
         self.exported = variant.exported
@@ -158,7 +158,7 @@ class Runner:
         self, family: Family, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
     ) -> Variant:
         modes = Modes.now()
-        built = self._build(family, [ordinary(t) for t in tensors], schema, shapes)
+        built = self._build(family, tensors, schema, shapes)
         if not modes.gradients and any(
             t and r is None for t, r in zip(built.tracked, built.origins, strict=True)
         ):
@@ -189,14 +189,14 @@ class Runner:
         return variant
 
     def _build(
-        self, family: Family, samples: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
+        self, family: Family, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
     ) -> Built:
         """A graph for varying sizes if some vary and there is one, else one for these sizes alone."""
         varying = family.varying(shapes)
         family.seen.append(shapes)
         if any(varying) and varying not in family.refused:
             try:
-                built = self._built(samples, schema, varying)
+                built = self._built(tensors, schema, varying)
             except Exception as error:
                 # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
                 logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
@@ -204,11 +204,13 @@ class Runner:
             else:
                 if built.interface.sizes.mismatch(shapes) is None:
                     return built
-        return self._built(samples, schema, [None] * len(samples))
+        return self._built(tensors, schema, [None] * len(tensors))
 
     def _built(
-        self, samples: Sequence[torch.Tensor], schema: io_schema.Schema, dim_specs: Sequence[DimSpec]
+        self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, dim_specs: Sequence[DimSpec]
     ) -> Built:
+        # Of its own for each attempt: torch.export leaves marks on them when it fails.
+        samples = [ordinary(t) for t in tensors]
         call = Call(self._signature, samples, schema, dim_specs)
         # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
         trained = Modes.now().gradients and any(
@@ -291,30 +293,6 @@ def _refuse_surroundings() -> None:
         raise ExportError(
             "ORTModule was called inside torch.autograd.forward_ad.dual_level(), and a graph has no "
             "forward-mode derivative. Call the original model, ORTModule(...).module, there"
-        )
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-def _refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> None:
-    """Refuse arguments that are no plain strided tensors, for which operators mean something else.
-
-    Raises:
-        ExportError: there is one; names it.
-    """
-    for position, tensor in enumerate(tensors):
-        if type(tensor) not in _PLAIN:
-            kind, remedy = f"a {type(tensor).__name__}", "x.as_subclass(torch.Tensor)"
-        elif tensor.layout is not torch.strided:
-            kind, remedy = f"in the layout {tensor.layout}", "x.to_dense()"
-        elif tensor.is_quantized:
-            kind, remedy = "quantised", "x.dequantize()"
-        else:
-            continue
-        name = schema.leaves[position].name or "input"
-        raise ExportError(
-            f"ORTModule: the argument '{name}' is {kind}; expected a plain dense torch.Tensor. Pass {remedy}"
         )
 
 

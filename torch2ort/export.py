@@ -17,7 +17,7 @@ from torch2ort import io_schema
 from torch2ort._built import Built, Call
 from torch2ort._lowering import lower, sizes_of
 from torch2ort._modes import Modes, traceable_modes
-from torch2ort._ordinary import refuse_uninitialized
+from torch2ort._ordinary import ordinary, refuse_tensors, refuse_uninitialized
 from torch2ort._reuse import reuse_or_build
 from torch2ort._trace import flat_dim_specs, trace
 from torch2ort._traceable import backward_hook
@@ -70,12 +70,13 @@ def export(
     signature = io_schema.Signature.of(model.forward)
     bound = signature.bind(args, keywords)
     tensors, schema = io_schema.flatten(bound)
+    refuse_tensors(tensors, schema)
+    tensors = [ordinary(t) for t in tensors]
     call = Call(signature, tensors, schema, flat_dim_specs(bound, dynamic_shapes, len(tensors)))
     mode = model.training if training is None else training
     built = build(model, call, training=training, differentiate=mode, options=options)
     return ExportedModel(
-        frozen(built.graph, built.weights),
-        {},
+        *frozen(built.graph, built.weights),
         built.interface,
         training=built.training,
         options=options,

@@ -12,13 +12,14 @@ from typing import Any
 
 import onnx
 import onnx.external_data_helper
+import onnx.numpy_helper
 import torch
 
 from torch2ort import _seal, io_schema
 from torch2ort._file_checks import check_functions, check_interface
 from torch2ort._sizes import Sizes
 from torch2ort.errors import ExportError, ModelLoadError, SchemaError, SchemaMismatchError
-from torch2ort.options import Options
+from torch2ort.options import Options, with_arguments
 from torch2ort.pythonop import ONNX_TYPES, PythonOpSite, unstorable
 from torch2ort.runtime import (
     Graph,
@@ -121,14 +122,18 @@ class ExportedModel:
         self._weights = weights
         self._interface = interface
         self._options = options
-        self._engine: InferenceEngine | None = None
+        # By whether PyTorch's flag of determinism was set.
+        self._engines: dict[bool, InferenceEngine] = {}
         self._proto: onnx.ModelProto | None = None
         self.training = training
         self.cache = cache or CacheReport()
 
     @property
     def proto(self) -> onnx.ModelProto:
-        """The model with its weights as initializers.
+        """The model with its weights as initializers, and its state as it is now.
+
+        State, the buffers that the model itself updates, is an input, too: its initializer is what a session
+        starts from that is not given another value.
 
         That of :attr:`torch2ort.ORTModule.exported` holds the weights as they are at each access.
         """
@@ -195,6 +200,7 @@ class ExportedModel:
                 "returned": [list(pair) for pair in interface.returned],
                 "graph_inputs": list(graph.inputs),
                 "graph_outputs": list(graph.outputs),
+                "state": state_of(graph),
                 "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
             }
         )
@@ -202,22 +208,33 @@ class ExportedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph on ONNX Runtime, without gradients, in the mode that was exported.
 
+        Buffers that the model updates are state, as in the model: a call starts from what the last one left.
+        Calls of :attr:`torch2ort.ORTModule.exported` update the module's own buffers.
+
         Raises:
             SchemaMismatchError: the call differs from the exported one.
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
         tensors, bound = self._interface.tensors(args, kwargs)
-        if self._engine is None:
-            self._engine = InferenceEngine(self._graph, self._options)
         feeds = [*tensors, *(self._weights[name] for name in self._graph.weights)]
-        fetched = self._engine.run(feeds)
+        fetched = self._engine().run(feeds)
         count = len(self._graph.outputs)
-        targets = dict(zip(self._graph.inputs, tensors, strict=True))
+        inputs = dict(zip(self._graph.inputs, tensors, strict=True))
+        state = {origin: self._weights[name] for name, origin in state_of(self._graph).items()}
         with torch.no_grad():
             for mutation, value in zip(self._graph.mutations, fetched[count:], strict=True):
-                if mutation.kind == "input":
-                    targets[mutation.target].copy_(value)
+                # A buffer that is written and never read is no state.
+                target = (inputs if mutation.kind == "input" else state).get(mutation.target)
+                if target is not None:
+                    target.copy_(value)
         return self._interface.result(bound, fetched[:count])
+
+    def _engine(self) -> InferenceEngine:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if deterministic not in self._engines:
+            options = with_arguments(self._options, deterministic=deterministic or None)
+            self._engines[deterministic] = InferenceEngine(self._graph, options)
+        return self._engines[deterministic]
 
     def session(self, *, providers: Sequence[Any] | None = None, session_options: Any = None) -> Any:
         """An ``onnxruntime.InferenceSession`` over the graph, PythonOp nodes included.
@@ -240,9 +257,19 @@ class ExportedModel:
         return f"ExportedModel({mode}, {nodes} nodes, {len(self.python_ops)} PythonOps)"
 
 
-def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Graph:
-    """``graph`` with the present values of its weights in it."""
-    return replace(graph, proto=_with_weights(graph, weights), weights={})
+def state_of(graph: Graph) -> dict[str, str]:
+    """Graph input -> name, of the buffers that the model reads and updates."""
+    updated = {m.target for m in graph.mutations if m.kind == "buffer"}
+    return {name: origin for name, origin in graph.weights.items() if origin in updated}
+
+
+def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """``graph`` with the present values of its weights in it, but for its state, which is beside it."""
+    state = state_of(graph)
+    fixed = replace(graph, weights={name: o for name, o in graph.weights.items() if name not in state})
+    with torch.inference_mode(False):
+        values = {name: weights[name].detach().clone() for name in state}
+    return replace(graph, proto=_with_weights(fixed, weights), weights=state), values
 
 
 def load(
@@ -288,10 +315,12 @@ def load(
             )
         interface = _load_interface(data)
         sites = load_sites(model.graph)
+        state = dict(data.get("state", {}))
+        values = _take_state(model, state)
         graph = Graph(
             proto=model,
             inputs=tuple(data["graph_inputs"]),
-            weights={},
+            weights=state,
             outputs=tuple(data["graph_outputs"]),
             mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
             sites=sites,
@@ -307,7 +336,7 @@ def load(
         bind_classes(sites.values(), functions)
     except ModelLoadError as error:
         raise ModelLoadError(f"{file}: {error}") from error
-    return ExportedModel(graph, {}, interface, training=training, options=Options())
+    return ExportedModel(graph, values, interface, training=training, options=Options())
 
 
 def _load_interface(data: Mapping[str, Any]) -> Interface:
@@ -325,11 +354,38 @@ def _load_interface(data: Mapping[str, Any]) -> Interface:
 def _with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
     model = onnx.ModelProto()
     model.CopyFrom(graph.proto)
-    inputs = [value for value in model.graph.input if value.name not in graph.weights]
+    state = state_of(graph)
+    inputs = [v for v in model.graph.input if v.name not in graph.weights or v.name in state]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     model.graph.initializer.extend(_initializer(name, weights[name]) for name in graph.weights)
     return model
+
+
+def _take_state(model: onnx.ModelProto, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The values that ``model`` starts from, taken out of it: they are fed in each call.
+
+    Raises:
+        KeyError: one is missing.
+    """
+    initializers = {value.name: value for value in model.graph.initializer}
+    if not names.keys() <= {value.name for value in model.graph.input}:
+        raise KeyError("state")
+    values = {name: _tensor(initializers[name]) for name in names}
+    for name in names:
+        model.graph.initializer.remove(initializers[name])
+    return values
+
+
+_DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
+
+
+def _tensor(initializer: onnx.TensorProto) -> torch.Tensor:
+    content = onnx.numpy_helper.to_array(initializer).tobytes()
+    dtype = _DTYPES[initializer.data_type]
+    if not content:
+        return torch.empty(list(initializer.dims), dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(list(initializer.dims))
 
 
 def _initializer(name: str, tensor: torch.Tensor) -> onnx.TensorProto:

@@ -48,7 +48,9 @@ def inference_session(
         EngineError: onnxruntime refuses the model.
     """
     if session_options is None:
-        return tuned_session(proto, sites, private.onnxruntime().SessionOptions(), providers=providers)
+        settings = private.onnxruntime().SessionOptions()
+        settings.use_deterministic_compute = torch.are_deterministic_algorithms_enabled()
+        return tuned_session(proto, sites, settings, providers=providers)
     if sites and not private.has_training():
         stock.register_library(session_options)
     model, bound = _bind(proto, sites, session_options)
