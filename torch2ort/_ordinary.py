@@ -13,17 +13,25 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from torch2ort import _torch_private as private
 from torch2ort import io_schema
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import ONNX_TYPES
 
 
-def refuse_uninitialized(model: torch.nn.Module) -> None:
-    """Refuse a model with parameters or buffers that a lazy module has yet to make.
+def refuse_untraceable(model: torch.nn.Module) -> None:
+    """Refuse a model that cannot be traced as it is.
 
     Raises:
-        ExportError: there is one; names it.
+        ExportError: a lazy module has yet to make a parameter or buffer, or a module below the model was
+            given to ``torch.compile``; names it.
     """
+    for name, module in model.named_modules():
+        if name and private.is_compiled(module):
+            raise ExportError(
+                f"{type(model).__name__}: its module '{name}' is what torch.compile returned, which cannot "
+                f"be exported; put the module that was given to torch.compile there"
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ExportError(

@@ -63,6 +63,9 @@ class Runner:
             self._signature = io_schema.Signature.of(self.model.forward)
         bound = self._signature.bind(args, kwargs)
         tensors, schema = self._flatten(bound)
+        if any(isinstance(tensor, private.TRACED) for tensor in tensors):
+            # As a part of a model that is exported whole, it is the module that it wraps.
+            return self.model.forward(*args, **kwargs)
         refuse_tensors(tensors, schema)
         weights = self._watch.tensors()
         variant = self._variant(tensors, schema, weights)
@@ -70,7 +73,10 @@ class Runner:
         built = variant.built
         feeds = [*tensors, *variant.pick(self._watch.names, weights)]
         verification = self._verification(variant, schema, tensors)
-        if variant.requires_grad and variant.differentiable:
+        fetched: list[torch.Tensor] = []
+        if not built.graph.fetches:
+            pass  # A model of no tensors, for which there is no session.
+        elif variant.requires_grad and variant.differentiable:
             fetched = list(Boundary.apply(variant.training_engine(), verification, *feeds))
         else:
             fetched = variant.inference_engine().run(feeds)

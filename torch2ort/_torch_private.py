@@ -5,6 +5,7 @@
 | ExportedProgram._guards_code | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.11-2.15.0 |
+| torch._subclasses: fake_tensor.FakeTensor, functional_tensor.FunctionalTensor | 2.13.0 |
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
 | torch.nn.modules.batchnorm._BatchNorm | 2.11-2.15.0 |
 | torch.Tensor._version | 2.11-2.15.0 |
@@ -12,18 +13,26 @@
 | torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0 |
 | torch._C._functorch.peek_interpreter_stack | 2.13.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0 |
+| torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0 |
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 import torch
 
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+    )
+    from torch._subclasses.functional_tensor import FunctionalTensor
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
@@ -33,15 +42,18 @@ with private_names("torch"):
     need(torch.nn.Module, "_compiled_call_impl")
     need(torch._C._functorch, "peek_interpreter_stack")
     need(torch.autograd.forward_ad, "_current_level")
+    need(torch.nn.modules.transformer, "_detect_is_causal_mask")
 
 __all__ = [
     "DATA_DEPENDENT",
+    "TRACED",
     "BatchNorm",
     "NeverCompiled",
     "backward_keeps_graph",
     "in_forward_mode",
     "in_transform",
     "is_compiled",
+    "mask_is_a_mask",
     "size_guards",
     "version_of",
 ]
@@ -52,6 +64,10 @@ DATA_DEPENDENT: tuple[type[Exception], ...] = (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+
+
+# What stands for a tensor while a model is traced.
+TRACED: tuple[type[torch.Tensor], ...] = (FakeTensor, FunctionalTensor)
 
 
 def size_guards(program: torch.export.ExportedProgram) -> list[str]:
@@ -80,6 +96,18 @@ def is_compiled(model: torch.nn.Module) -> bool:
     """Whether ``model`` is what ``torch.compile`` returned."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+
+
+@contextlib.contextmanager
+def mask_is_a_mask() -> Iterator[None]:
+    """Let transformers apply the masks that they get without looking whether they are causal."""
+    transformer = torch.nn.modules.transformer
+    detect = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = detect
 
 
 def in_transform() -> bool:

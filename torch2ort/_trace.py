@@ -164,8 +164,20 @@ def trace(
                 f"autograd.Function"
             ) from error
         except Exception as error:
+            if isinstance(error, NotImplementedError) and "Sparse" in str(error):
+                raise ExportError(
+                    f"{type(model).__name__}: forward makes a sparse tensor{_users_line(error)}, which a "
+                    f"graph cannot hold. Use dense tensors, or put that part of the model into a "
+                    f"torch.autograd.Function"
+                ) from error
             if not _is_of_torch_export(error):
                 raise
+            if call.code.derived:
+                raise ExportError(
+                    f"{type(model).__name__}: {_line_in(call.code.derived)} lets a tensor of forward's own "
+                    f"require a gradient, and a graph cannot compute a derivative inside of forward. Put "
+                    f"that part of the model into a torch.autograd.Function"
+                ) from error
             raise ExportError(
                 f"{type(model).__name__}: torch.export failed{_users_line(error)}: {error}"
             ) from error

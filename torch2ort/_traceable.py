@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torch2ort._torch_private import BatchNorm
+from torch2ort._torch_private import BatchNorm, mask_is_a_mask
 from torch2ort.errors import Torch2OrtWarning
 from torch2ort.symbolics.recurrent import stand_in
 
@@ -24,7 +24,8 @@ def traceable_modules(model: torch.nn.Module) -> Iterator[None]:
     for module in changed:
         module.__dict__["forward"] = functools.partial(_cumulative_batch_norm, module)
     try:
-        yield
+        with mask_is_a_mask():
+            yield
     finally:
         for module in changed:
             del module.__dict__["forward"]
@@ -107,6 +108,7 @@ class TracedCode(TorchFunctionMode):
 
     Attributes:
         hooked: the stack when the model's code put a hook on a gradient; empty if it did not.
+        derived: the stack when it let a tensor of its own require a gradient; empty if it did not.
         used: ids of the tensors that require a gradient and were used past the modules that hold them.
         outside: the stack when the code used one of those that is none of the model's; empty if it did not.
 
@@ -120,6 +122,7 @@ class TracedCode(TorchFunctionMode):
         self.used: set[int] = set()
         self.outside: list[traceback.FrameSummary] = []
         self.hooked: list[traceback.FrameSummary] = []
+        self.derived: list[traceback.FrameSummary] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -127,6 +130,8 @@ class TracedCode(TorchFunctionMode):
         """Call ``func``, or what stands for it."""
         if func == _DATA:
             return args[0].detach()
+        if func in _LEAVES and True in (*args[1:], *(kwargs or {}).values(), len(args) == 1):
+            self.derived = self.derived or traceback.extract_stack()
         if func in _HOOKS:
             self.hooked = self.hooked or traceback.extract_stack()
         for value in (*args, *(kwargs or {}).values()):
@@ -146,6 +151,10 @@ class TracedCode(TorchFunctionMode):
 
 
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_LEAVES: tuple[Any, ...] = (
+    torch.Tensor.requires_grad_,
+    torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+)
 _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
 
 

@@ -17,7 +17,7 @@ from torch2ort import io_schema
 from torch2ort._built import Built, Call
 from torch2ort._lowering import lower, sizes_of
 from torch2ort._modes import Modes, traceable_modes
-from torch2ort._ordinary import ordinary, refuse_tensors, refuse_uninitialized
+from torch2ort._ordinary import ordinary, refuse_tensors, refuse_untraceable
 from torch2ort._reuse import reuse_or_build
 from torch2ort._trace import flat_dim_specs, trace
 from torch2ort._traceable import backward_hook
@@ -106,7 +106,7 @@ def build(
     Raises:
         ExportError: see :func:`export`.
     """
-    refuse_uninitialized(model)
+    refuse_untraceable(model)
     hooked = backward_hook(model)
     if differentiate and hooked is not None:
         _refuse_hook(model, f"its module '{hooked}' has a backward hook")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch2ort import _torch_private as private
-from torch2ort._ordinary import refuse_uninitialized
+from torch2ort._ordinary import refuse_untraceable
 from torch2ort._runner import Runner
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
@@ -192,4 +192,4 @@ def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             "ORTModule: the model is what torch.compile returned; wrap the model that was given to "
             "torch.compile instead"
         )
-    refuse_uninitialized(model)
+    refuse_untraceable(model)

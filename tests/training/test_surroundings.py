@@ -80,6 +80,87 @@ def test_a_call_without_tensors():
             assert_same(actual, expected, f"{arguments}")
 
 
+def test_a_model_that_returns_no_tensor():
+    module = torch2ort.ORTModule(Model(lambda m, x: {"nothing": None}))
+    assert module(X) == {"nothing": None}
+
+
+def test_an_ort_module_inside_of_another_is_a_part_of_its_graph():
+    inner = torch2ort.ORTModule(Model())
+    module = torch2ort.ORTModule(Model(lambda m, x: m.layer(x) * 2))
+    module.layer = inner
+    assert_same(module(X), module.module(X), "output")
+    assert [site.function for site in module.exported.python_ops] == [Square]
+
+
+class CallsModule(torch.autograd.Function):
+    inner = None
+
+    @staticmethod
+    def forward(ctx, x):
+        return CallsModule.inner(x).detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_a_function_that_calls_an_ort_module_is_refused(monkeypatch):
+    monkeypatch.setattr(CallsModule, "inner", torch2ort.ORTModule(Model()))
+    module = torch2ort.ORTModule(Model(lambda m, x: CallsModule.apply(m.layer(x))))
+    with pytest.raises(torch2ort.EngineError, match=r"would wait for itself forever\. Call"):
+        module(X)
+
+
+def test_a_module_that_was_compiled_below_the_model_is_refused():
+    model = torch.nn.Sequential(torch.compile(torch.nn.Linear(4, 4)))
+    expected = (
+        "Sequential: its module '0' is what torch.compile returned, which cannot be exported; put the module "
+        "that was given to torch.compile there"
+    )
+    assert refusal(torch2ort.ORTModule, model) == expected
+    assert refusal(lambda m: torch2ort.export(m, X), model) == expected
+
+
+def test_a_derivative_inside_of_forward_is_refused():
+    def body(model, x):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(model.layer(leaf).square().sum(), leaf)[0]
+
+    message = refusal(torch2ort.ORTModule(Model(body)), X)
+    assert message.startswith(f"Model: {__file__}:")
+    assert message.endswith(
+        " in body (leaf = x.clone().requires_grad_()) lets a tensor of forward's own require a gradient, and "
+        "a graph cannot compute a derivative inside of forward. Put that part of the model into a "
+        "torch.autograd.Function"
+    )
+
+
+def test_a_transformer_takes_a_mask_without_a_word_on_what_kind_it_is():
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1)
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for mask in (torch.triu(torch.full((3, 3), float("-inf")), 1), torch.zeros(3, 3)):
+        results = []
+        for called in (model, module):
+            called.zero_grad()
+            output = called(X[None], mask=mask)
+            output.square().sum().backward()
+            results.append([output.detach(), *(p.grad for p in called.parameters())])
+        for i, (expected, actual) in enumerate(zip(*results, strict=True)):
+            assert_same(actual, expected, f"value {i}")
+
+
+def test_inference_in_half_precision_asks_for_no_gradients():
+    model = Model().half().eval()
+    module = torch2ort.ORTModule(model)
+    with torch.no_grad():
+        assert_same(module(X.half()), model(X.half()), "output", rtol=1e-2, atol=1e-2)
+    assert refusal(module, X.half()).endswith(
+        "; where no gradients are wanted, call the model under torch.no_grad()"
+    )
+
+
 # --- what varies from call to call ---
 
 

@@ -234,7 +234,8 @@ def _refuse_unrepresentable(program: torch.export.ExportedProgram, *, training: 
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} computes with {_half_name(node)}, of which "
                 f"onnxruntime-training cannot add up gradients on CPU. Train in float32, or put the part of "
-                f"the model in lower precision into a torch.autograd.Function"
+                f"the model in lower precision into a torch.autograd.Function; where no gradients are "
+                f"wanted, call the model under torch.no_grad()"
             )
         if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
             raise UnsupportedOperatorError(
