@@ -57,7 +57,8 @@ def check_interface(
         ModelLoadError: they do not fit; says what was found and what was expected.
     """
     proto = graph.proto.graph
-    weights = {tensor.name for tensor in proto.initializer}
+    # State was taken out of the initializers; it is fed beside the inputs of the call.
+    weights = {*graph.weights, *(tensor.name for tensor in proto.initializer)}
     given = [value.name for value in proto.input if value.name not in weights]
     _same("graph_inputs", list(graph.inputs), "the graph's inputs", given)
     _same(
