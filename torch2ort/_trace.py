@@ -164,23 +164,10 @@ def trace(
                 f"autograd.Function"
             ) from error
         except Exception as error:
-            if isinstance(error, NotImplementedError) and "Sparse" in str(error):
-                raise ExportError(
-                    f"{type(model).__name__}: forward makes a sparse tensor{_users_line(error)}, which a "
-                    f"graph cannot hold. Use dense tensors, or put that part of the model into a "
-                    f"torch.autograd.Function"
-                ) from error
-            if not _is_of_torch_export(error):
+            failure = _failure(model, call, error)
+            if failure is None:
                 raise
-            if call.code.derived:
-                raise ExportError(
-                    f"{type(model).__name__}: {_line_in(call.code.derived)} lets a tensor of forward's own "
-                    f"require a gradient, and a graph cannot compute a derivative inside of forward. Put "
-                    f"that part of the model into a torch.autograd.Function"
-                ) from error
-            raise ExportError(
-                f"{type(model).__name__}: torch.export failed{_users_line(error)}: {error}"
-            ) from error
+            raise failure from error
         connect_constants(program, call, call.code.used)
     assert call.output_schema is not None
     guards = tuple(map(_readable_guard, private.size_guards(program)))
@@ -195,6 +182,25 @@ def trace(
         call.origins,
         call.tracked,
     )
+
+
+def _failure(model: torch.nn.Module, call: FlatCall, error: Exception) -> ExportError | None:
+    """What to say of an export that failed with ``error``; ``None`` if the model's own code raised it."""
+    name = type(model).__name__
+    if isinstance(error, NotImplementedError) and "Sparse" in str(error):
+        return ExportError(
+            f"{name}: forward makes a sparse tensor{_users_line(error)}, which a graph cannot hold. Use "
+            f"dense tensors, or put that part of the model into a torch.autograd.Function"
+        )
+    if not _is_of_torch_export(error):
+        return None
+    if call.code.derived:
+        return ExportError(
+            f"{name}: {_line_in(call.code.derived)} lets a tensor of forward's own require a gradient, and a "
+            f"graph cannot compute a derivative inside of forward. Put that part of the model into a "
+            f"torch.autograd.Function"
+        )
+    return ExportError(f"{name}: torch.export failed{_users_line(error)}: {error}")
 
 
 def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
