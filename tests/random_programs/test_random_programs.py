@@ -18,6 +18,8 @@ from tests.random_programs.render import render, script
 from tests.random_programs.runner import run, run_apart
 from tests.random_programs.shrink import same_failure, shrink
 
+# About a minute's worth on one core, and ten.
+SEEDS = [*range(1, 33), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(33, 333))]
 CALL = Action("call", requires_grad=True)
 WRONG = Operator("x", "x", "{o} = {a} * (2 if torch.compiler.is_exporting() else 1)")
 BRANCH = Operator("x", "x", "{o} = {a} if {a}.sum() > 0 else -{a}")
@@ -37,6 +39,14 @@ def with_operator(name: str, around: int = 0) -> Program:
     ]
     returns = (f"x{90 + around}", "x1")
     return Program((FunctionPlan(keeps="input"),), tuple(body), returns, "dict", tuple(actions))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_program_does_what_it_does_in_eager_pytorch_or_is_refused(seed) -> None:
+    verdict = run(generate(seed))
+    assert verdict.kind != "failed", (
+        f"{verdict}\nTo shrink it: python -m tests.random_programs --seed {seed} --programs 1"
+    )
 
 
 def test_a_seed_gives_one_whole_program() -> None:
