@@ -22,10 +22,10 @@ from torch2ort.symbolics.index_check import decode_check
 from torch2ort.symbolics.indices import check_indices
 from torch2ort.symbolics.kernels import decode_call
 from torch2ort.symbolics.mutation import refuse_other_mutations
-from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, is_faster_in_pytorch, wants_kernel
+from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, is_better_in_pytorch, wants_kernel
 from torch2ort.symbolics.recurrent import restore
 from torch2ort.symbolics.registered import user_operators
-from torch2ort.symbolics.sites import SiteMaker
+from torch2ort.symbolics.sites import SiteMaker, arguments_of
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.translations import translation_table
 
@@ -179,7 +179,7 @@ def _needs_kernel(
         wanted = node.target not in users and wants_kernel(node, training=training)
         if wanted or not private.has_translation(node, known):
             return True
-        if node in gradient and (_is_empty(node) or is_faster_in_pytorch(node)):
+        if node in gradient and (_is_empty(node) or is_better_in_pytorch(node, gradient)):
             return True
         # What is not differentiated may compute in half precision, which ONNX Runtime has few kernels for.
         return training and _computes_in_half(node)
@@ -216,6 +216,10 @@ def _computes_in_half(node: torch.fx.Node) -> bool:
     return not _HALF.isdisjoint(_dtypes(node))
 
 
+def _has_sparse_gradient(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and arguments_of(node).get("sparse") is True
+
+
 def _half_name(node: torch.fx.Node) -> str:
     return str(next(iter(_dtypes(node) & _HALF)))
 
@@ -224,6 +228,11 @@ def _refuse_unrepresentable(program: torch.export.ExportedProgram, *, training: 
     """Refuse what a graph cannot hold: subgraphs and, in training, complex and half numbers."""
     gradient = requires_grad(program) if training else frozenset()
     for node in program.graph_module.graph.nodes:
+        if node in gradient and _has_sparse_gradient(node):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} has sparse=True, but the gradients of a graph are "
+                f"dense. Make the table with sparse=False, or put the look-up into a torch.autograd.Function"
+            )
         if node in gradient and any(d.is_complex for d in _dtypes(node)):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} computes with complex numbers, which an ONNX graph "

@@ -156,7 +156,22 @@ def _embedding_backward(
     return {"weight": found}
 
 
+def _div(a: Arguments) -> tuple[torch.Tensor, Tensors]:
+    return a["self"] / a["other"], (a["self"], a["other"])
+
+
+def _div_backward(grad: torch.Tensor, saved: Tensors, a: Arguments, needed: frozenset[str]) -> Gradients:
+    dividend, divisor = saved
+    found: Gradients = {}
+    if "self" in needed:
+        found["self"] = (grad / divisor).sum_to_size(dividend.shape)
+    if "other" in needed:
+        found["other"] = (-grad * (dividend / divisor / divisor)).sum_to_size(divisor.shape)
+    return found
+
+
 DERIVATIVES: dict[OpOverload, Derivative] = {
+    aten.div.Tensor: Derivative(_div, _div_backward),
     aten.elu.default: _of_one(aten.elu, _elu_backward, "alpha scale input_scale"),
     aten.embedding.default: Derivative(_embedding, _embedding_backward),
     aten.gelu.default: _of_one(_gelu, _gelu_backward, "approximate"),

@@ -55,8 +55,25 @@ _MISTRANSLATED: frozenset[OpOverload] = frozenset(
 )
 
 # topk: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
-# xlogy: its translation has no gradient where x is zero.
-_KERNELS_IN_TRAINING: frozenset[OpOverload] = frozenset({aten.topk.default, aten.xlogy.Tensor})
+# The others: their parts have no gradient, or another, at zero, at the ends of their range, of large numbers.
+_KERNELS_IN_TRAINING: frozenset[OpOverload] = frozenset(
+    {
+        aten.topk.default,
+        aten.erf.default,
+        aten.erfc.default,
+        aten.logaddexp.default,
+        aten.logaddexp2.default,
+        aten.log_sigmoid_forward.default,
+        aten.logit.default,
+        aten.sinc.default,
+        aten.std.correction,
+        aten.std_mean.correction,
+        aten.xlogy.Tensor,
+    }
+)
+
+# Their derivatives by ONNX Runtime, or by that of their parts, are not eager's at every number.
+_EXACT: frozenset[OpOverload] = frozenset({aten.hardswish.default, aten.mish.default})
 
 
 def wants_kernel(node: torch.fx.Node, *, training: bool) -> bool:
@@ -65,6 +82,9 @@ def wants_kernel(node: torch.fx.Node, *, training: bool) -> bool:
     if is_random(node) or target in _MISTRANSLATED:
         return True
     if training and target in _KERNELS_IN_TRAINING:
+        return True
+    if training and target is aten.linalg_vector_norm.default and 0 < arguments_of(node)["ord"] < 1:
+        # The derivative of its root is infinite at zero.
         return True
     condition = _CONDITIONS.get(target)
     return condition is not None and condition(arguments_of(node))
@@ -75,12 +95,25 @@ def wants_kernel(node: torch.fx.Node, *, training: bool) -> bool:
 LARGE = 16384
 
 
-def is_faster_in_pytorch(node: torch.fx.Node) -> bool:
-    """Whether PyTorch's kernels do ``node`` and its derivative so much faster that a call of them pays."""
+def is_better_in_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
+    """Whether PyTorch's kernels do ``node`` and its derivative exactly, or so much faster that a call pays.
+
+    Args:
+        node: carries a gradient.
+        gradient: the nodes that do.
+    """
     if node.target not in DERIVATIVES:
         return False
+    if node.target is aten.div.Tensor:
+        # ONNX Runtime squares the divisor, which is zero or infinite for numbers that are neither.
+        return node.args[1] in gradient and _of_one_dtype(node)
     # The kernel of an embedding also looks at the indices.
-    return node.target is aten.embedding.default or is_large(node.meta["val"])
+    return node.target in _EXACT or node.target is aten.embedding.default or is_large(node.meta["val"])
+
+
+def _of_one_dtype(node: torch.fx.Node) -> bool:
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    return len({v.dtype for v in values if isinstance(v, torch.Tensor)}) == 1
 
 
 def is_large(tensor: torch.Tensor) -> bool:

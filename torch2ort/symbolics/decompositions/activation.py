@@ -53,19 +53,6 @@ def softplus(self: torch.Tensor, beta: float = 1, threshold: float = 20) -> torc
     return torch.where(scaled > threshold, self, curved)
 
 
-@decomposes(aten.mish.default)
-def mish(self: torch.Tensor) -> torch.Tensor:
-    """``x * tanh(softplus(x))``."""
-    return self * torch.tanh(softplus(self))
-
-
-@decomposes(aten.log_sigmoid_forward.default)
-def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``min(x, 0) - log(1 + exp(-|x|))`` and a buffer that nobody reads here."""
-    lower = self.clamp(max=0)
-    return lower - torch.log(torch.exp(lower + lower - self) + 1), self.new_zeros(0)
-
-
 @decomposes(aten.elu.default)
 def elu(self: torch.Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> torch.Tensor:
     """``scale * x`` above zero, ``scale * alpha * (exp(input_scale * x) - 1)`` below."""
@@ -82,22 +69,17 @@ def silu(self: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.hardsigmoid.default)
 def hardsigmoid(self: torch.Tensor) -> torch.Tensor:
     """``clamp(x / 6 + 1 / 2, 0, 1)``, without gradient at the corners."""
-    inside = (self > -3) & (self < 3)
-    return torch.where(inside, self / 6 + 0.5, (self >= 3).to(self.dtype))
-
-
-@decomposes(aten.hardswish.default)
-def hardswish(self: torch.Tensor) -> torch.Tensor:
-    """``x * clamp(x + 3, 0, 6) / 6``."""
-    curved = self * (self + 3) / 6
-    return torch.where(self > 3, self, torch.where(self >= -3, curved, torch.zeros_like(self)))
+    outside = torch.where(
+        self >= 3, torch.ones_like(self), torch.where(self <= -3, torch.zeros_like(self), self.detach())
+    )
+    return torch.where((self > -3) & (self < 3), self / 6 + 0.5, outside)
 
 
 @decomposes(aten.hardtanh.default)
 def hardtanh(self: torch.Tensor, min_val: float = -1, max_val: float = 1) -> torch.Tensor:
     """A clamp without gradient at its ends."""
-    inside = (self > min_val) & (self < max_val)
-    return torch.where(inside, self, clamp(self.detach(), min_val, max_val))
+    outside = (self <= min_val) | (self >= max_val)
+    return torch.where(outside, clamp(self.detach(), min_val, max_val), self)
 
 
 @decomposes(aten.selu.default)
@@ -125,7 +107,7 @@ def prelu(self: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.threshold.default)
 def threshold(self: torch.Tensor, threshold: float, value: float) -> torch.Tensor:
     """``x`` above the threshold, ``value`` elsewhere."""
-    return torch.where(self > threshold, self, torch.full((), value, dtype=self.dtype, device=self.device))
+    return torch.where(self <= threshold, torch.full((), value, dtype=self.dtype, device=self.device), self)
 
 
 @decomposes(aten.leaky_relu.default)

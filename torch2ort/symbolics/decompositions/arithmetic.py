@@ -33,8 +33,8 @@ def pow_scalar(self: torch.Tensor, exponent: float) -> torch.Tensor:
 
 @decomposes(aten.pow.Scalar)
 def pow_of_number(self: float, exponent: torch.Tensor) -> torch.Tensor:
-    """``exp(exponent * log(base))`` for a positive base."""
-    if self <= 0 or not exponent.dtype.is_floating_point:
+    """``exp(exponent * log(base))`` for a positive base that is not one."""
+    if self <= 0 or self == 1 or not exponent.dtype.is_floating_point:
         return NotImplemented  # type: ignore[no-any-return]
     return torch.exp(exponent * math.log(self))
 

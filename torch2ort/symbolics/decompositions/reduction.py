@@ -53,31 +53,6 @@ def var_mean(
     return _var_mean(self, dim, correction, keepdim)
 
 
-@decomposes(aten.std.correction)
-def std(
-    self: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> torch.Tensor:
-    """The square root of the variance."""
-    return _root(_var_mean(self, dim, correction, keepdim)[0])
-
-
-@decomposes(aten.std_mean.correction)
-def std_mean(
-    self: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Standard deviation and mean."""
-    variance, average = _var_mean(self, dim, correction, keepdim)
-    return _root(variance), average
-
-
 @decomposes(aten.norm.Scalar, aten.norm.ScalarOpt_dim)
 def norm(
     self: torch.Tensor, p: float | None = 2, dim: Sequence[int] | None = None, keepdim: bool = False
@@ -98,13 +73,6 @@ def adaptive_avg_pool2d(self: torch.Tensor, output_size: Sequence[int]) -> torch
         return NotImplemented  # type: ignore[no-any-return]
     kernel = [height // rows, width // columns]
     return torch.nn.functional.avg_pool2d(self, kernel, kernel)
-
-
-def _root(variance: torch.Tensor) -> torch.Tensor:
-    # The gradient where nothing varies is zero, not infinite.
-    none = variance == 0
-    one = torch.ones((), dtype=variance.dtype, device=variance.device)
-    return torch.where(none, one - 1, torch.sqrt(torch.where(none, one, variance)))
 
 
 def _var_mean(

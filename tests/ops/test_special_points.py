@@ -1,0 +1,62 @@
+"""Values and gradients are eager's at kinks, at ties, at zero, and of very small and very large numbers."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import torch2ort
+from tests.ops import special_points as sp
+
+GROUPS = {
+    "one operand": (sp.UNARY, (sp.FINITE,)),
+    "infinities": (
+        {name: call for name, call in sp.UNARY.items() if name not in sp.UNDEFINED_AT_INFINITY},
+        (sp.ENDLESS,),
+    ),
+    "two operands": (sp.BINARY, (sp.FINITE, sp.FINITE.flip(0))),
+    "equal operands": (sp.BINARY, (sp.FINITE, sp.FINITE)),
+    "rows": (sp.OF_ROWS, (sp.ROWS,)),
+}
+CASES = [pytest.param(g, n, id=f"{g}, {n}") for g, (operators, _) in GROUPS.items() for n in operators]
+
+
+@functools.cache
+def found(group):
+    operators, points = GROUPS[group]
+    wrapped = torch2ort.ORTModule(sp.Points(operators))
+    return sp.results(wrapped, list(operators), points)
+
+
+@functools.cache
+def expected(group):
+    operators, points = GROUPS[group]
+    return sp.results(sp.Points(operators), list(operators), points)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("group", "name"), CASES)
+def test_an_operator_is_equal_to_eager_at_its_special_points(group, name):
+    for i, (one, other) in enumerate(zip(found(group)[name], expected(group)[name], strict=True)):
+        if group == "infinities" and i > 0:
+            # What the gradient is where the value is no number, nobody has defined.
+            numbers = ~torch.isnan(sp.ENDLESS)
+            one, other = one[numbers], other[numbers]
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_sparse_gradients_are_refused(bag):
+    table = torch.nn.EmbeddingBag(5, 4, sparse=True) if bag else torch.nn.Embedding(5, 4, sparse=True)
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        torch2ort.ORTModule(table)(torch.tensor([[0, 3]]))
+    operator = "aten.embedding_bag.padding_idx" if bag else "aten.embedding.default"
+    message = str(caught.value)
+    assert message.startswith(f"{operator} at ")
+    assert message.endswith(
+        " has sparse=True, but the gradients of a graph are dense. Make the table with sparse=False, or put "
+        "the look-up into a torch.autograd.Function"
+    )
