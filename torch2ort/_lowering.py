@@ -19,6 +19,7 @@ from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.pythonop.symbols import named, named_symbol, program_size_names
 from torch2ort.runtime import Graph
 from torch2ort.symbolics import Mutation
+from torch2ort.symbolics.constant_outputs import tie_constant_outputs
 from torch2ort.symbolics.effects import keep_random_order, run_unread
 from torch2ort.symbolics.registered import translating
 
@@ -51,6 +52,8 @@ def lower(
     keep_random_order(graph, {name for name, site in sites.items() if site.known_result.uses_rng})
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]
+    if differentiate:
+        tie_constant_outputs(translated.model)
     separate_outputs(graph)
     run_unread(graph, sites)
     name_interface(graph, names, [leaf.name or "output" for leaf in traced.output_schema.leaves], PREFIX)
