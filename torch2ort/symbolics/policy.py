@@ -126,6 +126,11 @@ def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:
     return bool(arguments["ceil_mode"]) or arguments.get("divisor_override") is not None
 
 
+def _counts_windows_unlike_onnx(arguments: dict[str, Any]) -> bool:
+    # ONNX Runtime keeps a last window that begins behind the input, PyTorch drops it.
+    return bool(arguments["ceil_mode"])
+
+
 def _has_projection(states: Sequence[torch.fx.Node]) -> bool:
     # ONNX's LSTM has none.
     hidden, cell = (state.meta["val"].shape[-1] for state in states)
@@ -136,6 +141,12 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.avg_pool1d.default: _pools_unlike_onnx,
     aten.avg_pool2d.default: _pools_unlike_onnx,
     aten.avg_pool3d.default: _pools_unlike_onnx,
+    aten.max_pool1d.default: _counts_windows_unlike_onnx,
+    aten.max_pool1d_with_indices.default: _counts_windows_unlike_onnx,
+    aten.max_pool2d.default: _counts_windows_unlike_onnx,
+    aten.max_pool2d_with_indices.default: _counts_windows_unlike_onnx,
+    aten.max_pool3d.default: _counts_windows_unlike_onnx,
+    aten.max_pool3d_with_indices.default: _counts_windows_unlike_onnx,
     torch.ops.torch2ort.lstm.default: lambda arguments: _has_projection(arguments["hx"]),
     aten.embedding.default: lambda arguments: bool(arguments["scale_grad_by_freq"]),
     # torch.onnx takes a mean for no reduction.
