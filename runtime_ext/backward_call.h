@@ -47,13 +47,14 @@ class BackwardCall {
   PyObject* Item(Py_ssize_t argument) const;
   bool Return();
   bool ReturnGradient(size_t i, PyObject* gradient);
-  bool PassOn(size_t i, Ref gradient);
+  bool PassOn(size_t i, Ref gradient, bool held);
+  int HeldByOthers(PyObject* value, const Ref& gradient);
   bool ReturnZeros(size_t i);
   bool Conform(size_t i, Ref* gradient);
   bool View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
   bool RaiseDevice(size_t i, const TensorMeta& expected, const char* found);
   bool Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
-  bool Disentangle(size_t i, PyObject* gradient, Managed* managed);
+  bool Disentangle(size_t i, PyObject* gradient, bool held, Managed* managed);
   bool WarnOnce(size_t i, size_t j);
   bool HeldByContext(const Span& span);
   bool Settle();

@@ -70,7 +70,7 @@ bool BackwardCall::ReturnZeros(size_t i) {
   TensorMeta meta = InputMeta(i);
   Ref zeros = Zeros(meta.shape, meta.rank, inputs_[i].dtype, meta.device);
   if (!zeros || !NoteUndefined(site_, static_cast<size_t>(inputs_[i].argument))) return false;
-  if (Linked(i)) return PassOn(i, std::move(zeros));
+  if (Linked(i)) return PassOn(i, std::move(zeros), false);
   outputs_->push_back(ExportTensor(zeros.get()));
   return outputs_->back() != nullptr;
 }
@@ -78,22 +78,38 @@ bool BackwardCall::ReturnZeros(size_t i) {
 bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
   Ref gradient = Ref::Share(value);
   if (!Conform(i, &gradient)) return false;
-  if (Linked(i)) return PassOn(i, std::move(gradient));
+  int held = HeldByOthers(value, gradient);
+  if (held < 0) return false;
+  if (Linked(i)) return PassOn(i, std::move(gradient), held != 0);
   Managed managed = ExportContiguous(gradient.get());
-  if (!managed || !Disentangle(i, gradient.get(), &managed)) return false;
+  if (!managed || !Disentangle(i, gradient.get(), held != 0, &managed)) return false;
   outputs_->push_back(std::move(managed));
   return true;
 }
 
-// Gives the gradient to the site before as it is, unless it is the memory of another.
-bool BackwardCall::PassOn(size_t i, Ref gradient) {
+// Whether a closure, class or module holds the gradient too, to use its memory again. PyTorch's kernels do
+// not.
+int BackwardCall::HeldByOthers(PyObject* value, const Ref& gradient) {
+  if (site_->trusted) return 0;
+  Holders known;
+  known.references = 1;
+  if (value == gradient.get()) {
+    for (Py_ssize_t j = 0; j < (PyTuple_Check(result_.get()) ? PyTuple_Size(result_.get()) : 1); ++j) {
+      known.references += Item(j) == value;
+    }
+  }
+  return HeldElsewhere(gradient.get(), known);
+}
+
+// Gives the gradient to the site before as it is, unless others hold it or it is the memory of another.
+bool BackwardCall::PassOn(size_t i, Ref gradient, bool held) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(gradient.get(), &view) != 0) return false;
   passed_span_ = SpanOf(view);
   size_t given = 0;  // whose memory it is, if that of a gradient that came
   while (given < site_->returned && !passed_span_.Overlaps(spans_[given])) ++given;
   bool alias = given < site_->returned;
-  bool shared = alias || HeldByContext(passed_span_);
+  bool shared = held || alias || HeldByContext(passed_span_);
   for (const Managed& earlier : *outputs_) {
     shared |= earlier != nullptr && passed_span_.Overlaps(SpanOf(earlier->dl_tensor));
   }
@@ -176,7 +192,7 @@ bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, D
 }
 
 // Gives a gradient memory of its own, unless it has that or is declared to be an output gradient's memory.
-bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
+bool BackwardCall::Disentangle(size_t i, PyObject* gradient, bool held, Managed* managed) {
   Span span = SpanOf((*managed)->dl_tensor);
   if (span.size() == 0) {
     // Without elements it shares no byte, but it may hold a storage.
@@ -204,7 +220,8 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Managed* managed) {
     *managed = ExportCopy(site_, gradient);
     return *managed && WarnOnce(i, j);
   }
-  bool shared = HeldByContext(span) || span.Overlaps(passed_span_);
+  bool shared =
+      (held && IsOver(gradient, (*managed)->dl_tensor)) || HeldByContext(span) || span.Overlaps(passed_span_);
   for (const Managed& earlier : *outputs_) {
     shared |= earlier != nullptr && span.Overlaps(SpanOf(earlier->dl_tensor));
   }

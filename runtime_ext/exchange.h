@@ -15,6 +15,7 @@ struct Configuration {
   PyTypeObject* tensor_type = nullptr;
   PyObject* privatize = nullptr;
   PyObject* warn_alias = nullptr;
+  PyObject* is_shared = nullptr;
   PyObject* error_type = nullptr;
   PyObject* inplace_error_type = nullptr;
 };

@@ -48,13 +48,16 @@ class ForwardCall {
   bool ReturnTensor(const OutputSpec& spec, PyObject* value);
   bool RaiseForeign(const OutputSpec& spec);
   bool WarnOnce(size_t index, size_t i);
-  bool PassOn(const OutputSpec& spec, PyObject* value);
+  bool WarnWritten(size_t i);
+  bool NoteInContext(PyObject* value, Holders* known);
+  bool PassOn(const OutputSpec& spec, PyObject* value, bool held);
   bool Separate();
   bool ReturnMutated(PyObject* result);
   bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
   bool Passed(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
   size_t output_count() const { return outputs_->size() + (passing_ != nullptr && passing_->result); }
-  bool Disentangle(size_t index, PyObject* value, Managed* managed);
+  bool Disentangle(size_t index, PyObject* value, bool held, Managed* managed);
+  int HeldByOthers(const OutputSpec& spec, PyObject* value);
   bool ReturnAlias(PyObject* value, Managed* managed, Ref* storage);
   bool KeepOrDropContext();
   bool Describe(PyObject* tensor);

@@ -72,12 +72,14 @@ bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
                  site_->name, spec.position, TypeName(value).c_str());
     return false;
   }
-  if (passing_ != nullptr && passing_->has_next) return PassOn(spec, value);
+  int held = HeldByOthers(spec, value);
+  if (held < 0) return false;
+  if (passing_ != nullptr && passing_->has_next) return PassOn(spec, value, held != 0);
   Managed managed = ExportContiguous(value);
   if (!managed) return RaiseForeign(spec);
   if (!CheckTensor(spec, managed->dl_tensor)) return false;
   const void* exported = managed.get();
-  if (!Disentangle(outputs_->size(), value, &managed)) return false;
+  if (!Disentangle(outputs_->size(), value, held != 0, &managed)) return false;
   if (storages_ != nullptr) {
     storages_->emplace_back();
     bool unchanged = managed.get() == exported;  // neither copied nor an argument's memory
@@ -93,9 +95,9 @@ bool ForwardCall::RaiseForeign(const OutputSpec& spec) {
   return false;
 }
 
-// Gives the output to the next site as it is, unless it is an argument's memory. It is contiguous, as every
-// value of the graph is: an export drops a contiguous() between two calls.
-bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
+// Gives the output to the next site as it is, unless others hold it or it is an argument's memory. It is
+// contiguous, as every value of the graph is: an export drops a contiguous() between two calls.
+bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value, bool held) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(value, &view) != 0) return RaiseForeign(spec);
   if (!CheckTensor(spec, view)) return false;
@@ -107,7 +109,8 @@ bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
     return passing_->result && WarnOnce(0, i);
   }
   // Without elements it shares no byte, but it may hold an argument's storage.
-  passing_->result = span.size() == 0 ? CopyTensor(site_, value) : Contiguous(value, view);
+  Ref own = held || span.size() == 0 ? CopyTensor(site_, value) : Ref::Share(value);
+  if (own) passing_->result = Contiguous(own.get(), view);
   return static_cast<bool>(passing_->result);
 }
 
@@ -123,6 +126,17 @@ bool ForwardCall::Separate() {
   if (!alias) return RaiseForeign((*site_->tensor_outputs)[0]);
   passing_->result = ImportManaged(std::move(alias));
   return static_cast<bool>(passing_->result);
+}
+
+// Says that the copy which an argument that forward returns was written in could be saved.
+bool ForwardCall::WarnWritten(size_t i) {
+  PyObject* result = result_.get();
+  for (size_t index = 0; index < site_->returned && access_[i] == Access::kCopied; ++index) {
+    Py_ssize_t position = (*site_->tensor_outputs)[index].position;
+    PyObject* item = site_->returns_tuple ? PyTuple_GetItem(result, position) : result;
+    if (item == tensors_[i].get()) return WarnOnce(index, i);
+  }
+  return true;
 }
 
 // Gives a large output as an alias, beside its storage: the tensor itself is then the Function's alone, and
@@ -146,8 +160,56 @@ bool ForwardCall::WarnOnce(size_t index, size_t i) {
   return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
 }
 
+// Whether somebody else than the context holds the output, to use its memory again: a workspace. What the
+// context holds, nobody writes to, unless the next Function is to write its result over this one.
+int ForwardCall::HeldByOthers(const OutputSpec& spec, PyObject* value) {
+  // Who takes storages copies the outputs. PyTorch's kernels keep nothing unseen.
+  if (site_->trusted || storages_ != nullptr) return 0;
+  Holders known;
+  PyObject* result = result_.get();
+  Py_ssize_t returned = site_->returns_tuple ? PyTuple_Size(result) : 1;
+  for (Py_ssize_t i = 0; i < returned; ++i) {
+    known.references += (site_->returns_tuple ? PyTuple_GetItem(result, i) : result) == value;
+  }
+  if (!spec.overwritten && !NoteInContext(value, &known)) return -1;
+  return HeldElsewhere(value, known);
+}
+
+// Adds what the context holds of a tensor, and of others over its memory.
+bool ForwardCall::NoteInContext(PyObject* value, Holders* known) {
+  Context* context = this->context();
+  DLTensor view;
+  Span span;
+  auto note = [&](PyObject* held) {
+    if (held == value) {
+      ++known->references;
+    } else if (IsTensor(held)) {
+      if (config.exchange->dltensor_from_py_object_no_sync(held, &view) == 0) {
+        known->tensors += span.Overlaps(SpanOf(view));
+      } else {
+        PyErr_Clear();  // a tensor without memory of its own, such as a sparse one
+      }
+    }
+  };
+  if (config.exchange->dltensor_from_py_object_no_sync(value, &view) != 0) {
+    PyErr_Clear();  // what follows says what is wrong with it
+    return true;
+  }
+  span = SpanOf(view);
+  for (PyObject* tuple :
+       {context->to_save, context->saved_for_forward, context->dirty_tensors, context->non_differentiable}) {
+    if (tuple == nullptr || !PyTuple_Check(tuple)) continue;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); ++i) note(PyTuple_GetItem(tuple, i));
+  }
+  PyObject *name, *held;
+  Py_ssize_t cursor = 0;
+  while (context->attributes != nullptr && PyDict_Next(context->attributes, &cursor, &name, &held))
+    note(held);
+  return true;
+}
+
 // Gives an output memory of its own, unless it has that or is declared to be an input's memory.
-bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
+bool ForwardCall::Disentangle(size_t index, PyObject* value, bool held, Managed* managed) {
   OutputSpec& spec = (*site_->tensor_outputs)[index];
   Span span = SpanOf((*managed)->dl_tensor);
   if (span.size() == 0) {
@@ -189,7 +251,8 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
     *managed = ExportCopy(site_, value);
     return static_cast<bool>(*managed);
   }
-  return true;
+  if (held && IsOver(value, (*managed)->dl_tensor)) *managed = ExportCopy(site_, value);
+  return static_cast<bool>(*managed);
 }
 
 bool ForwardCall::ReturnMutated(PyObject* result) {
@@ -199,6 +262,7 @@ bool ForwardCall::ReturnMutated(PyObject* result) {
     for (Py_ssize_t j = 0; site_->returns_tuple && j < PyTuple_Size(result); ++j) {
       returned |= PyTuple_GetItem(result, j) == tensors_[i].get();
     }
+    if (returned && !WarnWritten(i)) return false;
     if (returned) continue;
     if (output_count() == site_->tensor_outputs->size()) {
       PyErr_Format(config.error_type,

@@ -16,12 +16,13 @@ bool Replace(PyObject** slot, PyObject* value) {
 }
 
 PyObject* Configure(PyObject*, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"exchange_api", "tensor_type",        "privatize", "warn_alias",
-                                "error_type",   "inplace_error_type", nullptr};
-  PyObject *exchange_api, *tensor_type, *privatize, *warn_alias, *error_type, *inplace_error_type;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO!OOOO:configure", const_cast<char**>(names),
+  static const char* names[] = {"exchange_api", "tensor_type", "privatize",          "warn_alias",
+                                "is_shared",    "error_type",  "inplace_error_type", nullptr};
+  PyObject *exchange_api, *tensor_type, *privatize, *warn_alias, *is_shared;
+  PyObject *error_type, *inplace_error_type;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO!OOOOO:configure", const_cast<char**>(names),
                                    &exchange_api, &PyType_Type, &tensor_type, &privatize, &warn_alias,
-                                   &error_type, &inplace_error_type)) {
+                                   &is_shared, &error_type, &inplace_error_type)) {
     return nullptr;
   }
   auto* exchange =
@@ -37,6 +38,7 @@ PyObject* Configure(PyObject*, PyObject* args, PyObject* kwargs) {
   Replace(reinterpret_cast<PyObject**>(&config.tensor_type), tensor_type);
   Replace(&config.privatize, privatize);
   Replace(&config.warn_alias, warn_alias);
+  Replace(&config.is_shared, is_shared);
   Replace(&config.error_type, error_type);
   Replace(&config.inplace_error_type, inplace_error_type);
   config.exchange = exchange;

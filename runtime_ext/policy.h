@@ -93,6 +93,19 @@ Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span);
 // how it will. `exports`: outputs that are the loan's memory.
 bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access access, Access* next);
 
+// What is known to hold a tensor that a Function returned.
+struct Holders {
+  Py_ssize_t references = 0;  // to the tensor object
+  long tensors = 0;           // other tensors over its storage
+};
+// Whether somebody else holds the tensor or its memory, such as a closure that will write its next result
+// into it: 1 or 0; -1 with an exception set on failure.
+bool IsOver(PyObject* tensor, const DLTensor& exported);
+int HeldElsewhere(PyObject* tensor, const Holders& known);
+
+// Whether what was exported is the tensor's own memory, and no contiguous copy of it.
+bool IsOver(PyObject* tensor, const DLTensor& exported);
+
 // Says that the in-place map `kind`={key: value} would save the copy that was just made.
 bool WarnAlias(Site* site, const char* kind, Py_ssize_t key, Py_ssize_t value);
 

@@ -12,7 +12,7 @@ namespace {
 struct Given {
   PyObject *name, *key, *forward, *setup_context, *backward, *arguments, *tensor_positions, *needs_input_grad;
   PyObject *input_dtypes, *outputs, *tensor_outputs, *output_dtypes, *output_ranks;
-  PyObject *non_differentiable, *mutated, *protected_inputs, *forward_map, *backward_map;
+  PyObject *non_differentiable, *mutated, *protected_inputs, *forward_map, *backward_map, *overwritten;
   int returns_tuple, training, probed;
 };
 
@@ -151,6 +151,13 @@ bool ParseOutputs(Site* site, const Given& given) {
     if (i < 0) return false;
     (*site->tensor_outputs)[static_cast<size_t>(i)].differentiable = false;
   }
+  std::vector<Py_ssize_t> overwritten;
+  if (!ParseInts(given.overwritten, &overwritten)) return false;
+  for (Py_ssize_t position : overwritten) {
+    int i = Lookup(*site->output_index, position, "overwritten must hold positions of tensor outputs");
+    if (i < 0) return false;
+    (*site->tensor_outputs)[static_cast<size_t>(i)].overwritten = true;
+  }
   return true;
 }
 
@@ -214,6 +221,7 @@ bool Fill(Site* site, const Given& given) {
   SetObject(&site->outputs, given.outputs);
   site->returns_tuple = given.returns_tuple != 0;
   site->training = given.training != 0;
+  site->trusted = given.probed == 0;
   site->backward_name = new std::string;
   site->inputs = new std::vector<InputSpec>;
   site->tensor_outputs = new std::vector<OutputSpec>;
@@ -277,20 +285,21 @@ PyObject* SiteNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "forward_map",
                                 "backward_map",
                                 "probed",
+                                "overwritten",
                                 nullptr};
   Given given{};
   given.returns_tuple = given.training = -1;
   given.probed = 1;
   if (!CheckConfigured()) return nullptr;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!p:Site", const_cast<char**>(names), &given.name,
+          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!pO!:Site", const_cast<char**>(names), &given.name,
           &given.key, &given.forward, &given.setup_context, &given.backward, &PyTuple_Type, &given.arguments,
           &PyTuple_Type, &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad, &PyTuple_Type,
           &given.input_dtypes, &PyTuple_Type, &given.outputs, &PyTuple_Type, &given.tensor_outputs,
           &PyTuple_Type, &given.output_dtypes, &PyTuple_Type, &given.output_ranks, &given.returns_tuple,
           &given.training, &PyTuple_Type, &given.non_differentiable, &PyTuple_Type, &given.mutated,
           &PyTuple_Type, &given.protected_inputs, &PyDict_Type, &given.forward_map, &PyDict_Type,
-          &given.backward_map, &given.probed) ||
+          &given.backward_map, &given.probed, &PyTuple_Type, &given.overwritten) ||
       !CheckGiven(given)) {
     return nullptr;
   }

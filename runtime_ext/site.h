@@ -39,6 +39,7 @@ struct OutputSpec {
   int32_t rank;
   bool differentiable;
   int mapped_input;      // index of the tensor argument whose memory it is declared to be, or -1
+  bool overwritten;      // the node that reads it may write over it, so that nobody may hold it
   bool gradient_mapped;  // some gradient is declared to be the memory of this output's gradient
   bool warned;
 };
@@ -55,6 +56,7 @@ struct Site {
   PyObject* outputs;
   bool returns_tuple;
   bool training;
+  bool trusted;  // torch2ort's own Function: it keeps nothing unseen, and no user could declare a map for it
   bool executable;  // training, and some input needs a gradient: eager would record the call
   int64_t calls;
   int64_t copied_bytes;

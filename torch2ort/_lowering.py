@@ -20,7 +20,7 @@ from torch2ort.pythonop.symbols import named, named_symbol, program_size_names
 from torch2ort.runtime import Graph
 from torch2ort.symbolics import Mutation
 from torch2ort.symbolics.constant_outputs import tie_constant_outputs
-from torch2ort.symbolics.effects import keep_random_order, run_unread
+from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.registered import translating
 
 
@@ -49,7 +49,7 @@ def lower(
         translated = _translate(traced, nodes, differentiate=differentiate, opset=opset)
     graph = translated.model.graph
     sites = nodes.name(graph)
-    keep_random_order(graph, {name for name, site in sites.items() if site.known_result.uses_rng})
+    keep_order(graph, {name for name, site in sites.items() if _leaves_more(site)})
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]
     if differentiate:
@@ -72,6 +72,11 @@ def lower(
         sites=sites,
     )
     return result, {value.name or "": tensor for value, _, tensor in weights}
+
+
+def _leaves_more(site: Site) -> bool:
+    """Whether a call does more than give its results, so that it stays between those before and after it."""
+    return site.known_result.uses_rng or site.known_result.effects
 
 
 def _translate(traced: Trace, nodes: SiteNodes, *, differentiate: bool, opset: int) -> symbolics.Translated:

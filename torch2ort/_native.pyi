@@ -21,6 +21,7 @@ def configure(
     tensor_type: type[Tensor],
     privatize: Callable[[Tensor], object],
     warn_alias: Callable[[Site, str, int, int], object],
+    is_shared: Callable[[Tensor, int], bool],
     error_type: type[Exception],
     inplace_error_type: type[Exception],
 ) -> None:
@@ -37,6 +38,8 @@ def configure(
             by a copy that the in-place map ``kind={key: value}`` would save, once per site, kind and key.
             ``kind`` is ``"forward"`` (key an output, value an argument) or ``"backward"`` (key an argument,
             value an output). What it raises, the call raises.
+        is_shared: Called with a tensor that a Function returned and the number of other tensors that are known
+            to lie over its storage; must tell whether there may be more. The tensor is then copied.
         error_type: Raised when a Function does other than what was exported, and when the module is used
             wrongly.
         inplace_error_type: Raised when a declared in-place map contradicts what a Function does.
@@ -155,6 +158,7 @@ class Site:
         forward_map: Mapping[int, int] = ...,
         backward_map: Mapping[int, int] = ...,
         probed: bool = True,
+        overwritten: tuple[int, ...] = (),
     ) -> Site:
         """Decides everything about the call that does not change from run to run.
 
@@ -187,7 +191,10 @@ class Site:
             forward_map: Output to the argument whose memory it is.
             backward_map: Argument to the output the memory of whose gradient the argument's gradient is.
             probed: The first calls work on copies, to see what the Function keeps and writes to. Not needed
-                for one that is known to do neither with what is not in ``mutated``.
+                for one that is known to do neither with what is not in ``mutated``, nor to keep what it
+                returns, and of which nobody is to be warned.
+            overwritten: Outputs over which the node that reads them may write, so that they are copied where
+                anybody holds them, the context too.
 
         Raises:
             TypeError: An argument is missing or of the wrong type.

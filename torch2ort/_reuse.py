@@ -282,6 +282,8 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
 def _place_of(site: Site, key: Key) -> list[str | int]:
     """Where the site's class is found in another process."""
     assert site.function is not None
+    if site.keeps_state:
+        raise Unkeyable(f"{site.func_name}: forward writes to an argument that the model holds")
     text = load_site(site.func_name, dump_site(site))
     for position, value in enumerate((*text.arguments, *text.known_result.outputs)):
         if isinstance(value, UnstoredObject):

@@ -22,10 +22,13 @@ from torch2ort._constants import connect_constants
 from torch2ort._modes import same_grad_mode
 from torch2ort._ordinary import ordinary_tensors
 from torch2ort._origins import Origin, origins_of
+from torch2ort._sample import run_on_sample
 from torch2ort._tensor_attributes import TensorAttributes
 from torch2ort._traceable import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Capture, Site, check_interception
+from torch2ort.pythonop.sample import NeedsSample, Sample
+from torch2ort.pythonop.traces import untouched
 
 # What torch.export takes for one tensor: nothing, or a Dim (or None) for some of its dimensions.
 DimSpec = Mapping[int, Any] | Sequence[Any] | None
@@ -64,6 +67,7 @@ class FlatCall(torch.nn.Module):
     """Calls ``model`` with arguments rebuilt from flat tensors, and flattens what it returns."""
 
     output_schema: io_schema.Schema | None = None
+    capture: Capture | None = None
     returned: io_schema.Returned = ()
     origins: tuple[Origin, ...] = ()
     tracked: tuple[bool, ...] = ()
@@ -87,6 +91,8 @@ class FlatCall(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on ``tensors``, one per leaf of its input schema."""
+        if self.capture is not None:
+            self.capture.restart()
         self._attributes.hang_on(self.model)
         bound = io_schema.unflatten(list(tensors), self._schema)
         caches = io_schema.GivenCaches(bound)
@@ -142,13 +148,31 @@ def trace(
     """
     check_interception()
     dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
+    sample = Sample()
+    with _in_mode(model, training), _same_rng():
+        while True:
+            try:
+                call = FlatCall(model, signature, schema, with_hooks=with_hooks)
+                return _trace(call, tensors, dynamic, sample)
+            except NeedsSample as need:
+                sample.calls[need.function] = []
+            run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks)
+
+
+def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:
+    """One trace.
+
+    Raises:
+        ExportError: see :func:`trace`.
+        NeedsSample: a Function must see what it gets on the sample.
+    """
+    model = call.model
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_in_mode(model, training))
-        stack.enter_context(_same_rng())
+        stack.enter_context(untouched(type(model).__name__, model))
         stack.enter_context(ordinary_tensors(model))
         stack.enter_context(traceable_modules(model))
-        capture = stack.enter_context(Capture(training=model.training))
-        call = FlatCall(model, signature, schema, with_hooks=with_hooks)
+        capture = stack.enter_context(Capture(training=model.training, model=model, sample=sample))
+        call.capture = capture
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)

@@ -106,10 +106,13 @@ def test_what_cannot_be_read_is_said_on_stderr(saved, tmp_path, capsys):
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(saved.read_bytes().replace(b'"tensor"', b'"t nsor"'))
     missing = tmp_path / "missing.onnx"
+    empty = tmp_path / "empty.onnx"
+    empty.write_bytes(b"")
     for path, reason in (
         (broken, "not a readable ONNX model"),
         (damaged, "PythonOp tests.functions.Affine: its attribute 'site' is damaged"),
         (missing, "there is no such file"),
+        (empty, "it holds no graph: the file is empty, cut off or no ONNX model"),
     ):
         assert main(["info", str(path)]) == 1
         captured = capsys.readouterr()

@@ -28,6 +28,8 @@ def _info(arguments: argparse.Namespace) -> int:
     path = Path(arguments.model)
     try:
         model = onnx.load(path, load_external_data=False)
+        if not model.HasField("graph"):
+            raise ModelLoadError("it holds no graph: the file is empty, cut off or no ONNX model")
         lines = list(_describe(model))
     except FileNotFoundError:
         print(f"{path}: there is no such file", file=sys.stderr)

@@ -13,12 +13,18 @@
 | FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
 | torch._C._functorch.is_functorch_wrapped_tensor | 2.11-2.15.0 |
+| torch._C._storage_Use_Count, UntypedStorage._cdata, Tensor._base | 2.11-2.15.0 |
+| ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
+| torch.fx.experimental.symbolic_shapes.free_symbols, free_unbacked_symbols | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -34,6 +40,7 @@ with private_names("torch"):
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
     from torch.autograd.function import _is_setup_context_defined
+    from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
     from torch.utils._python_dispatch import TorchDispatchMode
 
     _function: Any = torch.autograd.function
@@ -45,6 +52,8 @@ with private_names("torch"):
     need(FakeTensor, "fake_mode")
     need(FakeTensorMode, "shape_env")
     need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode")
+    need(ShapeEnv, "ignore_fresh_unbacked_symbols")
+    need(torch.Tensor, "_base")
     need(torch._C._functorch, "is_functorch_wrapped_tensor")
 
 # Answers a call of a Function's `apply`, or returns NotImplemented: (the class, args, keyword args or None).
@@ -61,10 +70,14 @@ __all__ = [
     "intercept_apply",
     "is_fake",
     "is_functorch_wrapped",
+    "is_shared",
+    "is_value",
     "named_symbols",
     "positional",
     "size_hint",
     "size_of",
+    "symbols_of",
+    "unbound_values",
     "uses_setup_context",
     "version_of",
     "without_fake_mode",
@@ -126,6 +139,30 @@ def positional(
 
 def _unexpected(name: str) -> TypeError:
     return TypeError(f"forward() got an unexpected keyword argument {name!r}")
+
+
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def is_shared(tensor: torch.Tensor, known: int) -> bool:
+    """Whether memory of ``tensor`` may be held by more than it and ``known`` other tensors over its storage."""
+    storage = tensor.untyped_storage()
+    if _use_count is None or not storage.resizable():
+        return True
+    # Two are the tensor and the handle that asks.
+    others = _use_count(storage._cdata) - 2 - known
+    if others != 1:
+        return bool(others > 1)
+    # A view holds the tensor that it was made of, which may be nobody else's.
+    base = tensor._base
+    return base is None or sys.getrefcount(base) > _free_base()
+
+
+@functools.cache
+def _free_base() -> int:
+    view = (torch.ones(2) * 2).view(2)
+    base = view._base
+    return sys.getrefcount(base)
 
 
 def uses_setup_context(function: type[torch.autograd.Function]) -> bool:
@@ -192,6 +229,25 @@ def fake_mode() -> AbstractContextManager[Any]:
     """Context in which new tensors are fake, and have sizes but no data."""
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     return mode
+
+
+def unbound_values(environment: Any) -> AbstractContextManager[Any]:
+    """Context in which values that are read out of fake tensors become no symbols of the trace."""
+    if environment is None:
+        return contextlib.nullcontext()
+    manager: AbstractContextManager[Any] = environment.ignore_fresh_unbacked_symbols()
+    return manager
+
+
+def symbols_of(sizes: Iterable[Any]) -> set[sympy.Symbol]:
+    """The symbols in some sizes."""
+    return {symbol for size in sizes for symbol in free_symbols(size)}
+
+
+def is_value(size: Any, known: Container[sympy.Symbol]) -> bool:
+    """Whether a number depends on a value inside a tensor, by a symbol that is not ``known``."""
+    symbolic = isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return symbolic and any(symbol not in known for symbol in free_unbacked_symbols(size))
 
 
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:

@@ -1,13 +1,17 @@
-"""The abstract run: what a site's ``forward`` gives, found without the model's real data.
+"""The abstract run: what a site's ``forward`` gives, found without the runs of a graph.
 
-A registered shape inferer has the first word on sizes. Without one, ``forward`` is run on fake tensors,
-whose symbolic sizes come out as expressions of the inputs' sizes; if that is impossible, once on small
-real tensors, which tells rank and dtype and leaves every size a fresh symbol.
+A registered shape inferer has the first word on sizes. Without one, ``forward`` is run on fake tensors, whose
+symbolic sizes come out as expressions of the inputs' sizes. If that is impossible, as for a forward that
+branches on values, it is run once on real tensors: those that the call gets when the model runs on the sample,
+or made-up ones where nobody knows them. That tells rank and dtype and leaves every size a fresh symbol.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,9 +20,30 @@ from torch2ort.log import logger
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.inferred import inferred_outputs
 from torch2ort.pythonop.inplace import with_inplace_map
-from torch2ort.pythonop.observe import Observation, UserError, fresh_like, observe, real_like
+from torch2ort.pythonop.observe import Observation, UserError, fresh_like, real_like
 from torch2ort.pythonop.registry import inferer_of
+from torch2ort.pythonop.sample import sample_of
 from torch2ort.pythonop.site import Site
+from torch2ort.pythonop.traces import observed
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one abstract run showed.
+
+    Attributes:
+        observation: what the graph must know.
+        sizes: of each tensor output; ``None`` for a size that depends on values.
+        inputs: what the sizes are expressed in; ``None`` if in nothing.
+    """
+
+    observation: Observation
+    sizes: tuple[tuple[int | torch.SymInt | None, ...], ...]
+    inputs: Any
+
+
+# A program is traced several times; a Function that writes to Python objects must run for that once.
+_runs: weakref.WeakKeyDictionary[Site, _Run] = weakref.WeakKeyDictionary()
 
 
 def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -41,39 +66,53 @@ def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
 
 
 def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    try:
-        seen = observe(site, [fresh_like(t) for t in inputs])
-    except Torch2OrtError:
-        raise
-    except Exception as error:
-        logger.debug(
-            "%s: forward does not run on fake tensors (%s); running it once on real ones",
-            site.func_name,
-            error,
-        )
-        return _outputs_of_real_run(site, inputs)
-    site.result = with_inplace_map(site, seen.result, seen)
-    return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in seen.outputs]
-
-
-def _outputs_of_real_run(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Rank and dtype from one real run; every size becomes a fresh symbol."""
-    with private.without_fake_mode():
-        seen = _real_run(site, inputs)
-        types = [(t.dim(), t.dtype, t.device) for t in seen.outputs]
-    site.result = with_inplace_map(site, seen.result, seen)
+    run = _runs.get(site)
+    if run is None or run.inputs not in (None, _described(inputs)):
+        run = _runs[site] = _run(site, inputs)
+    site.result = with_inplace_map(site, run.observation.result, run.observation)
     context = torch.library.get_ctx()
     return [
-        torch.empty([context.new_dynamic_size() for _ in range(rank)], dtype=dtype, device=device)
-        for rank, dtype, device in types
+        torch.empty(
+            [context.new_dynamic_size() if size is None else size for size in sizes],
+            dtype=seen.dtype,
+            device=seen.device,
+        )
+        for sizes, seen in zip(run.sizes, run.observation.outputs, strict=True)
     ]
 
 
+def _described(inputs: Sequence[torch.Tensor]) -> Any:
+    """All that the sizes of the outputs come from."""
+    environments = {id(private.environment(t)) for t in inputs}
+    return environments, [(t.dtype, str(t.device), str(t.shape), str(t.stride())) for t in inputs]
+
+
+def _run(site: Site, inputs: Sequence[torch.Tensor]) -> _Run:
+    try:
+        seen = observed(site, [fresh_like(t) for t in inputs])
+    except Torch2OrtError:
+        raise
+    except Exception as error:
+        # As text: a record of the log would hold the frames, and the tensors in them.
+        logger.debug(
+            "%s: forward does not run on fake tensors (%s); running it once on real ones",
+            site.func_name,
+            str(error),
+        )
+    else:
+        known = private.symbols_of(size for t in inputs for size in t.shape)
+        sizes = tuple(
+            tuple(None if private.is_value(size, known) else size for size in t.shape) for t in seen.outputs
+        )
+        return _Run(seen, sizes, _described(inputs))
+    seen = _real_run(site, inputs)
+    return _Run(seen, tuple((None,) * t.dim() for t in seen.outputs), None)
+
+
 def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
-    with torch.random.fork_rng(devices=[]):
-        sample = [real_like(t) for t in inputs]
+    with private.without_fake_mode(), torch.random.fork_rng(devices=[]):
         try:
-            return observe(site, sample)
+            return observed(site, sample_of(site, inputs) or [real_like(t) for t in inputs])
         except Torch2OrtError:
             raise
         except Exception as error:

@@ -137,6 +137,7 @@ def dump_site(site: Site) -> str:
             "training": site.training,
             "internal": site.internal,
             "mapped": site.mapped,
+            "fresh": list(site.fresh),
             "inputs": [_dump_type(t) for t in result.inputs],
             "outputs": [_dump_or_mark(v) for v in result.outputs],
             "tensors": [_dump_type(t) for t in result.tensors],
@@ -147,6 +148,7 @@ def dump_site(site: Site) -> str:
             "hidden": list(result.hidden),
             "kept": list(result.kept),
             "uses_rng": result.uses_rng,
+            "effects": result.effects,
             "observed": result.observed,
             "forward_map": [list(pair) for pair in result.forward_map],
             "backward_map": [list(pair) for pair in result.backward_map],
@@ -179,6 +181,7 @@ def load_site(func_name: str, text: str) -> Site:
             hidden=_integers(data["hidden"]),
             kept=_integers(data["kept"]),
             uses_rng=_typed(data["uses_rng"], bool),
+            effects=_typed(data.get("effects", False), bool),
             observed=_typed(data["observed"], bool),
             forward_map=_pairs(data["forward_map"]),
             backward_map=_pairs(data["backward_map"]),
@@ -192,6 +195,7 @@ def load_site(func_name: str, text: str) -> Site:
             training=_typed(data["training"], bool),
             internal=_typed(data["internal"], bool),
             mapped=_typed(data["mapped"], bool),
+            fresh=_integers(data.get("fresh", ())),
             result=result,
         )
         check_site(site, ONNX_TYPES)

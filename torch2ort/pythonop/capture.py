@@ -7,8 +7,10 @@ records as it is. Other threads, and Functions of torch's own, go the usual way.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
+import operator
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,8 +22,11 @@ import torch
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract import fake_outputs
+from torch2ort.pythonop.anew import find_fresh
 from torch2ort.pythonop.observe import UserError, holds_tensor
+from torch2ort.pythonop.sample import Sample, place
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
+from torch2ort.pythonop.traces import Traces, Unknown, open_traces
 from torch2ort.versions import installed, remedy
 
 _library = torch.library.Library("torch2ort", "DEF")
@@ -40,13 +45,25 @@ def _fake_python_op(inputs: Sequence[torch.Tensor], site: str) -> list[torch.Ten
 class Capture:
     """Context manager that collects the sites of one export.
 
+    What the abstract runs of the sites write to Python objects is gone afterwards.
+
+    Args:
+        training: the mode of the export.
+        model: the model, whose Functions may reach its tensors.
+        sample: what the Functions get that must be run on real tensors; ``None`` if nobody can know.
+
     Attributes:
         sites: every site by its key, in the order of the calls.
     """
 
-    def __init__(self, *, training: bool) -> None:
+    def __init__(
+        self, *, training: bool, model: torch.nn.Module | None = None, sample: Sample | None = None
+    ) -> None:
         self.sites: dict[str, Site] = {}
         self._training = training
+        self._sample = sample
+        self._traces = Traces(model)
+        self._calls: collections.Counter[type] = collections.Counter()
         self._classes: defaultdict[str, list[type]] = defaultdict(list)
 
     def __enter__(self) -> Capture:
@@ -57,6 +74,14 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _interceptor.leave()
+        self._traces.remove()
+        if error is None:
+            self._traces.refuse_kept_tensors()
+            find_fresh(self.sites.values(), self._traces)
+
+    def restart(self) -> None:
+        """Say that the model's forward begins, perhaps again."""
+        self._calls.clear()
 
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
         """Stand in for ``function.apply(*arguments)`` in the traced program."""
@@ -70,6 +95,10 @@ class Capture:
             training=self._training,
         )
         self.sites[site.key] = site
+        open_traces(site, self._traces)
+        if self._sample is not None:
+            place(site, self._sample, self._calls[function])
+        self._calls[function] += 1
         try:
             outputs = torch.ops.torch2ort.python_op(tensors, site.key)
         except UserError as carrier:
@@ -83,6 +112,29 @@ class Capture:
             classes.append(function)
         number = classes.index(function) + 1
         return name if number == 1 else f"{name}#{number}"
+
+
+class Sampling:
+    """Context manager that records what Functions get while the model runs eager.
+
+    Args:
+        sample: gets the tensors.
+    """
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+
+    def __enter__(self) -> None:
+        _interceptor.enter(self)
+
+    def __exit__(self, *error: object) -> None:
+        _interceptor.leave()
+
+    def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
+        """Record ``function.apply(*arguments)``, and do it."""
+        self._sample.record(function, arguments)
+        with _interceptor.suspended():
+            return function.apply(*arguments)
 
 
 def internal_site(
@@ -116,6 +168,8 @@ def internal_site(
 
 def _concrete(function: type, position: int, value: Any) -> Any:
     """``value`` as a site keeps it; refuses what a node cannot hold."""
+    if isinstance(value, Unknown):
+        value.refuse()
     if isinstance(value, torch.Tensor):
         if private.is_functorch_wrapped(value):
             raise ExportError(
@@ -137,7 +191,9 @@ def _concrete(function: type, position: int, value: Any) -> Any:
             f"not see those, and neither can a graph. Pass the tensors as arguments of their own"
         )
     if type(value) in (list, tuple):
-        return type(value)(_concrete(function, position, v) for v in value)
+        made = [_concrete(function, position, v) for v in value]
+        # The very same object where nothing in it is of the trace: forward may write to it.
+        return value if all(map(operator.is_, made, value)) else type(value)(made)
     return value
 
 
@@ -179,16 +235,16 @@ class _Interceptor:
         self._captures = 0
 
     @property
-    def _stack(self) -> list[Capture | None]:
-        stack: list[Capture | None] = self._local.__dict__.setdefault("stack", [])
+    def _stack(self) -> list[Capture | Sampling | None]:
+        stack: list[Capture | Sampling | None] = self._local.__dict__.setdefault("stack", [])
         return stack
 
-    def current(self) -> Capture | None:
+    def current(self) -> Capture | Sampling | None:
         """The capture of this thread, unless none is entered or it is suspended."""
         stack = self._stack
         return stack[-1] if stack else None
 
-    def enter(self, capture: Capture) -> None:
+    def enter(self, capture: Capture | Sampling) -> None:
         with self._lock:
             if self._captures == 0:
                 _intercept()

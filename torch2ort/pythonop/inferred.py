@@ -19,10 +19,12 @@ from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop import sizes
 from torch2ort.pythonop.inference import Dim, InferredTensor, infer_outputs
 from torch2ort.pythonop.inplace import with_inplace_map
-from torch2ort.pythonop.observe import Observation, UserError, observe, real_like
+from torch2ort.pythonop.observe import Observation, UserError, real_like
 from torch2ort.pythonop.registry import Inferer
+from torch2ort.pythonop.sample import sample_of
 from torch2ort.pythonop.site import TENSOR, PythonOpSite, Result, Site, TensorType
 from torch2ort.pythonop.symbols import SizeSpace
+from torch2ort.pythonop.traces import observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def inferred_outputs(site: Site, inputs: Sequence[torch.Tensor], inferer: Infere
 
 
 def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
-    """Run ``forward`` without symbols; ``None`` if it runs neither on fake nor on made-up data."""
+    """Run ``forward`` without symbols; ``None`` if it runs neither on fake nor on real tensors."""
     shapes = tuple(tuple(private.size_hint(d) for d in t.shape) for t in inputs)
     with private.without_fake_mode():
         try:
@@ -92,18 +94,19 @@ def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
                     torch.empty(s, dtype=t.dtype, device=t.device)
                     for s, t in zip(shapes, inputs, strict=True)
                 ]
-                observation = observe(site, fakes)
+                observation = observed(site, fakes)
         except Torch2OrtError:
             raise
         except Exception as error:
-            logger.debug("%s: forward does not run on fake tensors (%s)", site.func_name, error)
+            logger.debug("%s: forward does not run on fake tensors (%s)", site.func_name, str(error))
             try:
                 with torch.random.fork_rng(devices=[]):
-                    observation = observe(site, [real_like(t) for t in inputs])
+                    sample = sample_of(site, inputs) or [real_like(t) for t in inputs]
+                    observation = observed(site, sample)
             except Torch2OrtError:
                 raise
             except Exception as other:
-                logger.debug("%s: forward does not run on made-up data either (%s)", site.func_name, other)
+                logger.debug("%s: forward does not run on real ones either (%s)", site.func_name, str(other))
                 return None
         return _Seen(shapes, observation, tuple(tuple(t.shape) for t in observation.outputs))
 

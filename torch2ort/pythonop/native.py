@@ -10,6 +10,7 @@ import torch
 from torch2ort import _native
 from torch2ort import _native as native
 from torch2ort.errors import EngineError, InplaceMapError, Torch2OrtWarning
+from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.site import Site
 
 __all__ = ["native", "note_exported"]
@@ -63,6 +64,7 @@ _native.configure(
     tensor_type=torch.Tensor,
     privatize=_privatize,
     warn_alias=_warn_alias,
+    is_shared=private.is_shared,
     error_type=EngineError,
     inplace_error_type=InplaceMapError,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,7 @@ class _Watch(private.TorchDispatchMode):
         super().__init__()
         self.uses_rng = False
         self.written: set[StorageWeakRef] = set()
+        self.made: list[weakref.ref[torch.Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -40,7 +42,12 @@ class _Watch(private.TorchDispatchMode):
             self.uses_rng = True
         for value in private.written_arguments(func, args, kwargs):
             self.written.add(StorageWeakRef(value.untyped_storage()))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        for value in result if isinstance(result, (list, tuple)) else (result,):
+            # What an operator wrote to is older.
+            if isinstance(value, torch.Tensor) and not any(value is given for given in args):
+                self.made.append(weakref.ref(value))
+        return result
 
 
 def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -> Any:
@@ -80,6 +87,7 @@ class Observation:
         aliases: pairs of an output's position and the position of the argument whose memory it is.
         contiguous: positions of the tensor arguments that were contiguous, as they are in a runtime.
         storages: the memory of each tensor output of the run.
+        made: the tensors of the run; whoever holds one now keeps it.
     """
 
     result: Result
@@ -87,6 +95,7 @@ class Observation:
     aliases: frozenset[tuple[int, int]]
     contiguous: frozenset[int]
     storages: tuple[StorageWeakRef, ...]
+    made: tuple[weakref.ref[torch.Tensor], ...]
 
 
 def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
@@ -124,6 +133,8 @@ def _describe(
     with watch:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
+    if any(private.is_value(v, ()) for v in values):
+        raise TypeError("forward returns a number that depends on values")
     _refuse_nested_tensors(site, values)
     dirty = {id(t) for t in context.dirty_tensors or ()}
     mutated = tuple(
@@ -155,7 +166,9 @@ def _describe(
     )
     contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if _is_contiguous(t))
     memory = tuple(StorageWeakRef(t.untyped_storage()) for t in all_outputs)
-    return Observation(result, [fresh_like(t.detach()) for t in all_outputs], aliases, contiguous, memory)
+    made = (*watch.made, *map(weakref.ref, tensors))
+    copies = [fresh_like(t.detach()) for t in all_outputs]
+    return Observation(result, copies, aliases, contiguous, memory, made)
 
 
 def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> tuple[int, ...]:

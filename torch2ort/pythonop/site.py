@@ -55,6 +55,7 @@ class Result:
             output behind the returned ones, so that the write reaches the exported graph.
         kept: argument positions whose memory the Function still holds after ``forward``.
         uses_rng: whether ``forward`` draws from PyTorch's random generator.
+        effects: whether ``forward`` writes to Python objects, so that calls keep the program's order.
         observed: whether a run of ``forward`` told all this; else a shape inferer did, and the rest is
             assumed and checked in each run.
         forward_map: output position -> argument position, where a declared in-place map says that the
@@ -75,6 +76,7 @@ class Result:
     hidden: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     uses_rng: bool = False
+    effects: bool = False
     observed: bool = True
     forward_map: tuple[tuple[int, int], ...] = ()
     backward_map: tuple[tuple[int, int], ...] = ()
@@ -93,6 +95,10 @@ class Site:
         needs_input_grad: one entry per argument of ``apply``, as ``ctx.needs_input_grad`` shows it.
         training: whether the model was exported in training mode.
         internal: whether torch2ort made the site itself, to give an operator to PyTorch's kernel.
+        fresh: positions of the arguments that hold lists, dicts and the like which the model's forward makes
+            anew for each call.
+        shared: ids of the containers inside of those that it does not make anew.
+        keeps_state: whether ``forward`` writes to an argument that the model holds.
         mapped: whether an exporter's operators compute the outputs, which are the site's last arguments, so
             that only ``backward`` is the Function's.
         result: what ``forward`` gives; ``None`` until the abstract run.
@@ -107,6 +113,9 @@ class Site:
     training: bool
     internal: bool = False
     mapped: bool = False
+    fresh: tuple[int, ...] = ()
+    shared: frozenset[int] = frozenset()
+    keeps_state: bool = False
     result: Result | None = None
     shapes: tuple[tuple[int | torch.SymInt, ...], ...] = ()
     key: str = field(default="")

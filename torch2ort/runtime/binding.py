@@ -19,6 +19,7 @@ import torch
 
 from torch2ort.errors import EngineError, ExportError
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
+from torch2ort.pythonop.anew import anew
 from torch2ort.pythonop.native import native, note_exported
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.pythonop.unobserved import watched
@@ -96,6 +97,7 @@ def native_site(
         backward_map=dict(plan.backward),
         # PyTorch's kernels keep nothing unseen, and write to no gradient.
         probed=not site.internal,
+        overwritten=plan.overwritten,
     )
     note_exported(bound, site)
     return bound
@@ -245,9 +247,12 @@ def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any
         forward, backward = own_gradient(site, backward)
         return forward, None, backward
     setup_context = function.setup_context if uses_setup_context(function) else None
+    forward = function.forward
+    if site.fresh:
+        forward, setup_context = anew(site, forward, setup_context), None
     if site.known_result.observed:
-        return function.forward, setup_context, backward
-    return *watched(site, function.forward, setup_context), backward
+        return forward, setup_context, backward
+    return *watched(site, forward, setup_context), backward
 
 
 def _backward_of(function: type[torch.autograd.Function]) -> Any:

@@ -19,7 +19,7 @@ from torch2ort.runtime.kept import can_keep, kept_session
 from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import surroundings, take_error, tuned_session
-from torch2ort.runtime.values import to_tensor
+from torch2ort.runtime.values import bool_outputs, restore_bools, to_tensor
 
 
 class InferenceEngine:
@@ -46,6 +46,7 @@ class InferenceEngine:
             self._session = kept_session(graph, settings, identity(options), shelf)
         private.drop_model_bytes(self._session)
         self._feeds = Feeds(len(graph.inputs))
+        self._bools = bool_outputs(graph.proto.graph, graph.fetches)
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One tensor per entry of ``graph.fetches``.
@@ -67,7 +68,9 @@ class InferenceEngine:
         if failure is not None:
             raise failure
         # Not iterated over: its end is an exception of C++, which costs more than a small model.
-        return [to_tensor(fetched[i]) for i in range(len(fetched))]
+        tensors = [to_tensor(fetched[i]) for i in range(len(fetched))]
+        restore_bools(tensors, self._bools)
+        return tensors
 
     def _refused_index(self, values: Mapping[str, Any]) -> Exception | None:
         def session(model: onnx.ModelProto, sites: Mapping[str, Site]) -> Any:

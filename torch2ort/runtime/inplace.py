@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import onnx
 
@@ -31,20 +32,23 @@ class InplacePlan:
     Attributes:
         forward: output position -> argument position.
         backward: argument position -> output position.
+        overwritten: positions of the outputs over which the Function that reads them writes.
     """
 
     forward: Mapping[int, int] = field(default_factory=dict)
     backward: Mapping[int, int] = field(default_factory=dict)
+    overwritten: tuple[int, ...] = ()
 
-    def description(self) -> list[list[list[int]]]:
+    def description(self) -> list[Any]:
         """The plan as JSON can hold it."""
-        return [[list(pair) for pair in pairs.items()] for pairs in (self.forward, self.backward)]
+        maps = [[list(pair) for pair in pairs.items()] for pairs in (self.forward, self.backward)]
+        return [*maps, list(self.overwritten)]
 
     @classmethod
-    def of(cls, description: Sequence[Sequence[Sequence[int]]]) -> InplacePlan:
+    def of(cls, description: Sequence[Any]) -> InplacePlan:
         """What :meth:`description` described."""
-        forward, backward = ({key: value for key, value in pairs} for pairs in description)
-        return cls(forward, backward)
+        forward, backward = ({key: value for key, value in pairs} for pairs in description[:2])
+        return cls(forward, backward, tuple(description[2]))
 
 
 def views_only(site: Site) -> InplacePlan:
@@ -77,13 +81,15 @@ def plan_inplace(
     }
     if not plans:
         return plans
-    memory = _Memory(graph, fetched)
+    memory = _Memory(graph, sites, fetched)
     for node in graph.node:
         if node.op_type == "PythonOp" and node.name in plans:
             forward = _forward_plan(node, sites[node.name], memory)
-            plans[node.name] = InplacePlan(forward, plans[node.name].backward)
+            plans[node.name] = replace(plans[node.name], forward=forward)
         elif node.op_type == "PythonOpGrad" and (name := function_of(node)) in plans:
-            plans[name] = InplacePlan(plans[name].forward, _backward_plan(node, sites[name], memory))
+            plans[name] = replace(plans[name], backward=_backward_plan(node, sites[name], memory))
+    for name, outputs in memory.overwritten.items():
+        plans[name] = replace(plans.get(name, InplacePlan()), overwritten=tuple(sorted(outputs)))
     return plans
 
 
@@ -93,9 +99,15 @@ def mapped_arguments(site: Site, plan: InplacePlan) -> set[int]:
 
 
 class _Memory:
-    """Who reads which value of a graph."""
+    """Who reads which value of a graph.
 
-    def __init__(self, graph: onnx.GraphProto, fetched: Collection[str]) -> None:
+    Attributes:
+        overwritten: PythonOp node -> positions of the outputs that :meth:`may_be_written` promised.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, sites: Mapping[str, Site], fetched: Collection[str]) -> None:
+        self.overwritten: dict[str, set[int]] = {}
+        self._sites = sites
         self.leaving = {value.name for value in graph.output} | set(fetched)
         self._given = {value.name for value in graph.input}
         self._producers = {name: node for node in graph.node for name in node.output if name}
@@ -109,11 +121,28 @@ class _Memory:
     def may_be_written(self, name: str) -> bool:
         """Whether nobody but the one node that reads ``name`` ever sees its memory."""
         producer = self._producers.get(name)
-        if producer is None or not self.read_once(name) or producer.op_type in _SHARED:
+        if producer is None or not self.read_once(name):
+            return False
+        if producer.op_type == "PythonOp":
+            return self._given_away(producer, name)
+        if producer.op_type in _SHARED:
             return False
         if producer.op_type in _PASSING_ON:
             return self.may_be_written(producer.input[0])
         return self._varies(name)
+
+    def _given_away(self, producer: onnx.NodeProto, name: str) -> bool:
+        """Whether a call can be told to give an output that nobody holds."""
+        site = self._sites.get(producer.name)
+        position = list(producer.output).index(name) - 1
+        if site is None or site.internal or site.mapped or position < 0:
+            return False
+        outputs, result = _tensor_outputs(site), site.known_result
+        # Of a mapped output others may have the memory.
+        if position >= len(outputs) or any(output == outputs[position] for output, _ in result.forward_map):
+            return False
+        self.overwritten.setdefault(producer.name, set()).add(outputs[position])
+        return True
 
     def _varies(self, name: str) -> bool:
         """Whether ``name`` depends on an input; else it may become a constant, which is kept for all runs."""

@@ -33,7 +33,7 @@ from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.pool import pool
 from torch2ort.runtime.reach import Edge, Reach
 from torch2ort.runtime.stages import save_optimized, save_stage
-from torch2ort.runtime.values import plain, to_capsule
+from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule
 
 # More sets of missing gradients than these are not remembered at once; most models give one.
 _MOST_SETS = 256
@@ -142,6 +142,7 @@ class TrainingEngine:
         self.uses_rng = graph.uses_rng
         self.weights = tuple(graph.weights.values())
         self._feeds = Feeds(len(graph.inputs))
+        self._bools = bool_outputs(graph.proto.graph, graph.fetches)
         self._lock: Any = python_op_lock if graph.sites else contextlib.nullcontext()
         install_runners()
         if shelf is None:
@@ -210,6 +211,7 @@ class TrainingEngine:
         outputs = _tensors(fetched)
         for index in self._shared:
             outputs[index] = outputs[index].clone()
+        restore_bools(outputs, self._bools)
         return outputs, ForwardState(partial, run, [(t.shape, t.dtype, t.device) for t in outputs], epoch)
 
     def backward(

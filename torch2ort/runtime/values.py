@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import onnx
 import torch
 from torch.utils import dlpack
 
@@ -42,6 +44,19 @@ def to_tensor(value: Any) -> torch.Tensor:
         return _copy_to_tensor(value)
     tensor: torch.Tensor = dlpack.from_dlpack(value.to_dlpack())
     return tensor.view(torch.bool) if value.element_type() == ONNX_TYPES[torch.bool] else tensor
+
+
+def bool_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> frozenset[int]:
+    """Positions among ``names`` of the graph's outputs that are of bool."""
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    return frozenset(i for i, name in enumerate(names) if types.get(name) == onnx.TensorProto.BOOL)
+
+
+def restore_bools(tensors: list[torch.Tensor], positions: Iterable[int]) -> None:
+    """Make bools of what came as bytes, in place: onnxruntime-training takes a Function's bools for those."""
+    for i in positions:
+        if tensors[i].dtype is torch.uint8:
+            tensors[i] = tensors[i].view(torch.bool)
 
 
 @functools.cache

@@ -23,18 +23,18 @@ def must_run(node: ir.Node) -> bool:
     return not site.internal or site.known_result.uses_rng
 
 
-def keep_random_order(graph: ir.Graph, random: Collection[str]) -> None:
-    """Keep ONNX Runtime from reordering the nodes that draw random numbers.
+def keep_order(graph: ir.Graph, calls: Collection[str]) -> None:
+    """Keep ONNX Runtime from reordering calls that draw random numbers or write to Python objects.
 
     Numbers come from PyTorch's one generator, so another order is other numbers than eager's.
 
     Args:
         graph: nodes in the order of the program; changed in place.
-        random: names of the nodes that draw.
+        calls: names of such nodes.
     """
     before: ir.Node | None = None
     for node in list(graph):
-        if node.name not in random:
+        if node.name not in calls:
             continue
         if before is not None and before.outputs[1] not in node.inputs and node.inputs:
             first = node.inputs[0]

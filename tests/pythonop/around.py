@@ -1,0 +1,18 @@
+"""A model of one layer around whatever a test calls."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Around(torch.nn.Module):
+    """``call`` with the model and a linear layer's result; ``held`` is the model's to keep."""
+
+    def __init__(self, call, held=None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.call = call
+        self.held = held
+
+    def forward(self, x):
+        return self.call(self, self.linear(x))

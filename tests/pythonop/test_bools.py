@@ -1,0 +1,66 @@
+"""A bool output of a Function is a bool wherever the model returns it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import torch2ort
+from tests.pythonop.around import Around
+
+
+class Above(Function):
+    @staticmethod
+    def forward(ctx, x):
+        mask = x > 0
+        ctx.mark_non_differentiable(mask)
+        return x * 2, mask
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad * 2
+
+
+class OnlyMask(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x > 0
+
+    @staticmethod
+    def backward(ctx, _):
+        return None
+
+
+class Twice(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+CALLS = {
+    "beside a float": lambda model, h: Above.apply(h),
+    "alone": lambda model, h: (h * 1, OnlyMask.apply(h)),
+    "behind another Function": lambda model, h: (h * 1, OnlyMask.apply(Twice.apply(h))),
+    "negated": lambda model, h: (h * 1, ~OnlyMask.apply(h)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_the_models_output_is_a_bool(call, tmp_path):
+    model, x = Around(call), torch.randn(3, 4)
+    exported = torch2ort.export(model, x)
+    exported.save(tmp_path / "model.onnx")
+    loaded = torch2ort.load(tmp_path / "model.onnx", functions=(Above, OnlyMask, Twice))
+    wrapped = torch2ort.ORTModule(model)
+    expected = model(x)[1]
+    with torch.no_grad():
+        inference = wrapped(x)[1]
+    found = {"training": wrapped(x)[1], "inference": inference, "export": exported(x)[1], "file": loaded(x)[1]}
+    for name, mask in found.items():
+        assert mask.dtype is torch.bool, name
+        assert torch.equal(mask, expected), name

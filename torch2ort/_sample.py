@@ -1,0 +1,59 @@
+"""The model's eager run on its sample, for Functions that an export can only run on real tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.pythonop.capture import Sampling
+from torch2ort.pythonop.sample import Sample, Undone
+from torch2ort.pythonop.traces import untouched
+
+
+def run_on_sample(
+    model: torch.nn.Module,
+    signature: io_schema.Signature,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    sample: Sample,
+    *,
+    with_hooks: bool,
+) -> None:
+    """Run ``model`` as eager PyTorch does, and leave no trace but in ``sample``.
+
+    Args:
+        model: in the mode that is exported.
+        signature: of its forward.
+        tensors: of the sample call; they are not written to.
+        schema: of the sample call.
+        sample: gets what Functions get.
+        with_hooks: whether hooks of the model itself run.
+
+    Raises:
+        Exception: whatever the model raises.
+    """
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    args, kwargs = signature.unbind(io_schema.unflatten(copies, schema))
+    with untouched(type(model).__name__, model), _other_buffers(model), Undone(copies), Sampling(sample):
+        (model if with_hooks else model.forward)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _other_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Copies in place of the buffers: an autograd graph of the user's may hold those, and sees writes."""
+    copies: dict[int, torch.Tensor] = {}
+    holders = {id(m._buffers): m._buffers for m in model.modules()}
+    before = [(buffers, dict(buffers)) for buffers in holders.values()]
+    for buffers, values in before:
+        for name, buffer in values.items():
+            if buffer is not None:
+                buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+    try:
+        yield
+    finally:
+        for buffers, values in before:
+            buffers.clear()
+            buffers.update(values)

@@ -1,0 +1,111 @@
+"""The tensors that Functions get when the model runs on the sample, for those that must see real ones."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.site import Site
+
+
+class NeedsSample(BaseException):
+    """Ends a trace: the calls of a Function must be recorded. No code of a user's may catch it.
+
+    Attributes:
+        function: the Function.
+    """
+
+    def __init__(self, function: type) -> None:
+        super().__init__(function)
+        self.function = function
+
+
+class Sample:
+    """What Functions got in one eager run of the model.
+
+    Attributes:
+        calls: the tensors of each call, in order, of the Functions that were recorded.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[type, list[list[torch.Tensor]]] = {}
+
+    def record(self, function: type, arguments: Sequence[Any]) -> None:
+        """Keep the tensors of a call, if somebody asked for those of ``function``."""
+        if function in self.calls:
+            tensors = [a.detach().clone() for a in arguments if isinstance(a, torch.Tensor)]
+            self.calls[function].append(tensors)
+
+
+_places: weakref.WeakKeyDictionary[Site, tuple[Sample, int]] = weakref.WeakKeyDictionary()
+
+
+def place(site: Site, sample: Sample, number: int) -> None:
+    """Say which call of its Function in the model's forward ``site`` is."""
+    _places[site] = sample, number
+
+
+def sample_of(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Copies of what the call gets on the sample; ``None`` if nobody can know.
+
+    Args:
+        site: the call.
+        inputs: its tensors in the trace.
+
+    Raises:
+        NeedsSample: nobody recorded it yet.
+    """
+    if site not in _places or site.function is None:
+        return None
+    sample, number = _places[site]
+    if site.function not in sample.calls:
+        raise NeedsSample(site.function)
+    calls = sample.calls[site.function]
+    tensors = calls[number] if number < len(calls) else []
+    expected = [(t.dtype, [private.size_hint(size) for size in t.shape]) for t in inputs]
+    if [(t.dtype, list(t.shape)) for t in tensors] != expected:
+        return None
+    return [t.clone() for t in tensors]
+
+
+class Undone(private.TorchDispatchMode):
+    """Undoes, when it is left, what operators wrote to tensors that are older than it.
+
+    Args:
+        own: tensors that may be written to.
+    """
+
+    def __init__(self, own: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._new = {StorageWeakRef(t.untyped_storage()) for t in own}
+        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator."""
+        kwargs = kwargs or {}
+        for value in private.written_arguments(func, args, kwargs):
+            storage = value.untyped_storage()
+            if StorageWeakRef(storage) not in self._new:
+                self._new.add(StorageWeakRef(storage))
+                self._before.append((storage, storage.clone()))
+        result = func(*args, **kwargs)
+        given = {StorageWeakRef(t.untyped_storage()) for t in _tensors((*args, *kwargs.values()))}
+        self._new |= {StorageWeakRef(t.untyped_storage()) for t in _tensors(result)} - given
+        return result
+
+    def __exit__(self, *error: Any) -> None:
+        """See the class."""
+        super().__exit__(*error)
+        for storage, before in self._before:
+            storage.copy_(before)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value] if value.layout is torch.strided else []
+    return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []

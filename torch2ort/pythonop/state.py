@@ -1,0 +1,413 @@
+"""Python state that code can reach: what it is, what changed in it, and how it becomes what it was.
+
+Found from some roots: what containers, objects, classes and closures hold, and what functions name among their
+globals. Code that runs on tensors of an export must leave none of them, nor numbers made of them, behind.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+# More holders than these are not looked at: what a Function writes to lies near to it.
+_MOST = 50_000
+# Of longer sequences the items are remembered and not followed.
+_LONG = 1_000
+# Arrays of more bytes are not copied.
+_LARGE = 1 << 24
+
+_FOREIGN = frozenset(sys.stdlib_module_names) - {"__main__"} | {"numpy", "onnxruntime", "torch", "torch2ort"}
+_PLAIN = (
+    bool, bytes, complex, float, int, str, type(None), range, slice, np.generic, torch.Size, torch.device,
+    torch.dtype, types.BuiltinFunctionType, types.CodeType, types.FrameType, types.GeneratorType,
+)  # fmt: skip
+_MEMO = type(functools.lru_cache(len))
+_ABSENT: Any = object()
+
+_Contents = TypeVar("_Contents")
+
+
+class Holder(Generic[_Contents]):
+    """One place that holds other values, and what it held when it was found.
+
+    Attributes:
+        path: how the place is reached, for messages.
+        value: the object that is the place.
+        before: what it held.
+    """
+
+    def __init__(self, path: str, value: Any) -> None:
+        self.path, self.value = path, value
+        self.before: _Contents = self.read()
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Tells places apart."""
+        return id(self.value), type(self).__name__
+
+    def read(self) -> _Contents:
+        """What the place holds now, as a copy."""
+        raise NotImplementedError
+
+    def write(self, contents: _Contents) -> None:
+        """Have the place hold ``contents``."""
+        raise NotImplementedError
+
+    def same(self, contents: _Contents) -> bool:
+        """Whether ``contents`` are those from before, the very same objects."""
+        raise NotImplementedError
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Path and value of what is held."""
+        return iter(())
+
+
+class Named(Holder[dict[Any, Any]]):
+    """A place whose values have keys: a dict, an object's attributes, a closure, some of the globals."""
+
+    def same(self, contents: dict[Any, Any]) -> bool:
+        """See :meth:`Holder.same`."""
+        before = self.before
+        return len(contents) == len(before) and all(contents.get(k, _ABSENT) is v for k, v in before.items())
+
+    def label(self, key: Any) -> str:
+        """How the value of ``key`` is reached."""
+        return f"{self.path}[{key!r}]"
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """See :meth:`Holder.parts`."""
+        if len(self.before) <= _LONG:
+            yield from ((self.label(key), value) for key, value in self.before.items())
+
+
+class _Dict(Named):
+    def read(self) -> dict[Any, Any]:
+        return dict(self.value)
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        self.value.clear()
+        self.value.update(contents)
+
+
+class _Attributes(Named):
+    """``value`` is an object with attributes of its own."""
+
+    def read(self) -> dict[Any, Any]:
+        return dict(vars(self.value))
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        attributes = vars(self.value)
+        attributes.clear()
+        attributes.update(contents)
+
+    def label(self, key: Any) -> str:
+        return f"{self.path}.{key}"
+
+
+class _Slots(Named):
+    def read(self) -> dict[Any, Any]:
+        found = {name: getattr(self.value, name, _ABSENT) for name in _slots_of(type(self.value))}
+        return {name: value for name, value in found.items() if value is not _ABSENT}
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        now = self.read()
+        for name in now.keys() - contents.keys():
+            object.__delattr__(self.value, name)
+        for name, value in contents.items():
+            if now.get(name, _ABSENT) is not value:
+                object.__setattr__(self.value, name, value)
+
+    def label(self, key: Any) -> str:
+        return f"{self.path}.{key}"
+
+
+class _Class(Named):
+    """The data among a class's attributes."""
+
+    def read(self) -> dict[Any, Any]:
+        return {name: value for name, value in vars(self.value).items() if not name.startswith("__")}
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        now = self.read()
+        for name in now.keys() - contents.keys():
+            type.__delattr__(self.value, name)
+        for name, value in contents.items():
+            if now.get(name, _ABSENT) is not value:
+                type.__setattr__(self.value, name, value)
+
+    def label(self, key: Any) -> str:
+        return f"{self.path}.{key}"
+
+
+class _Cell(Named):
+    def read(self) -> dict[Any, Any]:
+        try:
+            return {"": self.value.cell_contents}
+        except ValueError:
+            return {}
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        if contents:
+            self.value.cell_contents = contents[""]
+        elif self.read():
+            del self.value.cell_contents
+
+    def label(self, key: Any) -> str:
+        return self.path
+
+
+class _Global(Named):
+    """One name of a module; ``value`` is the module's dict and the name."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        values, name = self.value
+        return id(values), name
+
+    def read(self) -> dict[Any, Any]:
+        values, name = self.value
+        return {name: values[name]} if name in values else {}
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        values, name = self.value
+        if name in contents:
+            values[name] = contents[name]
+        else:
+            values.pop(name, None)
+
+    def label(self, key: Any) -> str:
+        return f"the global {key}"
+
+
+class Items(Holder[list[Any]]):
+    """A list or a deque."""
+
+    def read(self) -> list[Any]:
+        """See :meth:`Holder.read`."""
+        return list(self.value)
+
+    def write(self, contents: list[Any]) -> None:
+        """See :meth:`Holder.write`."""
+        self.value.clear()
+        self.value.extend(contents)
+
+    def same(self, contents: list[Any]) -> bool:
+        """See :meth:`Holder.same`."""
+        return len(contents) == len(self.before) and all(map(_is, contents, self.before))
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """See :meth:`Holder.parts`."""
+        if len(self.before) <= _LONG:
+            yield from ((f"{self.path}[{i}]", value) for i, value in enumerate(self.before))
+
+
+class _Set(Holder[set[Any]]):
+    def read(self) -> set[Any]:
+        return set(self.value)
+
+    def write(self, contents: set[Any]) -> None:
+        self.value.clear()
+        self.value.update(contents)
+
+    def same(self, contents: set[Any]) -> bool:
+        return contents == self.before
+
+
+class _Bytes(Holder[bytes]):
+    def read(self) -> bytes:
+        return bytes(self.value)
+
+    def write(self, contents: bytes) -> None:
+        self.value[:] = contents
+
+    def same(self, contents: bytes) -> bool:
+        return contents == self.before
+
+
+class _Array(Holder[np.ndarray]):
+    def read(self) -> np.ndarray:
+        return self.value.copy()
+
+    def write(self, contents: np.ndarray) -> None:
+        self.value[...] = contents
+
+    def same(self, contents: np.ndarray) -> bool:
+        return contents.tobytes() == self.before.tobytes()
+
+
+class _Memo(Holder[int]):
+    """A function behind ``functools.lru_cache``: what it learned meanwhile is forgotten with all else."""
+
+    def read(self) -> int:
+        return int(self.value.cache_info().misses)
+
+    def write(self, contents: int) -> None:
+        self.value.cache_clear()
+
+    def same(self, contents: int) -> bool:
+        return contents == self.before
+
+
+class Snapshot:
+    """What is reached from some roots, as it is now.
+
+    Args:
+        roots: paths, for messages, and values.
+
+    Attributes:
+        holders: the places that were found.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]]) -> None:
+        self.holders: list[Holder[Any]] = []
+        self._found: set[int] = set()
+        self._used: set[tuple[int, str]] = set()
+        # What was found, so that no other object gets its id.
+        self._alive: list[Any] = []
+        self._pending = collections.deque(roots)
+        while self._pending and len(self.holders) < _MOST:
+            self._visit(*self._pending.popleft())
+
+    def changed(self) -> list[tuple[Holder[Any], Any]]:
+        """The places that hold other values now, with what they hold."""
+        now = [(holder, holder.read()) for holder in self.holders]
+        return [(holder, contents) for holder, contents in now if not holder.same(contents)]
+
+    def restore(self) -> None:
+        """Have every place hold what it held."""
+        for holder, _ in self.changed():
+            holder.write(holder.before)
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Path and value of all that the places held."""
+        for holder in self.holders:
+            yield from holder.parts()
+
+    def _visit(self, path: str, value: Any) -> None:
+        if isinstance(value, _PLAIN) or id(value) in self._found:
+            return
+        self._found.add(id(value))
+        self._alive.append(value)
+        if isinstance(value, (tuple, frozenset)):
+            if len(value) <= _LONG:
+                self._pending.extend((f"{path}[{i}]", item) for i, item in enumerate(value))
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(value)
+        elif isinstance(value, types.MethodType):
+            self._pending += [(path, value.__self__), (path, value.__func__)]
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._pending.append((path, value.__func__))
+        elif isinstance(value, property):
+            self._pending += [(path, part) for part in (value.fget, value.fset) if part is not None]
+        elif isinstance(value, functools.partial):
+            self._pending += [(path, value.func), (path, value.args), (path, value.keywords)]
+        elif isinstance(value, type):
+            if not _is_foreign(value.__module__):
+                self._hold(_Class(f"{value.__qualname__}", value))
+                self._pending += [(path, base) for base in value.__bases__]
+        elif not isinstance(value, types.ModuleType) and not _is_torchs(value):
+            self._visit_object(path, value)
+
+    def _visit_object(self, path: str, value: Any) -> None:
+        for kind, holder in _KINDS:
+            if isinstance(value, kind):
+                if not isinstance(value, np.ndarray) or (value.nbytes < _LARGE and not value.dtype.hasobject):
+                    self._hold(holder(path, value))
+                break
+        if isinstance(value, _MEMO):
+            self._hold(_Memo(path, value))
+            self._pending.append((path, getattr(value, "__wrapped__", None)))
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            self._hold(_Attributes(path, value))
+        if any(_slots_of(type(value))):
+            self._hold(_Slots(path, value))
+        self._pending.append((path, type(value)))
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        if _is_foreign(function.__module__):
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            if id(cell) not in self._found:
+                self._found.add(id(cell))
+                self._hold(_Cell(f"the variable {name} of {function.__qualname__}", cell))
+        defaults = (function.__defaults__, function.__kwdefaults__)
+        self._pending.append((f"a default of {function.__qualname__}", defaults))
+        used, attributes = _names(function.__code__)
+        self._use(function.__globals__, used)
+        for name in used:
+            module = function.__globals__.get(name)
+            if isinstance(module, types.ModuleType) and not _is_foreign(module.__name__):
+                self._use(vars(module), attributes)
+
+    def _use(self, values: dict[str, Any], names: Iterable[str]) -> None:
+        for name in names:
+            if (id(values), name) not in self._used:
+                self._used.add((id(values), name))
+                self._hold(_Global("", (values, name)))
+
+    def _hold(self, holder: Holder[Any]) -> None:
+        self.holders.append(holder)
+        self._pending.extend(holder.parts())
+
+
+_KINDS: tuple[tuple[Any, Callable[[str, Any], Holder[Any]]], ...] = (
+    (dict, _Dict),
+    ((list, collections.deque), Items),
+    (set, _Set),
+    (bytearray, _Bytes),
+    (np.ndarray, _Array),
+)
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _is_torchs(value: Any) -> bool:
+    """Whether ``value`` is torch's own affair: a tensor of a trace, its modes, an optimizer."""
+    if isinstance(value, torch.Tensor):
+        return type(value) not in (torch.Tensor, torch.nn.Parameter)
+    kind = type(value).__module__.partition(".")[0]
+    return kind in ("torch", "torch2ort") and not isinstance(value, (torch.nn.Module, dict, list))
+
+
+def _is_foreign(module: str | None) -> bool:
+    """Whether code of that module keeps nothing of a user's."""
+    return module is None or module.partition(".")[0] in _FOREIGN
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that ``code`` reads or writes, and the attributes."""
+    found: tuple[dict[str, None], dict[str, None]] = {}, {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.endswith(("_GLOBAL", "_NAME")):
+            found[0][instruction.argval] = None
+        elif "_ATTR" in instruction.opname or "_METHOD" in instruction.opname:
+            found[1][instruction.argval] = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            for names, more in zip(found, _names(constant), strict=True):
+                names.update(dict.fromkeys(more))
+    return tuple(found[0]), tuple(found[1])
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """Attributes of a user's class that live in slots."""
+    if _is_foreign(kind.__module__):
+        return ()
+    declared = [(base, vars(base).get("__slots__", ())) for base in kind.__mro__]
+    names = [(base, name) for base, slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
+    return tuple(
+        f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for base, name in names
+        if name not in ("__dict__", "__weakref__")
+    )
