@@ -14,6 +14,7 @@ from torch2ort._naming import name_interface, separate_outputs
 from torch2ort._site_nodes import SiteNodes
 from torch2ort._sizes import Sizes
 from torch2ort._trace import PREFIX, Trace
+from torch2ort.pythonop import Site
 from torch2ort.pythonop.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.pythonop.symbols import named, named_symbol, program_size_names

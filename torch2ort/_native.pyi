@@ -38,8 +38,8 @@ def configure(
             by a copy that the in-place map ``kind={key: value}`` would save, once per site, kind and key.
             ``kind`` is ``"forward"`` (key an output, value an argument) or ``"backward"`` (key an argument,
             value an output). What it raises, the call raises.
-        is_shared: Called with a tensor that a Function returned and the number of other tensors that are known
-            to lie over its storage; must tell whether there may be more. The tensor is then copied.
+        is_shared: Called with a tensor that a Function returned and the number of other tensors that are
+            known to lie over its storage; must tell whether there may be more. The tensor is then copied.
         error_type: Raised when a Function does other than what was exported, and when the module is used
             wrongly.
         inplace_error_type: Raised when a declared in-place map contradicts what a Function does.

@@ -10,7 +10,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort.pythonop.capture import Sampling
 from torch2ort.pythonop.sample import Sample, Undone
-from torch2ort.pythonop.traces import untouched
+from torch2ort.pythonop.traces import Generators, untouched
 
 
 def run_on_sample(
@@ -37,8 +37,12 @@ def run_on_sample(
     """
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     args, kwargs = signature.unbind(io_schema.unflatten(copies, schema))
-    with untouched(type(model).__name__, model), _other_buffers(model), Undone(copies), Sampling(sample):
-        (model if with_hooks else model.forward)(*args, **kwargs)
+    generators = Generators()
+    try:
+        with untouched(type(model).__name__, model), _other_buffers(model), Undone(copies), Sampling(sample):
+            (model if with_hooks else model.forward)(*args, **kwargs)
+    finally:
+        generators.restore()
 
 
 @contextlib.contextmanager

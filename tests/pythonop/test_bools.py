@@ -60,7 +60,12 @@ def test_the_models_output_is_a_bool(call, tmp_path):
     expected = model(x)[1]
     with torch.no_grad():
         inference = wrapped(x)[1]
-    found = {"training": wrapped(x)[1], "inference": inference, "export": exported(x)[1], "file": loaded(x)[1]}
+    found = {
+        "training": wrapped(x)[1],
+        "inference": inference,
+        "export": exported(x)[1],
+        "file": loaded(x)[1],
+    }
     for name, mask in found.items():
         assert mask.dtype is torch.bool, name
         assert torch.equal(mask, expected), name

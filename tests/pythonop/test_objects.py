@@ -285,7 +285,7 @@ READ = {
 
 
 @pytest.mark.parametrize(
-    ("start", "held"), zip(READ, ({"n": 1}, Range(), []), strict=True), ids=["dict", "object", "list"]
+    ("start", "held"), list(zip(READ, ({"n": 1}, Range(), []), strict=True)), ids=["dict", "object", "list"]
 )
 def test_a_model_that_reads_what_a_function_wrote_is_refused(start, held):
     with pytest.raises(torch2ort.ExportError) as caught:
@@ -311,9 +311,9 @@ def test_an_object_made_anew_for_two_calls_that_write_to_it_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.export(Around(call), torch.randn(3, 4))
     assert str(caught.value) == (
-        f"{__name__}.Counts: forward writes to argument 1, an object that the model makes anew in each of its "
-        f"calls and gives to several Functions. Let the model hold it in an attribute, or return from forward "
-        f"what it writes"
+        f"{__name__}.Counts: forward writes to argument 1, an object that the model makes anew in each of "
+        f"its calls and gives to several Functions. Let the model hold it in an attribute, or return from "
+        f"forward what it writes"
     )
 
 

@@ -62,13 +62,17 @@ def declared():
 
 def test_an_argument_that_is_written_to_and_returned_is_told_of_once():
     module = torch2ort.ORTModule(Around(lambda model, h: Doubles.apply(torch.tanh(h)) + 1))
-    with pytest.warns(torch2ort.Torch2OrtWarning) as found:
+
+    def train():
         for _ in range(3):
             module(torch.randn(3, 4)).sum().backward()
+
+    with pytest.warns(torch2ort.Torch2OrtWarning) as found:
+        train()
     name = f"{__name__}.Doubles"
     assert [str(w.message) for w in found] == [
-        f"{name}: output 0 shares memory with argument 0, which was made correct by a copy. To save the copy, "
-        f"declare torch2ort.register_inplace_map({name!r}, forward={{0: 0}})"
+        f"{name}: output 0 shares memory with argument 0, which was made correct by a copy. To save the "
+        f"copy, declare torch2ort.register_inplace_map({name!r}, forward={{0: 0}})"
     ]
 
 

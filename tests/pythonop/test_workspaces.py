@@ -116,7 +116,7 @@ def assert_like_fresh(calls, function, kept):
 
 
 def test_an_output_of_the_model_is_no_workspace():
-    function, kept = make(RETURNED["the tensor"], forward=True)
+    function, _ = make(RETURNED["the tensor"], forward=True)
     wrapped = torch2ort.ORTModule(Model(lambda a, b, x: function.apply(a + x)))
     first = wrapped(torch.zeros(3, 4))
     before = first.detach().clone()

@@ -145,7 +145,7 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def is_shared(tensor: torch.Tensor, known: int) -> bool:
-    """Whether memory of ``tensor`` may be held by more than it and ``known`` other tensors over its storage."""
+    """Whether more than ``tensor`` and ``known`` other tensors over its storage may hold its memory."""
     storage = tensor.untyped_storage()
     if _use_count is None or not storage.resizable():
         return True

@@ -1,9 +1,9 @@
 """The abstract run: what a site's ``forward`` gives, found without the runs of a graph.
 
-A registered shape inferer has the first word on sizes. Without one, ``forward`` is run on fake tensors, whose
-symbolic sizes come out as expressions of the inputs' sizes. If that is impossible, as for a forward that
-branches on values, it is run once on real tensors: those that the call gets when the model runs on the sample,
-or made-up ones where nobody knows them. That tells rank and dtype and leaves every size a fresh symbol.
+A registered shape inferer has the first word on sizes. Without one, ``forward`` is run on fake tensors,
+whose symbolic sizes come out as expressions of the inputs' sizes. If that is impossible, as for a forward
+that branches on values, it is run once on real tensors: those that the call gets when the model runs on the
+sample, or made-up ones where nobody knows them. That tells rank and dtype; every size is a fresh symbol.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
             alone = _references(site.arguments, i) == uses[id(site.arguments[i])]
             if alone and uses[id(site.arguments[i])] > 1 and id(site.arguments[i]) in written:
                 raise ExportError(
-                    f"{site.func_name}: forward writes to argument {i}, an object that the model makes anew in "
-                    f"each of its calls and gives to several Functions. Let the model hold it in an attribute, "
-                    f"or return from forward what it writes"
+                    f"{site.func_name}: forward writes to argument {i}, an object that the model makes anew "
+                    f"in each of its calls and gives to several Functions. Let the model hold it in an "
+                    f"attribute, or return from forward what it writes"
                 )
             if alone or type(site.arguments[i]) is tuple:
                 fresh.append(i)
@@ -53,6 +53,7 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
 
 def anew(site: Site, forward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> Any:
     """``forward``, in the style with a context, that gets copies of what is made anew for each call."""
+
     def copied(arguments: tuple[Any, ...]) -> list[Any]:
         given = list(arguments)
         for i in site.fresh:

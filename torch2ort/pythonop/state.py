@@ -1,7 +1,7 @@
 """Python state that code can reach: what it is, what changed in it, and how it becomes what it was.
 
-Found from some roots: what containers, objects, classes and closures hold, and what functions name among their
-globals. Code that runs on tensors of an export must leave none of them, nor numbers made of them, behind.
+Found from some roots: what containers, objects, classes and closures hold, and what functions name among
+their globals. Code that runs on tensors of an export must leave none of them, nor their numbers, behind.
 """
 
 from __future__ import annotations
@@ -232,15 +232,15 @@ class _Bytes(Holder[bytes]):
         return contents == self.before
 
 
-class _Array(Holder[np.ndarray]):
-    def read(self) -> np.ndarray:
+class _Array(Holder[Any]):
+    def read(self) -> Any:
         return self.value.copy()
 
-    def write(self, contents: np.ndarray) -> None:
+    def write(self, contents: Any) -> None:
         self.value[...] = contents
 
-    def same(self, contents: np.ndarray) -> bool:
-        return contents.tobytes() == self.before.tobytes()
+    def same(self, contents: Any) -> bool:
+        return bool(contents.tobytes() == self.before.tobytes())
 
 
 class _Memo(Holder[int]):
@@ -405,7 +405,8 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     if _is_foreign(kind.__module__):
         return ()
     declared = [(base, vars(base).get("__slots__", ())) for base in kind.__mro__]
-    names = [(base, name) for base, slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
+    listed = [(base, [slots] if isinstance(slots, str) else slots) for base, slots in declared]
+    names = [(base, name) for base, slots in listed for name in slots]
     return tuple(
         f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
         for base, name in names

@@ -40,8 +40,8 @@ class Unknown:
             ExportError: always.
         """
         raise ExportError(
-            f"the model reads {self.__dict__['_what']} after {self.__dict__['_writer']}.forward wrote to it; a "
-            f"graph does not hold what a Function leaves in Python objects. Return it from forward, as a "
+            f"the model reads {self.__dict__['_what']} after {self.__dict__['_writer']}.forward wrote to it; "
+            f"a graph does not hold what a Function leaves in Python objects. Return it from forward, as a "
             f"tensor where it varies"
         )
 
@@ -50,7 +50,7 @@ class Unknown:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """torch got one as an argument."""
+        """Torch got one as an argument."""
         for value in (*args, *(kwargs or {}).values()):
             if isinstance(value, cls):
                 value.refuse()
@@ -61,12 +61,15 @@ class Unknown:
         self.refuse()
 
 
-for _operation in (
-    "abs add and bool call contains delitem divmod enter eq exit float floordiv format ge getitem gt hash index "
-    "int invert iter le len lshift lt matmul mod mul ne neg next or pos pow radd rand reduce_ex rfloordiv "
-    "rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setattr setitem str sub truediv "
-    "xor"
-).split():
+_OPERATIONS = (
+    "abs", "add", "and", "bool", "call", "contains", "delitem", "divmod", "enter", "eq", "exit",
+    "float", "floordiv", "format", "ge", "getitem", "gt", "hash", "index", "int", "invert", "iter",
+    "le", "len", "lshift", "lt", "matmul", "mod", "mul", "ne", "neg", "next", "or", "pos", "pow",
+    "radd", "rand", "reduce_ex", "rfloordiv", "rlshift", "rmatmul", "rmod", "rmul", "ror", "round",
+    "rpow", "rrshift", "rshift", "rsub", "rtruediv", "rxor", "setattr", "setitem", "str", "sub",
+    "truediv", "xor",
+)  # fmt: skip
+for _operation in _OPERATIONS:
     setattr(Unknown, f"__{_operation}__", Unknown._refuse)
 
 
@@ -78,6 +81,24 @@ class _Shadow:
     before: Any
     written: Any
     shown: Any
+
+
+class Generators:
+    """The random generators of Python and numpy, as they are now."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def restore(self) -> list[str]:
+        """Have them be as they were; says which of them were not."""
+        changed = []
+        if random.getstate() != self._python:
+            changed.append("Python's random generator")
+            random.setstate(self._python)
+        if any(not np.array_equal(a, b) for a, b in zip(np.random.get_state(), self._numpy, strict=True)):
+            changed.append("numpy's random generator")
+            np.random.set_state(self._numpy)
+        return changed
 
 
 class Traces:
@@ -109,7 +130,7 @@ class Traces:
         written: list[str] = []
         self._show(of_functions=True)
         before = Snapshot(_roots(site))
-        generators = random.getstate(), np.random.get_state()
+        generators = Generators()
         try:
             yield written
             for holder, contents in before.changed():
@@ -121,12 +142,7 @@ class Traces:
             before.restore()
             raise
         finally:
-            if random.getstate() != generators[0]:
-                written.append("Python's random generator")
-                random.setstate(generators[0])
-            if _differ(np.random.get_state(), generators[1]):
-                written.append("numpy's random generator")
-                np.random.set_state(generators[1])
+            written += generators.restore()
             self.written.setdefault(site.key, []).extend(written)
             self._show(of_functions=False)
 
@@ -173,9 +189,9 @@ class Traces:
         self._made.clear()
         if name is not None:
             raise ExportError(
-                f"{name}: forward keeps a tensor where an export cannot take it away again, and it is none of "
-                f"a run's: export runs forward once to see what it gives. Keep tensors in an attribute of the "
-                f"Function, of an argument or of the model, in a global or a closure"
+                f"{name}: forward keeps a tensor where an export cannot take it away again, and it is none "
+                f"of a run's: export runs forward once to see what it gives. Keep tensors in an attribute of "
+                f"the Function, of an argument or of the model, in a global or a closure"
             )
 
     def _note(self, site: Site, holder: Holder[Any], contents: Any) -> None:
@@ -185,9 +201,7 @@ class Traces:
         shadow.written = contents
         if isinstance(holder, Named):
             shadow.shown = {
-                key: value
-                if _same(shadow.before, key, value)
-                else Unknown(holder.label(key), site.func_name)
+                key: value if _same(shadow.before, key, value) else Unknown(holder.label(key), site.func_name)
                 for key, value in contents.items()
             }
         elif isinstance(holder, Items):
@@ -265,7 +279,3 @@ def _change(holder: Holder[Any], contents: Any) -> str:
 
 def _same(before: dict[Any, Any], key: Any, value: Any) -> bool:
     return key in before and before[key] is value
-
-
-def _differ(state: Any, other: Any) -> bool:
-    return any(not np.array_equal(a, b) for a, b in zip(state, other, strict=True))
