@@ -46,7 +46,6 @@ CALLS = {
     "beside a float": lambda model, h: Above.apply(h),
     "alone": lambda model, h: (h * 1, OnlyMask.apply(h)),
     "behind another Function": lambda model, h: (h * 1, OnlyMask.apply(Twice.apply(h))),
-    "negated": lambda model, h: (h * 1, ~OnlyMask.apply(h)),
 }
 
 

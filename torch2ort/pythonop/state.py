@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dis
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +25,12 @@ _LONG = 1_000
 # Arrays of more bytes are not copied.
 _LARGE = 1 << 24
 
-_FOREIGN = frozenset(sys.stdlib_module_names) - {"__main__"} | {"numpy", "onnxruntime", "torch", "torch2ort"}
+# Of these libraries nothing is a user's state; what they keep for themselves is theirs to manage.
+_LIBRARIES = {
+    "_pytest", "hypothesis", "mpmath", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "optree",
+    "pluggy", "pytest", "sympy", "torch", "torch2ort",
+}  # fmt: skip
+_FOREIGN = frozenset(sys.stdlib_module_names) - {"__main__"} | _LIBRARIES
 _PLAIN = (
     bool, bytes, complex, float, int, str, type(None), range, slice, np.generic, torch.Size, torch.device,
     torch.dtype, types.BuiltinFunctionType, types.CodeType, types.FrameType, types.GeneratorType,
@@ -376,7 +382,7 @@ def _is_torchs(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return type(value) not in (torch.Tensor, torch.nn.Parameter)
     kind = type(value).__module__.partition(".")[0]
-    return kind in ("torch", "torch2ort") and not isinstance(value, (torch.nn.Module, dict, list))
+    return kind in _LIBRARIES - {"numpy"} and not isinstance(value, (torch.nn.Module, dict, list))
 
 
 def _is_foreign(module: str | None) -> bool:
@@ -404,11 +410,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     """Attributes of a user's class that live in slots."""
     if _is_foreign(kind.__module__):
         return ()
-    declared = [(base, vars(base).get("__slots__", ())) for base in kind.__mro__]
-    listed = [(base, [slots] if isinstance(slots, str) else slots) for base, slots in declared]
-    names = [(base, name) for base, slots in listed for name in slots]
-    return tuple(
-        f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
-        for base, name in names
-        if name not in ("__dict__", "__weakref__")
-    )
+    declared = {name for base in kind.__mro__ if "__slots__" in vars(base) for name in vars(base)}
+    # A property may stand in front of one.
+    members = types.MemberDescriptorType
+    return tuple(name for name in declared if isinstance(inspect.getattr_static(kind, name), members))
