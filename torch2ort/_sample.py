@@ -37,9 +37,9 @@ def run_on_sample(
     """
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     args, kwargs = signature.unbind(io_schema.unflatten(copies, schema))
-    generators = Generators()
+    name, generators = type(model).__name__, Generators()
     try:
-        with untouched(type(model).__name__, model), _other_buffers(model), Undone(copies), Sampling(sample):
+        with untouched(name, model, code=True), _other_buffers(model), Undone(copies), Sampling(sample):
             (model if with_hooks else model.forward)(*args, **kwargs)
     finally:
         generators.restore()

@@ -168,7 +168,8 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
     """
     model = call.model
     with contextlib.ExitStack() as stack:
-        stack.enter_context(untouched(type(model).__name__, model))
+        # torch.export puts copies in the place of what the model's attributes hold.
+        stack.enter_context(untouched(type(model).__name__, model, code=False))
         stack.enter_context(ordinary_tensors(model))
         stack.enter_context(traceable_modules(model))
         capture = stack.enter_context(Capture(training=model.training, model=model, sample=sample))

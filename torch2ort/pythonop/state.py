@@ -267,12 +267,14 @@ class Snapshot:
 
     Args:
         roots: paths, for messages, and values.
+        code: whether what functions and classes reach counts too; else only what objects hold.
 
     Attributes:
         holders: the places that were found.
     """
 
-    def __init__(self, roots: Iterable[tuple[str, Any]]) -> None:
+    def __init__(self, roots: Iterable[tuple[str, Any]], *, code: bool = True) -> None:
+        self._code = code
         self.holders: list[Holder[Any]] = []
         self._found: set[int] = set()
         self._used: set[tuple[int, str]] = set()
@@ -299,6 +301,8 @@ class Snapshot:
 
     def _visit(self, path: str, value: Any) -> None:
         if isinstance(value, _PLAIN) or id(value) in self._found:
+            return
+        if not self._code and isinstance(value, (type, types.FunctionType, _MEMO)):
             return
         self._found.add(id(value))
         self._alive.append(value)

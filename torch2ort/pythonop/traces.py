@@ -244,9 +244,15 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
 
 
 @contextlib.contextmanager
-def untouched(path: str, value: Any) -> Iterator[None]:
-    """Have all that is reached from ``value`` afterwards be what it was."""
-    before = Snapshot([(path, value)])
+def untouched(path: str, value: Any, *, code: bool) -> Iterator[None]:
+    """Have all that is reached from ``value`` afterwards be what it was.
+
+    Args:
+        path: how ``value`` is reached, for messages.
+        value: where to begin.
+        code: whether what its functions and classes reach counts too.
+    """
+    before = Snapshot([(path, value)], code=code)
     try:
         yield
     finally:
