@@ -147,6 +147,17 @@ def test_two_equal_calls_are_two_in_an_export(name, tmp_path):
     assert_same(results[2], results[0], "loaded")
 
 
+def test_outputs_keep_their_places_where_one_becomes_the_calls_result():
+    def call(h):
+        result = Counted.apply(h)
+        return result * 1, h + 1, result * 1
+
+    model, x = Around(call).eval(), torch.randn(3, 4)
+    exported = torch2ort.export(model, x)
+    for actual, expected in zip(exported(x), model(x), strict=True):
+        assert_same(actual, expected.detach(), "output")
+
+
 def test_every_call_has_a_node_of_its_own():
     def call(h):
         for _ in range(5):

@@ -106,13 +106,14 @@ def _calls_of_their_own(model: ir.Model) -> Iterator[None]:
     calls = [node for node in graph if must_run(node)]
     for number, node in enumerate(calls):
         node.attributes.add(ir.AttrInt64(_CALL, number))
-    kept = [node.outputs[-1] for node in calls if not node.outputs[-1].is_graph_output()]
-    graph.outputs.extend(kept)
+    own = len(graph.outputs)
+    graph.outputs.extend(node.outputs[-1] for node in calls)
     yield
     for node in calls:
         del node.attributes[_CALL]
-    for value in kept:
-        graph.outputs.remove(value)
+    # By position, as an output of the model's may have become the very value that a call gives.
+    while len(graph.outputs) > own:
+        graph.outputs.pop()
 
 
 def _restore_outputs(model: ir.Model) -> None:
