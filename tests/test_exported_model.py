@@ -299,14 +299,6 @@ def test_a_plain_session_takes_and_gives_the_state():
         given.update(zip(("average", "calls"), (result[n] for n in names[2:]), strict=True))
 
 
-def test_the_exported_model_behind_a_module_updates_the_modules_buffers():
-    module, x = torch2ort.ORTModule(Stateful()), torch.randn(2, 3)
-    module(x)
-    eager = copy.deepcopy(module.module)
-    assert_goes_on_like(module.exported, eager, x)
-    torch.testing.assert_close(module.average, eager.average)
-
-
 def test_damaged_names_of_state_are_refused(tmp_path):
     exported = torch2ort.export(Stateful(), torch.randn(2, 3))
     exported.save(tmp_path / "model.onnx")

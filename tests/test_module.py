@@ -16,6 +16,7 @@ import torch
 import torch2ort
 from tests.comparison import assert_same, assert_trains_like_eager, tensors_of
 from tests.functions import Square, TwoOutputs
+from tests.test_exported_model import Stateful, assert_goes_on_like
 
 
 class Model(torch.nn.Module):
@@ -453,3 +454,11 @@ def test_unused_outputs_of_functions():
             return TwoOutputs.apply(self.layer(x))[1]
 
     assert_trains_like_eager(Unused(), [(torch.randn(3, 4),)], steps=3)
+
+
+def test_the_exported_model_behind_a_module_updates_the_modules_buffers():
+    module, x = torch2ort.ORTModule(Stateful()), torch.randn(2, 3)
+    module(x)
+    eager = copy.deepcopy(module.module)
+    assert_goes_on_like(module.exported, eager, x)
+    torch.testing.assert_close(module.average, eager.average)
