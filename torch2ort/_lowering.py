@@ -127,6 +127,9 @@ def _lift_weights(
     }
     lifted: list[tuple[ir.Value, str, torch.Tensor]] = []
     for name, value in list(model.graph.initializers.items()):
+        if not name.startswith(PREFIX):
+            # A constant of the program's own, which may have the name of a buffer.
+            continue
         origin = name.removeprefix(PREFIX)
         tensor = live.get(origin, constants.get(origin))
         if tensor is None:

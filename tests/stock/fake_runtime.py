@@ -376,6 +376,7 @@ def lend_device_to_torch(lent: Device, on_host: Callable[[torch.Tensor], bool]) 
         tensor_type=torch.Tensor,
         privatize=configured._privatize,
         warn_alias=configured._warn_alias,
+        is_shared=configured.private.is_shared,
         error_type=torch2ort.EngineError,
         inplace_error_type=torch2ort.InplaceMapError,
     )

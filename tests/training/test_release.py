@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import ClassVar
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import torch2ort
 
@@ -15,7 +15,7 @@ import torch2ort
 class Traced(torch.autograd.Function):
     """Doubles; notes in each backward which of its outputs are still in memory."""
 
-    held: ClassVar[set[int]] = set()
+    made: ClassVar[dict[int, StorageWeakRef]] = {}
     seen: ClassVar[list[tuple[int, list[int]]]] = []
 
     @staticmethod
@@ -23,16 +23,14 @@ class Traced(torch.autograd.Function):
         ctx.number = number
         result = x * 2
         # An export may call it on tensors without memory.
-        if type(x) is not torch.Tensor:
-            return result
-        memory = result.numpy()
-        Traced.held.add(number)
-        weakref.finalize(memory, Traced.held.discard, number)
-        return torch.from_numpy(memory)
+        if type(x) is torch.Tensor:
+            Traced.made[number] = StorageWeakRef(result.untyped_storage())
+        return result
 
     @staticmethod
     def backward(ctx, grad):
-        Traced.seen.append((ctx.number, sorted(Traced.held)))
+        held = [number for number, storage in Traced.made.items() if not storage.expired()]
+        Traced.seen.append((ctx.number, sorted(held)))
         return grad * 2, None
 
 

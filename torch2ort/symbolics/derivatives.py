@@ -157,7 +157,9 @@ def _embedding_backward(
 
 
 def _div(a: Arguments) -> tuple[torch.Tensor, Tensors]:
-    return a["self"] / a["other"], (a["self"], a["other"])
+    # The divisor may be a number.
+    divisor = torch.as_tensor(a["other"], dtype=a["self"].dtype)
+    return a["self"] / a["other"], (a["self"], divisor)
 
 
 def _div_backward(grad: torch.Tensor, saved: Tensors, a: Arguments, needed: frozenset[str]) -> Gradients:
