@@ -14,6 +14,7 @@
 | torch._C._functorch.peek_interpreter_stack | 2.13.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0 |
 | torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0 |
+| torch._VF._pack_padded_sequence | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ with private_names("torch"):
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
     need(torch.Tensor, "_version")
+    need(torch._VF, "_pack_padded_sequence")
     need(torch.export.ExportedProgram, "_guards_code")
     need(torch._C._autograd, "_get_current_graph_task_keep_graph")
     need(torch.nn.Module, "_compiled_call_impl")
@@ -54,9 +56,13 @@ __all__ = [
     "in_transform",
     "is_compiled",
     "mask_is_a_mask",
+    "pack_padded_sequence",
     "size_guards",
     "version_of",
 ]
+
+# What nn.utils.rnn.pack_padded_sequence calls.
+pack_padded_sequence = torch._VF._pack_padded_sequence
 
 # Raised where Python code of the model needs the value of a tensor: a branch, `.item()`, `int(tensor)`.
 DATA_DEPENDENT: tuple[type[Exception], ...] = (

@@ -10,7 +10,7 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch2ort._modes import same_grad_mode
 from torch2ort._ordinary import ordinary_tensors
 from torch2ort._origins import Origin, origins_of
 from torch2ort._sample import run_on_sample
+from torch2ort._source_lines import line_in, users_line, way_out
 from torch2ort._tensor_attributes import TensorAttributes
 from torch2ort._traceable import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.errors import ExportError
@@ -183,10 +184,8 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         except private.DATA_DEPENDENT as error:
             raise ExportError(
                 f"{type(model).__name__}: the model's Python code depends on a value inside a "
-                f"tensor{_users_line(error)}, "
-                f"so one graph cannot stand for every input ({_first_line(error)}). "
-                f"Use torch.where or torch.cond instead of the branch, or move the code into an "
-                f"autograd.Function"
+                f"tensor{users_line(error)}, "
+                f"so one graph cannot stand for every input ({_first_line(error)}). {way_out(error)}"
             ) from error
         except Exception as error:
             failure = _failure(model, call, error)
@@ -201,8 +200,8 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         call.output_schema,
         capture.sites,
         guards,
-        _line_in(call.code.hooked),
-        _line_in(call.code.outside),
+        line_in(call.code.hooked),
+        line_in(call.code.outside),
         call.returned,
         call.origins,
         call.tracked,
@@ -214,18 +213,18 @@ def _failure(model: torch.nn.Module, call: FlatCall, error: Exception) -> Export
     name = type(model).__name__
     if isinstance(error, NotImplementedError) and "Sparse" in str(error):
         return ExportError(
-            f"{name}: forward makes a sparse tensor{_users_line(error)}, which a graph cannot hold. Use "
+            f"{name}: forward makes a sparse tensor{users_line(error)}, which a graph cannot hold. Use "
             f"dense tensors, or put that part of the model into a torch.autograd.Function"
         )
     if not _is_of_torch_export(error):
         return None
     if call.code.derived:
         return ExportError(
-            f"{name}: {_line_in(call.code.derived)} lets a tensor of forward's own require a gradient, and a "
+            f"{name}: {line_in(call.code.derived)} lets a tensor of forward's own require a gradient, and a "
             f"graph cannot compute a derivative inside of forward. Put that part of the model into a "
             f"torch.autograd.Function"
         )
-    return ExportError(f"{name}: torch.export failed{_users_line(error)}: {error}")
+    return ExportError(f"{name}: torch.export failed{users_line(error)}: {error}")
 
 
 def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
@@ -322,19 +321,3 @@ def _is_of_torch_export(error: Exception) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
-
-
-def _users_line(error: BaseException) -> str:
-    """`` at file:line in function`` of the innermost frame outside torch and torch2ort."""
-    line = _line_in(traceback.extract_tb(error.__traceback__))
-    return f" at {line}" if line else ""
-
-
-def _line_in(stack: Iterable[traceback.FrameSummary]) -> str:
-    """``file:line in function`` of the innermost frame outside torch and torch2ort, or nothing."""
-    own = r"[/\\](torch|torch2ort|optree|contextlib\.py|functools\.py)([/\\]|$)"
-    frames = [f for f in stack if not re.search(own, f.filename) and not f.filename.startswith("<")]
-    if not frames:
-        return ""
-    frame = frames[-1]
-    return f"{frame.filename}:{frame.lineno} in {frame.name} ({frame.line})"

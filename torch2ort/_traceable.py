@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torch2ort import _torch_private as private
+from torch2ort._source_lines import line_in
 from torch2ort._torch_private import BatchNorm, mask_is_a_mask
-from torch2ort.errors import Torch2OrtWarning
+from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.symbolics.recurrent import stand_in
 
 
@@ -136,6 +138,12 @@ class TracedCode(TorchFunctionMode):
             self.hooked = self.hooked or traceback.extract_stack()
         for value in (*args, *(kwargs or {}).values()):
             self._note(value)
+        if func == private.pack_padded_sequence:
+            raise ExportError(
+                f"{line_in(traceback.extract_stack())} packs sequences, whose lengths are values inside a "
+                f"tensor, so one graph cannot stand for every input. Give the padded sequences to the "
+                f"recurrent layer, and take each one's last output with torch.gather"
+            )
         func = stand_in(func, args) or func
         return func(*args, **(kwargs or {}))
 

@@ -1,0 +1,13 @@
+"""Families of models in tiny configurations of random weights, each with batches of two sizes."""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.models.families.table import FAMILIES, Family
+
+__all__ = ["FAMILIES", "Family"]
+
+# Each adds its families to the table.
+for _name in ("audio", "decoders", "diffusion", "encoders", "nets", "vision"):
+    importlib.import_module(f"{__name__}.{_name}")

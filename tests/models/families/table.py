@@ -1,0 +1,56 @@
+"""What a family is, and the table that the files beside this one fill.
+
+An entry makes a tiny net of random weights, and batches of two sizes. ``refused`` is the whole sentence of
+the refusal, with ``...`` for the model's source line or torch's own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+READS = (
+    "{}: the model's Python code depends on a value inside a tensor at ..., so one graph cannot stand for "
+    "every input (...). {}"
+)
+BRANCHES = "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function"
+READS_LABELS = (
+    "It looks at the labels. Call the model without them, and compute the loss from what it returns"
+)
+LEAVES_OUT_LAYERS = "It leaves out layers at random. Set the layerdrop of the model's configuration to 0"
+CHECKS_VALUES = (
+    "torch.distributions checks there that the values are allowed. Make the distribution with "
+    "validate_args=False, or call torch.distributions.Distribution.set_default_validate_args(False)"
+)
+
+Batch = dict[str, Any] | tuple[Any, ...]
+Make = Callable[[], tuple[torch.nn.Module, Sequence[Batch]]]
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    make: Make
+    refused: str | None = None
+    long: bool = False
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def family(name: str, *, refused: str | None = None, long: bool = False) -> Callable[[Make], Make]:
+    def add(make: Make) -> Make:
+        known = FAMILIES.get(name)
+        # pytest imports each file once more, for its doctests.
+        assert known is None or known.make.__code__.co_filename == make.__code__.co_filename, name
+        FAMILIES[name] = Family(name, make, refused, long)
+        return make
+
+    return add
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(3, 50, (batch, length))

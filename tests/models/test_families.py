@@ -1,0 +1,60 @@
+"""Families of models train and are exported as in eager PyTorch, two sizes each, or are refused by name."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import torch2ort
+from tests.comparison import assert_same, assert_trains_like_eager, tensors_of
+from tests.models.families import FAMILIES
+from tests.models.families.table import Batch
+
+
+def call(model: Any, batch: Batch) -> Any:
+    torch.manual_seed(7)
+    given = copy.deepcopy(batch)
+    return model(**given) if isinstance(given, dict) else model(*given)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The model's own loss, or one of every tensor that it returns."""
+    loss = getattr(output, "loss", None)
+    if loss is not None:
+        return loss
+    return sum(t.square().mean() for t in tensors_of(output) if t.requires_grad)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(f.name, marks=pytest.mark.long if f.long else ()) for f in FAMILIES.values()],
+)
+def test_family(name):
+    family = FAMILIES[name]
+    torch.manual_seed(0)
+    model, batches = family.make()
+    if family.refused is not None:
+        with pytest.raises(torch2ort.Torch2OrtError, match=pattern(family.refused)):
+            call(torch2ort.ORTModule(model.train()), batches[0])
+        return
+    # Without an update in between: a difference of 1e-7 in a weight can turn a ReLU or a maximum over.
+    assert_trains_like_eager(model.train(), batches, lr=0.0, steps=2, loss=loss_of)
+    model.eval()
+    exported = torch2ort.export(copy.deepcopy(model), copy.deepcopy(batches[0]))
+    with torch.no_grad():
+        actual, expected = call(exported, batches[0]), call(model, batches[0])
+    for i, (a, e) in enumerate(zip(tensors_of(actual), tensors_of(expected), strict=True)):
+        assert_same(a, e, f"exported, output {i}")
+
+
+def pattern(sentence: str) -> str:
+    """A regular expression for the whole of ``sentence``, in which ``...`` stands for anything."""
+    return "^" + ".*".join(map(re.escape, sentence.split("..."))) + "$"
+
+
+def test_the_table_has_sixty_families_that_work():
+    assert sum(family.refused is None for family in FAMILIES.values()) >= 60

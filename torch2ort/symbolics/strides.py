@@ -1,0 +1,47 @@
+"""Views that hold for some strides only."""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.symbolics._torch_private import OpOverload
+
+aten = torch.ops.aten
+
+
+def loosen_views(program: torch.export.ExportedProgram) -> None:
+    """Let a view be a copy where another order of memory needs one.
+
+    What a kernel returned in an order of its own, and so was taken for contiguous in the trace, comes in
+    another order when the program is decomposed. A view of memory that somebody writes to stays one.
+    """
+    written = {_root(value) for node in program.graph_module.graph.nodes for value in _written(node)}
+    for node in program.graph_module.graph.nodes:
+        if node.target is aten.view.default and _root(node) not in written:
+            node.target = aten.reshape.default
+
+
+def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments that ``node`` writes to."""
+    if not isinstance(node.target, OpOverload):
+        # What a subgraph writes to is not looked up.
+        return node.all_input_nodes
+    found: list[torch.fx.Node] = []
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            values = value if isinstance(value, (list, tuple)) else (value,)
+            found += [v for v in values if isinstance(v, torch.fx.Node)]
+    return found
+
+
+def _root(node: torch.fx.Node) -> torch.fx.Node:
+    """The value whose memory ``node`` may be."""
+    while node.op == "call_function" and node.all_input_nodes and _may_alias(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _may_alias(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    # Without a schema it is getitem, of the parts of a value.
+    return schema is None or any(value.alias_info is not None for value in schema.returns)
