@@ -1,5 +1,6 @@
 // The Python module torch2ort._native: documented in torch2ort/_native.pyi.
 #include "chain.h"
+#include "guards.h"
 #include "interception.h"
 #include "ort_custom_op.h"
 #include "ort_training.h"
@@ -108,7 +109,8 @@ PyMODINIT_FUNC PyInit__native() {
   using namespace torch2ort;
   Ref module = Ref::Steal(PyModule_Create(&definition));
   if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) ||
-      !InitChain(module.get()) || !InitRun(module.get()) || !InitCustomOp(module.get())) {
+      !InitChain(module.get()) || !InitRun(module.get()) || !InitGuards(module.get()) ||
+      !InitCustomOp(module.get())) {
     return nullptr;
   }
   return module.release();

@@ -9,7 +9,7 @@ Words: an *argument* is a position among all arguments of ``apply``; an *output*
 values that ``forward`` returns; dtypes are torch's names without ``torch.``, such as ``"float32"``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -377,3 +377,40 @@ def intercept(
 
 def end_interception() -> None:
     """Puts everything back as it was before :func:`intercept`. Does nothing without one."""
+
+class Guards:
+    """What a graph was made from, compared by identity in one pass.
+
+    Args:
+        checks: ``(kind, owner, name)`` each. The present state of each owner is what it is compared with.
+            Kinds: 0, keys and values of a dictionary; 1, one entry of a dictionary, which may be missing; 2,
+            the items of a list or tuple; 3, the type of an object; 4, what an attribute gives; 5, a
+            dictionary of tensors: as 0, and type, dtype, device, shape, strides and ``requires_grad`` of
+            each, where the types in the tuple ``name`` are as good as one; 6, what a callable gives, compared
+            with ``==``; 7, the size of a dictionary.
+
+    Raises:
+        TypeError: a check is of no such form.
+    """
+
+    def __new__(cls, checks: Iterable[tuple[int, object, object]]) -> Guards: ...
+    def __len__(self) -> int: ...
+    def first_changed(self, start: int = 0) -> int:
+        """Position of the first check from ``start`` on whose owner is not as it was; -1 if all are."""
+
+    def rearm(self, index: int) -> None:
+        """Compares with the present state of that check's owner from now on."""
+
+    def accept_alike(self, index: int) -> bool:
+        """Whether a dictionary of tensors holds others of the same names and forms; compares with those then.
+
+        Raises:
+            TypeError: that check is not about tensors.
+        """
+
+    def expected(self, index: int) -> list[object]:
+        """What that check compares with: keys and values in turn, or values.
+
+        Raises:
+            TypeError: it is about tensors, which are not kept.
+        """

@@ -1,0 +1,451 @@
+#include "guards.h"
+
+#include <vector>
+
+#include "exchange.h"
+
+namespace torch2ort {
+
+namespace {
+
+// What is compared; the numbers are those of torch2ort._native.Guards.
+enum Kind : int {
+  kItems = 0,      // a dictionary: its keys and the identity of its values
+  kEntry = 1,      // one key of a dictionary, which may be missing
+  kSequence = 2,   // a list or tuple: its length and the identity of its items
+  kType = 3,       // the type of an object
+  kAttribute = 4,  // what an attribute gives: the identity of it
+  kTensors = 5,    // a dictionary of tensors: as kItems, and what a graph depends on of each tensor
+  kValue = 6,      // what a callable gives, compared with ==
+  kSize = 7,       // how many entries a dictionary has
+  kKinds = 8,
+};
+
+// What a graph depends on of a tensor that is fed to it.
+struct TensorForm {
+  PyObject* type = nullptr;
+  bool requires_grad = false;
+  bool described = false;
+  DLDataType dtype = {0, 0, 0};
+  DLDevice device = {0, 0};
+  std::vector<int64_t> shape_and_strides;
+
+  bool operator==(const TensorForm& other) const {
+    return type == other.type && requires_grad == other.requires_grad && described == other.described &&
+           dtype == other.dtype && device == other.device && shape_and_strides == other.shape_and_strides;
+  }
+};
+
+// One comparison. References are owned, but for the values of kTensors: a tensor that the model dropped must
+// not live on here, and another one at its address is as good if it has the same form.
+struct Check {
+  Kind kind;
+  PyObject* owner;
+  PyObject* name;                   // of kEntry and kAttribute; of kTensors, types that are as good as one
+  std::vector<PyObject*> expected;  // kItems, kTensors: key, value, key, value, ...; else the values
+  std::vector<TensorForm> forms;
+  Py_ssize_t size = 0;  // of kSize
+};
+
+struct Guards {
+  PyObject_HEAD std::vector<Check>* checks;
+};
+
+PyTypeObject* guards_type = nullptr;
+PyObject* requires_grad_name = nullptr;
+
+Guards* AsGuards(PyObject* self) { return reinterpret_cast<Guards*>(self); }
+
+bool OwnsValues(const Check& check) { return check.kind != kTensors; }
+
+// Whether expected[i] is an owned reference.
+bool IsOwned(const Check& check, size_t i) { return OwnsValues(check) || i % 2 == 0; }
+
+void DropExpected(Check* check) {
+  std::vector<PyObject*> expected;
+  expected.swap(check->expected);  // first, as a destructor may run Python code
+  check->forms.clear();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (IsOwned(*check, i)) Py_XDECREF(expected[i]);
+  }
+}
+
+// 1 or 0; -1 with an exception set.
+int RequiresGrad(PyObject* tensor) {
+  Ref value = Ref::Steal(PyObject_GetAttr(tensor, requires_grad_name));
+  return value ? PyObject_IsTrue(value.get()) : -1;
+}
+
+// The type of `tensor`; the first of the tuple `alike` if it is one of these.
+PyObject* TypeOf(PyObject* tensor, PyObject* alike) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  Py_ssize_t count = PyTuple_Size(alike);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (PyTuple_GetItem(alike, i) == type) return PyTuple_GetItem(alike, 0);
+  }
+  return type;
+}
+
+// What `tensor` is now. False with an exception set on failure.
+bool Describe(PyObject* tensor, PyObject* alike, TensorForm* form) {
+  form->type = TypeOf(tensor, alike);
+  int requires_grad = RequiresGrad(tensor);
+  if (requires_grad < 0) return false;
+  form->requires_grad = requires_grad != 0;
+  DLTensor seen;
+  if (config.exchange->dltensor_from_py_object_no_sync(tensor, &seen) != 0) {
+    PyErr_Clear();  // no strided tensor: sparse, meta, quantized
+    form->described = false;
+    return true;
+  }
+  form->described = true;
+  form->dtype = seen.dtype;
+  form->device = seen.device;
+  form->shape_and_strides.assign(seen.shape, seen.shape + seen.ndim);
+  if (seen.strides != nullptr) {
+    form->shape_and_strides.insert(form->shape_and_strides.end(), seen.strides, seen.strides + seen.ndim);
+  }
+  return true;
+}
+
+// 1 if `tensor` has the form, 0 if not; -1 with an exception set.
+int HasForm(PyObject* tensor, PyObject* alike, const TensorForm& form) {
+  if (TypeOf(tensor, alike) != form.type) return 0;
+  int requires_grad = RequiresGrad(tensor);
+  if (requires_grad < 0) return -1;
+  if ((requires_grad != 0) != form.requires_grad) return 0;
+  DLTensor seen;
+  if (config.exchange->dltensor_from_py_object_no_sync(tensor, &seen) != 0) {
+    PyErr_Clear();
+    return form.described ? 0 : 1;
+  }
+  if (!form.described || seen.dtype != form.dtype || seen.device != form.device) return 0;
+  auto rank = static_cast<size_t>(seen.ndim);
+  size_t given = seen.strides == nullptr ? rank : 2 * rank;
+  if (form.shape_and_strides.size() != given) return 0;
+  const int64_t* expected = form.shape_and_strides.data();
+  for (size_t i = 0; i < rank; ++i) {
+    if (seen.shape[i] != expected[i]) return 0;
+    if (seen.strides != nullptr && seen.strides[i] != expected[rank + i]) return 0;
+  }
+  return 1;
+}
+
+// What `check` compares with from now on: the present state. False with an exception set on failure.
+bool Arm(Check* check) {
+  DropExpected(check);
+  auto keep = [check](PyObject* value, bool owned) {
+    if (owned) Py_XINCREF(value);
+    check->expected.push_back(value);
+  };
+  switch (check->kind) {
+    case kItems:
+    case kTensors: {
+      Py_ssize_t position = 0;
+      PyObject *key, *value;
+      while (PyDict_Next(check->owner, &position, &key, &value)) {
+        keep(key, true);
+        keep(value, OwnsValues(*check));
+        if (check->kind != kTensors) continue;
+        check->forms.emplace_back();
+        if (IsTensor(value) && !Describe(value, check->name, &check->forms.back())) return false;
+      }
+      return true;
+    }
+    case kEntry: {
+      PyObject* value = PyDict_GetItemWithError(check->owner, check->name);
+      if (value == nullptr && PyErr_Occurred()) return false;
+      keep(value, true);
+      return true;
+    }
+    case kSequence: {
+      bool list = PyList_Check(check->owner);
+      Py_ssize_t size = list ? PyList_Size(check->owner) : PyTuple_Size(check->owner);
+      for (Py_ssize_t i = 0; i < size; ++i) {
+        keep(list ? PyList_GetItem(check->owner, i) : PyTuple_GetItem(check->owner, i), true);
+      }
+      return true;
+    }
+    case kSize:
+      check->size = PyDict_Size(check->owner);
+      return true;
+    case kValue: {
+      PyObject* value = PyObject_CallNoArgs(check->owner);
+      if (value == nullptr) return false;
+      check->expected.push_back(value);  // the reference is new
+      return true;
+    }
+    case kType:
+      keep(reinterpret_cast<PyObject*>(Py_TYPE(check->owner)), true);
+      return true;
+    default: {
+      PyObject* value = PyObject_GetAttr(check->owner, check->name);
+      if (value == nullptr) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
+        PyErr_Clear();
+      }
+      check->expected.push_back(value);  // the reference is new
+      return true;
+    }
+  }
+}
+
+int SameItems(const Check& check) {
+  size_t count = check.expected.size() / 2;
+  if (static_cast<size_t>(PyDict_Size(check.owner)) != count) return 0;
+  if (count == 0) return 1;
+  Py_ssize_t position = 0;
+  PyObject *key, *value;
+  PyObject* const* expected = check.expected.data();
+  while (PyDict_Next(check.owner, &position, &key, &value)) {
+    if (key != expected[0] || value != expected[1]) return 0;
+    expected += 2;
+  }
+  return 1;
+}
+
+int SameTensors(const Check& check) {
+  int same = SameItems(check);
+  for (size_t i = 0; same == 1 && i < check.forms.size(); ++i) {
+    if (check.forms[i].type == nullptr) continue;        // None
+    Ref tensor = Ref::Share(check.expected[2 * i + 1]);  // of the dictionary, as the pointers are equal
+    same = HasForm(tensor.get(), check.name, check.forms[i]);
+  }
+  return same;
+}
+
+// 1 if all is as it was, 0 if not; -1 with an exception set.
+int IsSame(const Check& check) {
+  switch (check.kind) {
+    case kItems:
+      return SameItems(check);
+    case kTensors:
+      return SameTensors(check);
+    case kEntry: {
+      PyObject* value = PyDict_GetItemWithError(check.owner, check.name);
+      if (value == nullptr && PyErr_Occurred()) return -1;
+      return value == check.expected[0];
+    }
+    case kSequence: {
+      bool list = PyList_Check(check.owner);
+      Py_ssize_t size = list ? PyList_Size(check.owner) : PyTuple_Size(check.owner);
+      if (static_cast<size_t>(size) != check.expected.size()) return 0;
+      for (Py_ssize_t i = 0; i < size; ++i) {
+        PyObject* item = list ? PyList_GetItem(check.owner, i) : PyTuple_GetItem(check.owner, i);
+        if (item != check.expected[static_cast<size_t>(i)]) return 0;
+      }
+      return 1;
+    }
+    case kSize:
+      return PyDict_Size(check.owner) == check.size;
+    case kValue: {
+      Ref value = Ref::Steal(PyObject_CallNoArgs(check.owner));
+      return value ? PyObject_RichCompareBool(value.get(), check.expected[0], Py_EQ) : -1;
+    }
+    case kType:
+      return reinterpret_cast<PyObject*>(Py_TYPE(check.owner)) == check.expected[0];
+    default: {
+      Ref value = Ref::Steal(PyObject_GetAttr(check.owner, check.name));
+      if (!value) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+        PyErr_Clear();
+      }
+      return value.get() == check.expected[0];
+    }
+  }
+}
+
+bool HoldsWhatItCompares(Kind kind, PyObject* owner, PyObject* name) {
+  switch (kind) {
+    case kItems:
+    case kSize:
+      return PyDict_Check(owner);
+    case kTensors:
+      return PyDict_Check(owner) && PyTuple_Check(name);
+    case kEntry:
+      return PyDict_Check(owner) && name != Py_None;
+    case kSequence:
+      return PyList_Check(owner) || PyTuple_Check(owner);
+    case kAttribute:
+      return PyUnicode_Check(name);
+    case kValue:
+      return PyCallable_Check(owner);
+    default:
+      return true;
+  }
+}
+
+bool Add(Guards* guards, PyObject* item) {
+  int number;
+  PyObject *owner, *name;
+  if (!PyTuple_Check(item)) {
+    PyErr_Format(PyExc_TypeError, "a check is a tuple (kind, owner, name), not %.200s",
+                 TypeName(item).c_str());
+    return false;
+  }
+  if (!PyArg_ParseTuple(item, "iOO:Guards", &number, &owner, &name)) return false;
+  if (number < 0 || number >= kKinds || !HoldsWhatItCompares(static_cast<Kind>(number), owner, name)) {
+    PyErr_Format(PyExc_TypeError, "a check of kind %d cannot be made of a %.200s and a %.200s", number,
+                 TypeName(owner).c_str(), TypeName(name).c_str());
+    return false;
+  }
+  guards->checks->push_back(
+      {static_cast<Kind>(number), Ref::Share(owner).release(), Ref::Share(name).release(), {}, {}, 0});
+  return Arm(&guards->checks->back());
+}
+
+PyObject* GuardsNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"checks", nullptr};
+  PyObject* given;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Guards", const_cast<char**>(names), &given))
+    return nullptr;
+  if (!CheckConfigured()) return nullptr;
+  Ref checks = Ref::Steal(PySequence_Tuple(given));
+  Ref self = checks ? Ref::Steal(PyType_GenericAlloc(type, 0)) : Ref();
+  if (!self) return nullptr;
+  Guards* guards = AsGuards(self.get());
+  guards->checks = new std::vector<Check>;
+  Py_ssize_t count = PyTuple_Size(checks.get());
+  guards->checks->reserve(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!Add(guards, PyTuple_GetItem(checks.get(), i))) return nullptr;
+  }
+  return self.release();
+}
+
+int GuardsTraverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (AsGuards(self)->checks == nullptr) return 0;
+  for (const Check& check : *AsGuards(self)->checks) {
+    Py_VISIT(check.owner);
+    Py_VISIT(check.name);
+    for (size_t i = 0; i < check.expected.size(); ++i) {
+      if (IsOwned(check, i)) Py_VISIT(check.expected[i]);
+    }
+  }
+  return 0;
+}
+
+int GuardsClear(PyObject* self) {
+  if (AsGuards(self)->checks == nullptr) return 0;
+  std::vector<Check> checks;
+  checks.swap(*AsGuards(self)->checks);
+  for (Check& check : checks) {
+    DropExpected(&check);
+    Py_CLEAR(check.owner);
+    Py_CLEAR(check.name);
+  }
+  return 0;
+}
+
+void GuardsDealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  GuardsClear(self);
+  delete AsGuards(self)->checks;
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+PyObject* FirstChanged(PyObject* self, PyObject* args) {
+  Py_ssize_t start = 0;
+  if (!PyArg_ParseTuple(args, "|n:first_changed", &start)) return nullptr;
+  const std::vector<Check>& checks = *AsGuards(self)->checks;
+  for (auto i = static_cast<size_t>(start < 0 ? 0 : start); i < checks.size(); ++i) {
+    int same = IsSame(checks[i]);
+    if (same < 0) return nullptr;
+    if (same == 0) return PyLong_FromSize_t(i);
+  }
+  return PyLong_FromLong(-1);
+}
+
+Check* CheckAt(PyObject* self, PyObject* index) {
+  Py_ssize_t i = PyLong_AsSsize_t(index);
+  if (i == -1 && PyErr_Occurred()) return nullptr;
+  std::vector<Check>& checks = *AsGuards(self)->checks;
+  if (i < 0 || static_cast<size_t>(i) >= checks.size()) {
+    PyErr_Format(PyExc_IndexError, "there are %zu checks, and none at %zd", checks.size(), i);
+    return nullptr;
+  }
+  return &checks[static_cast<size_t>(i)];
+}
+
+PyObject* Rearm(PyObject* self, PyObject* index) {
+  Check* check = CheckAt(self, index);
+  if (check == nullptr || !Arm(check)) return nullptr;
+  Py_RETURN_NONE;
+}
+
+// Whether other tensors of the same names and forms stand there; then they are what is compared with from now
+// on.
+PyObject* AcceptAlike(PyObject* self, PyObject* index) {
+  Check* check = CheckAt(self, index);
+  if (check == nullptr) return nullptr;
+  if (check->kind != kTensors) {
+    PyErr_SetString(PyExc_TypeError, "only tensors are compared by their forms");
+    return nullptr;
+  }
+  Check now{kTensors, check->owner, check->name, {}, {}, 0};
+  bool armed = Arm(&now);
+  bool alike = armed && now.expected.size() == check->expected.size();
+  for (size_t i = 0; alike && i < now.forms.size(); ++i) {
+    int same_name = PyObject_RichCompareBool(now.expected[2 * i], check->expected[2 * i], Py_EQ);
+    if (same_name < 0) armed = false;
+    alike = same_name == 1 && now.forms[i] == check->forms[i];
+  }
+  if (alike) {
+    std::swap(now.expected, check->expected);
+  }
+  DropExpected(&now);
+  if (!armed) return nullptr;
+  return PyBool_FromLong(alike);
+}
+
+PyObject* Expected(PyObject* self, PyObject* index) {
+  Check* check = CheckAt(self, index);
+  if (check == nullptr) return nullptr;
+  if (!OwnsValues(*check)) {
+    PyErr_SetString(PyExc_TypeError, "tensors are not kept: there is nothing to compare them with");
+    return nullptr;
+  }
+  // What was missing is left out, so that nothing stands for it.
+  Ref values = Ref::Steal(PyList_New(0));
+  for (PyObject* value : check->expected) {
+    if (!values || (value != nullptr && PyList_Append(values.get(), value) < 0)) return nullptr;
+  }
+  return values.release();
+}
+
+Py_ssize_t GuardsLength(PyObject* self) { return static_cast<Py_ssize_t>(AsGuards(self)->checks->size()); }
+
+PyMethodDef methods[] = {
+    {"first_changed", FirstChanged, METH_VARARGS, nullptr},
+    {"rearm", Rearm, METH_O, nullptr},
+    {"accept_alike", AcceptAlike, METH_O, nullptr},
+    {"expected", Expected, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(GuardsNew)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(GuardsDealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(GuardsTraverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(GuardsClear)},
+    {Py_tp_methods, methods},
+    {Py_sq_length, reinterpret_cast<void*>(GuardsLength)},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"torch2ort._native.Guards", sizeof(Guards), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, slots};
+
+}  // namespace
+
+bool InitGuards(PyObject* module) {
+  requires_grad_name = PyUnicode_InternFromString("requires_grad");
+  guards_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  if (requires_grad_name == nullptr || guards_type == nullptr) return false;
+  return PyModule_AddObjectRef(module, "Guards", reinterpret_cast<PyObject*>(guards_type)) == 0;
+}
+
+}  // namespace torch2ort
