@@ -24,7 +24,8 @@ from torch2ort.cache._globals import (
     resolve,
     topic_of,
 )
-from torch2ort.cache._installed import OPAQUE, SKIPPED, Installed, functions_in
+from torch2ort.cache._guards import SKIPPED
+from torch2ort.cache._installed import OPAQUE, Installed, functions_in
 from torch2ort.cache._packages import (
     Package,
     package_of_function,
@@ -34,6 +35,7 @@ from torch2ort.cache._packages import (
 from torch2ort.cache._walk import Unkeyable, Walk
 
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__"})
+_OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward", "vjp", "jvp", "vmap"})
 _NEVER_CALLED = frozenset(
     {"__hash__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__"}
 )
@@ -50,27 +52,35 @@ class Definitions:
     def __init__(self, walk: Walk, write_value: Callable[[Any], None]) -> None:
         self._walk = walk
         self._value = write_value
-        self._installed = Installed(walk, self, write_value)
+        self.installed = Installed(walk, self, write_value)
 
     # --- functions
 
-    def function(self, function: FunctionType, via: str | None = None) -> None:
-        """Write a reference to a Python function."""
+    def function(self, function: FunctionType, via: str | None = None, attribute: str | None = None) -> None:
+        """Write a reference to a Python function.
+
+        Args:
+            function: the function.
+            via: the name that must be read for it to count; ``None``: it counts.
+            attribute: the name under which a Function has it, for others to call.
+        """
         package = package_of_function(function)
         name = f"{function.__module__}.{function.__qualname__}"
         if package is None:
-            self._walk.refer(f"code {name}", id(function), lambda: self._own_function(function), via=via)
+            fill = functools.partial(self._own_function, function)
+            self._walk.refer(f"code {name}", id(function), fill, via=via, attribute=attribute)
             return
         self.package(package, function.__module__)
         self._walk.atom(name)
-        check_pure(package, function)
+        self._walk.check(check_pure, package, function)
         if function.__closure__ or function.__dict__:
             # A decorator's wrapper: what it wraps may be the user's.
             self._walk.refer(f"wrapper {name}", id(function), lambda: self._state_of(function), via=via)
-        self._installed.follow(package, function, via)
+        self.installed.follow(package, function, via)
 
     def _own_function(self, function: FunctionType) -> None:
         walk, code = self._walk, function.__code__
+        walk.guards.attribute(function, "__code__", walk.place)
         walk.write(code_bytes(code))
         self._state_of(function)
         for reader in ("__annotations__", "get_type_hints"):
@@ -81,8 +91,7 @@ class Definitions:
                 via=reader,
             )
         uses = uses_of(code)
-        walk.names |= uses.names
-        walk.any_name = walk.any_name or uses.any_name
+        walk.reads(uses.names, any_name=uses.any_name)
         for chain in uses.chains:
             self._global(chain, function)
         for name, taken in uses.imports.items():
@@ -90,11 +99,17 @@ class Definitions:
 
     def _state_of(self, function: FunctionType) -> None:
         """Defaults, closure and attributes of a function."""
+        guards, place = self._walk.guards, self._walk.place
+        for name in ("__defaults__", "__kwdefaults__"):
+            guards.attribute(function, name, f"{name} of {place}")
+        if function.__dict__:
+            guards.attributes(function.__dict__, place, skipped=private.ADDRESSES, always=True)
         self._value(function.__defaults__)
         self._value(function.__kwdefaults__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._walk.atom(name)
+            guards.attribute(cell, "cell_contents", f"the variable {name} of {place}")
             try:
                 content = cell.cell_contents
             except ValueError:
@@ -109,7 +124,11 @@ class Definitions:
             self._walk.attribute(name, functools.partial(self._value, value))
 
     def _global(self, chain: tuple[str, ...], function: FunctionType) -> None:
-        value, used = resolve(chain, function.__globals__)
+        try:
+            value, used = resolve(chain, function.__globals__, self._walk.guards)
+        except Unkeyable as reason:
+            self._walk.refuse(str(reason))
+            return
         name = ".".join((str(function.__globals__.get("__name__")), *chain[:used]))
         self._walk.atom(chain[:used])
         if value is MISSING:
@@ -140,7 +159,7 @@ class Definitions:
         elif module is not None and all(holds(module, part) for part in taken):
             self.module(module)
         else:
-            raise Unkeyable(
+            self._walk.refuse(
                 f"it imports {name}, which cannot be read before it runs; import it at the top of the file"
             )
 
@@ -159,12 +178,13 @@ class Definitions:
 
     def _package_module(self, package: Package, name: str) -> None:
         self.package(package, name)
-        check_pure_module(package, name)
+        self._walk.check(check_pure_module, package, name)
 
     def whole_module(self, module: ModuleType) -> None:
         """Refer to everything that a module of the user's defines."""
 
         def fill() -> None:
+            self._walk.guards.attributes(vars(module), self._walk.place)
             for name, value in public_items(module):
                 self._walk.attribute(name, functools.partial(self._value, value))
 
@@ -193,17 +213,18 @@ class Definitions:
             self.package(package, cls.__module__)
             self._walk.atom(name)
             if used_as_value:
-                check_pure(package, cls)
-            self._installed.inspect_class(cls)
+                self._walk.check(check_pure, package, cls)
+            self.installed.inspect_class(cls)
             return
-        kind = "Function" if issubclass(cls, torch.autograd.Function) else "class"
-        self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls))
+        is_function = issubclass(cls, torch.autograd.Function)
+        kind = "Function" if is_function else "class"
+        self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls), of_function=is_function)
         if used_as_value:
-            self._walk.names.update(_constructor_of(base) for base in cls.__mro__)
+            self._walk.reads([_constructor_of(base) for base in cls.__mro__])
 
     def inspect_package_class(self, cls: type) -> None:
         """Look for what somebody put on a class of a package while the process ran."""
-        self._installed.inspect_class(cls)
+        self.installed.inspect_class(cls)
 
     def note_function(self, cls: type) -> None:
         """Remember a class, if it is a Function, under its name."""
@@ -212,6 +233,9 @@ class Definitions:
             self._walk.functions[f"{cls.__module__}.{cls.__qualname__}"].append(cls)
 
     def _own_class(self, cls: type) -> None:
+        # Nobody reads the names of a Function's methods: autograd calls them.
+        self._walk.guards.class_items(cls, self._walk.place, always=issubclass(cls, torch.autograd.Function))
+        self._walk.guards.attribute(cls, "__bases__", f"bases of {self._walk.place}")
         self.class_(type(cls))
         for base in cls.__bases__:
             self.class_(base)
@@ -225,7 +249,7 @@ class Definitions:
                 self._walk.atom(name)
                 self._walk.atom(type(item).__name__)
                 for function in functions:
-                    self.function(function, self._reached_by(cls, name))
+                    self.function(function, self._reached_by(cls, name), _helper(cls, name))
             else:
                 self._walk.attribute(name, functools.partial(self._value, item))
         if any(map(self._calls_by_name, cls.__mro__)):
@@ -253,6 +277,11 @@ class Definitions:
         if name.startswith("__") and name.endswith("__") and name not in _NEVER_CALLED:
             return None
         return name
+
+
+def _helper(cls: type, name: str) -> str | None:
+    """The name of a Function's method that others than autograd may call."""
+    return name if issubclass(cls, torch.autograd.Function) and name not in _OF_AUTOGRAD else None
 
 
 def _constructor_of(cls: type) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from torch2ort.cache._atoms import words
+from torch2ort.cache._guards import GuardList
 from torch2ort.cache._packages import Package
 from torch2ort.cache._walk import Unkeyable
 
@@ -33,12 +34,15 @@ _IMPURE_TORCH = words(
 _TORCH_OPS = frozenset({"aten", "prim", "prims", "quantized", "higher_order", "torch2ort", "profiler"})
 
 
-def resolve(chain: tuple[str, ...], variables: Mapping[str, Any]) -> tuple[Any, int]:
+def resolve(
+    chain: tuple[str, ...], variables: Mapping[str, Any], guards: GuardList | None = None
+) -> tuple[Any, int]:
     """Follow ``a.b.c`` through modules, as far as they go.
 
     Args:
         chain: a global name and the attributes read from it.
         variables: the globals of the code.
+        guards: gets a guard for each variable on the way.
 
     Returns:
         The value, or :data:`MISSING`, and how many names of ``chain`` lead to it.
@@ -48,7 +52,11 @@ def resolve(chain: tuple[str, ...], variables: Mapping[str, Any]) -> tuple[Any, 
             modules.
     """
     value = variables.get(chain[0], MISSING)
+    if guards is not None:
+        guards.entry(variables, chain[0], f"global {variables.get('__name__')}.{chain[0]}")
     if value is MISSING:
+        if guards is not None:
+            guards.entry(vars(builtins), chain[0], f"builtin {chain[0]}")
         value = vars(builtins).get(chain[0], MISSING)
     used = 1
     while isinstance(value, ModuleType) and used < len(chain):
@@ -56,6 +64,8 @@ def resolve(chain: tuple[str, ...], variables: Mapping[str, Any]) -> tuple[Any, 
             check_operator(chain[used] if value is torch.ops else value.__name__.rpartition(".")[2])
             return value, len(chain)
         inner = vars(value).get(chain[used], MISSING)
+        if guards is not None:
+            guards.entry(vars(value), chain[used], f"{value.__name__}.{chain[used]}")
         if inner is MISSING:
             inner = sys.modules.get(f"{value.__name__}.{chain[used]}", MISSING)
         if inner is MISSING:

@@ -18,6 +18,7 @@ import torch
 from torch2ort.cache._atoms import atom, words
 from torch2ort.cache._code import uses_of
 from torch2ort.cache._globals import resolve
+from torch2ort.cache._guards import SKIPPED
 from torch2ort.cache._packages import Package, package_of_function, package_of_module
 from torch2ort.cache._walk import Unkeyable, Walk
 
@@ -26,14 +27,12 @@ if TYPE_CHECKING:
 
 # Packages of which a version stands for everything, also for what their code uses in turn.
 OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
-# Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
-SKIPPED = words(
-    """__dict__ __weakref__ __doc__ __annotate__ __annotate_func__ __annotations_cache__ __abstractmethods__
-    __firstlineno__ __static_attributes__ __module__ __parameters__ __orig_bases__ _abc_impl _backward_cls
-    next_id"""
-)
 # What stands in a class's dictionary for a function, but holds it where `functions_in` does not look.
 _WRAPPERS = (functools.partial, functools.partialmethod, staticmethod, classmethod, BuiltinFunctionType)
+_CALLED_BY_PYTHON = words(
+    """__call__ __getattr__ __getattribute__ __setattr__ __getitem__ __len__ __iter__ __bool__ __contains__
+    __enter__ __exit__ __eq__ __torch_function__"""
+)
 # Parts of classes that are written in C: one can only stand in the place of another.
 _OF_C: frozenset[type] = frozenset(
     {
@@ -53,6 +52,9 @@ class Installed:
         walk: where to write.
         definitions: writes functions and classes of the user's.
         write_value: writes any other value.
+
+    Attributes:
+        classes: of packages, that were looked through.
     """
 
     def __init__(self, walk: Walk, definitions: Definitions, write_value: Callable[[Any], None]) -> None:
@@ -60,6 +62,7 @@ class Installed:
         self._definitions = definitions
         self._value = write_value
         self._users: dict[type, bool] = {}
+        self.classes: list[type] = []
 
     def inspect_class(self, cls: type) -> None:
         """Look for methods and attributes that somebody put on a class of a package."""
@@ -69,12 +72,23 @@ class Installed:
             package = self._walk.package_of(base)
             if package is None or package.name in OPAQUE or not self._walk.once(("inspected", base)):
                 continue
+            self.classes.append(base)
             for name, item in list(vars(base).items()):
                 if type(item) in _OF_C:
                     if item.__name__ != name:
                         self._walk.atom((name, item.__qualname__))
                 elif name not in SKIPPED:
                     self._inspect(base, name, item)
+
+    def guard_classes(self) -> None:
+        """Guard what the walked code reads of the classes of packages: once all of it is known."""
+        names = self._walk.names | _CALLED_BY_PYTHON
+        for cls in self.classes:
+            place = f"class {cls.__module__}.{cls.__qualname__}"
+            if self._walk.any_name:
+                self._walk.guards.class_items(cls, place)
+            else:
+                self._walk.guards.class_entries(cls, names, place)
 
     def _inspect(self, base: type, name: str, item: Any) -> None:
         # Most are plain functions.
@@ -122,7 +136,7 @@ class Installed:
 
     def _look_through(self, function: FunctionType) -> None:
         uses = uses_of(function.__code__)
-        self._walk.names |= uses.names
+        self._walk.reads(uses.names)
         for values in (function.__defaults__, tuple((function.__kwdefaults__ or {}).items())):
             data = atom(values)
             if values and data is not None:
@@ -136,7 +150,7 @@ class Installed:
                 self._used(("closure",), value)
         for chain in uses.chains:
             try:
-                value, used = resolve(chain, function.__globals__)
+                value, used = resolve(chain, function.__globals__, self._walk.guards)
             except Unkeyable:
                 continue  # a package's own operators are fixed by its version
             if not isinstance(value, ModuleType) and used:

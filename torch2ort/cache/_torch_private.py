@@ -8,6 +8,7 @@
 | torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
 | the attribute _torchdynamo_wrapper_id of functions | 2.11-2.15.0 |
 | torch._ops.OpOverload, OpOverloadPacket | 2.11-2.15.0 |
+| torch.Tensor._version, torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
 | torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
 """
@@ -17,12 +18,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch.nn.modules import module as _module
 
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
     from torch._ops import OpOverload, OpOverloadPacket
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx.experimental import _config
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -49,15 +52,24 @@ def active_modes() -> list[Any]:
     return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
 
 
-def global_hooks() -> list[Any]:
-    """Hooks that run around the forward or the backward of every module of the process."""
-    tables = (
+def global_hook_tables() -> tuple[dict[int, Any], ...]:
+    """Tables of the hooks that run around the forward or the backward of every module of the process."""
+    return (
         _module._global_forward_pre_hooks,
         _module._global_forward_hooks,
         _module._global_backward_pre_hooks,
         _module._global_backward_hooks,
     )
-    return [list(table.values()) for table in tables]
+
+
+def global_hooks() -> list[Any]:
+    """The hooks in these tables."""
+    return [list(table.values()) for table in global_hook_tables()]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to; inference tensors do not count that."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def changed_settings() -> list[str]:
@@ -71,3 +83,10 @@ def changed_settings() -> list[str]:
         # A setting that was changed and put back counts as changed to torch.
         if not config._is_default(name) and getattr(config, name) != entry.default
     ]
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; its own address where it has none."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0 or isinstance(tensor, FakeTensor):
+        return id(tensor)
+    return tensor.data_ptr() or id(tensor)

@@ -13,7 +13,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -25,15 +25,18 @@ from torch2ort.cache import _torch_private as private
 from torch2ort.cache._atoms import atom, form, words
 from torch2ort.cache._definitions import Definitions
 from torch2ort.cache._globals import check_operator, check_pure
+from torch2ort.cache._guards import PLAIN
 from torch2ort.cache._packages import package_of_module
 from torch2ort.cache._walk import Unkeyable, Walk
 
+# Bytes from which on a tensor is told by its identity and version, within a process.
+_LARGE = 1 << 20
 _Pair = collections.namedtuple("_Pair", "first second")
 Write = Callable[[Any], None]
 
 # Attributes of a module that its forward never sees.
 _MODULE_SKIPPED = words(
-    """training _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
+    """training _non_persistent_buffers_set _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
     _load_state_dict_post_hooks"""
 )
 # Keyed by numbers that count all hooks of the process.
@@ -44,10 +47,14 @@ _HOOKS = words(
 # hash() of the object itself, in transformers' GenerationConfig: another number in each process.
 _HASHES = words("_original_object_hash")
 _WEIGHTS = words("_buffers _parameters")
+# The tables of hooks that a call looks into; the others say more of the same hooks.
+_CALLED = words("_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks")
 _TABLES = _HOOKS | _WEIGHTS | words("_modules")
 # Lists of a recurrent layer's parameters, which it makes again whenever one of them is set.
 _FLAT = words("_flat_weights _flat_weight_refs")
 _OF_MODULES = _MODULE_SKIPPED | _TABLES | _FLAT
+# The mode counts, whoever reads it.
+_UNREAD = (_MODULE_SKIPPED | _FLAT) - {"training"}
 
 
 class Values:
@@ -55,10 +62,14 @@ class Values:
 
     Args:
         walk: where to.
+        unhooked: ids of the modules whose own hooks run outside of the graph.
     """
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, unhooked: Collection[int] = ()) -> None:
         self._walk = walk
+        self._unhooked = unhooked
+        # Tensors among the attributes of modules: a graph takes them as inputs, whatever their values.
+        self._fed: set[int] = set()
         self.definitions = Definitions(walk, self.write)
         self._writers = self._exact_types()
         self._are_arguments = False
@@ -75,6 +86,7 @@ class Values:
             return
         kind = type(value)
         if kind is tuple:
+            # Its items are what it is: a guard on it would add nothing to that on the place that holds it.
             self._walk.write(b"(%d" % len(value))
             for item in value:
                 self.write(item)
@@ -135,7 +147,7 @@ class Values:
             collections.deque: self._items,
             dict: self._mapping,
             types.MappingProxyType: self._mapping,
-            bytearray: lambda v: walk.atom(bytes(v)),
+            bytearray: self._bytes,
             FunctionType: function,
             BuiltinFunctionType: self._builtin,
             MethodType: lambda v: self._all(v.__self__, v.__func__),
@@ -170,29 +182,64 @@ class Values:
         for value in values:
             self.write(value)
 
-    def _items(self, values: Iterable[Any]) -> None:
+    def _items(self, values: Any) -> None:
+        if isinstance(values, list):
+            self._walk.guards.sequence(values, self._walk.place)
+        else:
+            self._guard_ids(values)
         self._walk.atom((type(values).__name__, getattr(values, "maxlen", None)))
         self._all(*values)
 
     def _mapping(self, mapping: Any) -> None:
+        if isinstance(mapping, dict):
+            self._walk.guards.items(mapping, self._walk.place)
+        else:
+            self._walk.guards.value(
+                lambda: [(id(k), id(v)) for k, v in mapping.items()], mapping, self._walk.place
+            )
         for key, value in mapping.items():
             self._all(key, value)
 
+    def _guard_ids(self, values: Iterable[Any]) -> None:
+        self._guard_value(lambda: [id(value) for value in values], values)
+
+    def _guard_value(self, read: Callable[[], Any], value: Any) -> None:
+        self._walk.guards.value(read, value, self._walk.place)
+
+    def _bytes(self, value: bytearray) -> None:
+        self._guard_value(lambda: bytes(value), value)
+        self._walk.atom(bytes(value))
+
     def _set(self, values: Any) -> None:
-        tokens = {_token(value): value for value in values}
+        if not isinstance(values, frozenset):
+            self._guard_ids(values)
+        try:
+            tokens = {_token(value): value for value in values}
+        except Unkeyable as reason:
+            self._walk.refuse(str(reason), values)
+            self._all(*values)
+            return
         if len(tokens) < len(values):
-            raise Unkeyable("a set holds several things of one name, in another order in each process")
+            self._walk.refuse(
+                "a set holds several things of one name, in another order in each process", values
+            )
         self._walk.write(b"{%d" % len(values))
         self._all(*(tokens[token] for token in sorted(tokens)))
 
     def _subclass_of_container(self, value: Any) -> None:
         self.definitions.class_(type(value))
         # By the base's own methods: a class may make itself look otherwise.
+        place, guards = self._walk.place, self._walk.guards
+        guards.type_of(value, place)
         if isinstance(value, collections.OrderedDict):
+            guards.value(lambda: [id(key) for key in collections.OrderedDict.keys(value)], value, place)
+            guards.items(value, place)
             self._all(*collections.OrderedDict.items(value))
         elif isinstance(value, dict):
+            guards.items(value, place)
             self._all(*dict.items(value))
         elif isinstance(value, list):
+            guards.sequence(value, place)
             self._all(*list.__iter__(value))
         elif isinstance(value, tuple):
             self._all(*tuple.__iter__(value))
@@ -219,24 +266,30 @@ class Values:
             self._walk.atom(repr(value))
             return
         if _hides_state(kind):
-            raise Unkeyable(
+            self._walk.refuse(
                 f"a {kind.__module__}.{kind.__qualname__} keeps what it is outside of Python, where it "
-                f"cannot be compared between processes"
+                f"cannot be compared between processes",
+                value,
             )
         package = package_of_module(kind.__module__)
         if package is not None:
-            check_pure(package, kind)
+            self._walk.check(check_pure, package, kind)
+        self._walk.guards.type_of(value, self._walk.place)
         self.definitions.class_(kind)
         self._attributes(value)
 
     def _attributes(self, value: Any) -> None:
-        own = getattr(value, "__dict__", None) or {}
+        own = getattr(value, "__dict__", None)
+        own = {} if own is None else own
+        if isinstance(own, dict):
+            self._walk.guards.attributes(own, f"a {type(value).__name__}", skipped=_HASHES)
         for name in sorted(own, key=str):
             if name not in _HASHES:
                 self._attribute(str(name), own[name])
         for cls in type(value).__mro__:
             for name, member in vars(cls).items():
                 if isinstance(member, types.MemberDescriptorType):
+                    self._walk.guards.attribute(value, name, self._walk.place)
                     with contextlib.suppress(AttributeError):  # a slot that was never assigned
                         self._walk.attribute(name, functools.partial(self.write, member.__get__(value)))
 
@@ -258,19 +311,23 @@ class Values:
         package = package_of_module(module)
         if package is not None:
             self.definitions.package(package, module)
-            check_pure(package, value)
+            self._walk.check(check_pure, package, value)
         else:
             self._walk.refer(f"extension {module}", ("extension", module), lambda: _file_digest(module))
         self._walk.atom(f"{module}.{value.__qualname__}")
 
     def _operator(self, value: Any) -> None:
         name = str(value)
-        check_operator(name.partition(".")[0])
+        self._walk.check(check_operator, name.partition(".")[0])
         self._walk.atom(name)
 
     def _array(self, value: np.ndarray[Any, Any]) -> None:
         if value.dtype.hasobject:
-            raise Unkeyable("a NumPy array of Python objects cannot be compared between processes")
+            self._walk.refuse("a NumPy array of Python objects cannot be compared between processes", value)
+            return
+        self._walk.guards.value(
+            lambda: (value.dtype.str, value.shape, value.tobytes()), value, self._walk.place
+        )
         digest = hashlib.sha256(value.tobytes()).hexdigest()
         self._walk.atom((value.dtype.str, value.shape, value.strides, digest))
 
@@ -280,9 +337,21 @@ class Values:
         if type(value) is not torch.Tensor:
             self.definitions.class_(type(value))
         if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
-            raise Unkeyable(
-                f"a tensor on {value.device} of layout {value.layout} has no values that can be compared"
+            self._walk.refuse(
+                f"a tensor on {value.device} of layout {value.layout} has no values that can be compared",
+                value,
             )
+            return
+        fed = id(value) in self._fed
+        if not fed:
+            self._guard_value(lambda: _form(value), value)
+        if self._walk.in_process and (fed or value.nbytes > _LARGE):
+            self._walk.atom(describe(value))
+            if not fed:
+                self._walk.atom(private.version_of(value))
+                self._walk.guards.pin(value)
+            self._attributes(value)
+            return
         plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         self._walk.atom(describe(value))
         self._walk.atom(hashlib.sha256(plain.numpy().data).hexdigest())
@@ -291,10 +360,12 @@ class Values:
     def module(self, module: torch.nn.Module) -> None:
         """Write a reference to a ``torch.nn.Module``."""
         if isinstance(module, torch.jit.ScriptModule):
-            raise Unkeyable(
+            self._walk.refuse(
                 f"a {type(module).__qualname__} keeps its code outside of Python, where it cannot be "
-                f"compared between processes"
+                f"compared between processes",
+                module,
             )
+            return
         path = self._walk.modules.get(id(module))
         label = f"module {path or '(the model)'}" if path is not None else "module outside of the model"
         self._walk.refer(label, id(module), lambda: self._module(module))
@@ -302,12 +373,26 @@ class Values:
     def _module(self, module: torch.nn.Module) -> None:
         self.definitions.class_(type(module))
         attributes = module.__dict__
+        self._guard_module(module)
         for name in sorted(attributes):
             value = attributes[name]
             if name not in _OF_MODULES:
                 self._attribute(name, value)
             elif name not in _MODULE_SKIPPED and (value or name not in _TABLES):
                 self._table(module, name, value)
+
+    def _guard_module(self, module: torch.nn.Module) -> None:
+        guards, place, attributes = self._walk.guards, self._walk.place, module.__dict__
+        guards.type_of(module, f"the class of {place}")
+        guards.attributes(attributes, f"a {type(module).__name__}", skipped=_UNREAD)
+        if id(module) in self._walk.modules:
+            self._fed.update(id(v) for v in attributes.values() if isinstance(v, torch.Tensor))
+        else:
+            self._walk.atom(module.training)  # the modes of the model's own have a component
+        for name in sorted(_WEIGHTS):
+            guards.tensors(attributes[name], f"{name} of {place}")
+        for name in ("_modules", *(() if id(module) in self._unhooked else sorted(_CALLED))):
+            guards.items(attributes[name], f"{name} of {place}")
 
     def _table(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """Write what a module keeps its hooks, weights or submodules in."""
@@ -316,9 +401,13 @@ class Values:
         elif name in _TABLES:
             value = list(value.items())
         of_weights = name in _WEIGHTS or (name in _FLAT and isinstance(module, torch.nn.RNNBase))
-        self._walk.attribute(
-            name, functools.partial(self._table_of_weights if of_weights else self.write, value)
-        )
+        write = functools.partial(self._table_of_weights if of_weights else self.write, value)
+        if self._walk.in_process and name in _TABLES:
+            # Torch's own code reads these, which nobody walks.
+            self._walk.atom(name)
+            write()
+        else:
+            self._walk.attribute(name, write)
 
     def _table_of_weights(self, items: Iterable[Any]) -> None:
         """Where tracing finds parameters and buffers: a module's own tables."""
@@ -331,10 +420,16 @@ class Values:
                     self.write(part)
 
 
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What tells that a tensor whose values went into the graph is another one, or was written to."""
+    return private.version_of(tensor), tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.requires_grad
+
+
 def describe(tensor: torch.Tensor) -> str:
     """All that a graph depends on of a tensor but its values."""
+    kind = "Tensor" if type(tensor) in PLAIN else type(tensor).__name__
     return (
-        f"{type(tensor).__name__} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} "
+        f"{kind} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} "
         f"strides {list(tensor.stride())} on {tensor.device} requires_grad={tensor.requires_grad}"
     )
 

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort.cache import _torch_private as private
 from torch2ort.cache._code import KNOWN_PYTHONS
+from torch2ort.cache._guards import Armed, Guard, Written
 from torch2ort.cache._packages import own_digest, version
 from torch2ort.cache._registered import walk_registrations
 from torch2ort.cache._values import Values, describe
@@ -74,6 +75,140 @@ class Key:
         return [text for name, text in self.components.items() if name.startswith(_SIZES)]
 
 
+@dataclass(frozen=True)
+class Dependencies:
+    """All that a graph is made from besides the values of its inputs.
+
+    Attributes:
+        name: class of the model, for people.
+        components: name -> content or digest; the same in each process.
+        functions: the Functions that the model's code refers to, by qualified name.
+        refusals: why the components do not tell two processes apart; empty if they do.
+        guards: where all of it stands in this process.
+        pinned: what only its identity tells, in the order of the walk, each with its component's name.
+        names: every attribute name that the model's code reads; ``None`` if it may read any.
+        traced_names: those that its code outside of Functions reads.
+    """
+
+    name: str
+    components: Mapping[str, str]
+    functions: Mapping[str, Sequence[type[torch.autograd.Function]]]
+    refusals: Sequence[str]
+    guards: Sequence[Guard]
+    pinned: Sequence[tuple[str, Any]]
+    names: frozenset[str] | None
+    traced_names: frozenset[str] | None
+
+    def key(self) -> Key:
+        """The key of an export.
+
+        Raises:
+            Unkeyable: something that the graph depends on cannot be compared between processes; the message
+                says what, and what to do where that is known.
+        """
+        if self.refusals:
+            raise Unkeyable(self.refusals[0])
+        return Key.of(self.name, self.components, self.functions)
+
+    def changes(self, before: Dependencies, written: Written | None = None) -> list[str]:
+        """Names of the components that are other than ``before``, sizes apart, in this process.
+
+        Args:
+            before: another state.
+            written: what Functions write to, which does not count.
+        """
+        ours, theirs = self.components, before.components
+        passed = written.components if written is not None else ()
+        changed = [
+            name
+            for name in dict.fromkeys((*ours, *theirs))
+            if not name.startswith(_SIZES) and name not in passed and ours.get(name) != theirs.get(name)
+        ]
+        if not changed and self._pins(passed) != before._pins(passed):
+            changed.append("an object that cannot be looked into")
+        return changed
+
+    def _pins(self, passed: Container[str]) -> list[int]:
+        return [id(value) for label, value in self.pinned if label not in passed]
+
+    def armed(self, written: Written | None = None) -> Armed:
+        """The guards, which compare with the state of this moment from now on.
+
+        Args:
+            written: what Functions write to; more is noted there.
+        """
+        return Armed(self.guards, self.names, self.traced_names, written or Written())
+
+
+def dependencies(
+    model: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    sizes: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    with_hooks: bool = True,
+    in_process: bool = False,
+) -> Dependencies:
+    """What the graph of one call of ``model`` depends on, found by a walk over all that its code reaches.
+
+    Args:
+        model: the model, in its present state.
+        tensors: the call's tensors, flat.
+        schema: the structure around them.
+        sizes: per tensor, what the graph depends on of its sizes and memory order.
+        settings: plain values that the graph depends on besides (opset, mode, ...).
+        with_hooks: whether hooks of the model itself are part of the graph.
+        in_process: whether what is found is compared within this process alone: what nobody reads is not
+            looked at, and identities stand for large tensors.
+
+    Raises:
+        Unkeyable: an object of the user's raised while it was looked at.
+    """
+    if sys.version_info[:2] not in KNOWN_PYTHONS:
+        raise Unkeyable(
+            f"compiled code of Python {sys.version_info[0]}.{sys.version_info[1]} is not known to torch2ort, "
+            f"which reads what a model uses out of it (known: {_known_pythons()})"
+        )
+    weights = named_tensors(model)
+    walk = Walk(
+        {id(tensor): name for name, tensor in weights.items()},
+        {id(module): path for path, module in model.named_modules()},
+        in_process=in_process,
+    )
+    values = Values(walk, () if with_hooks else {id(model)})
+    for name, value in {**_versions(), **_torch_settings(), **settings}.items():
+        walk.components[name] = str(value)
+    modes = private.active_modes()
+    if modes:
+        mode = type(modes[0]).__qualname__
+        walk.refuse(f"the mode {mode} is active, which may change what every operator does", modes[0])
+    try:
+        _walk_model(model, weights, walk, values)
+        _walk_call(tensors, schema, sizes, walk, values)
+        walk.refer("hooks of all modules", "hooks", lambda: _write_global_hooks(walk, values))
+        walk_registrations(walk, values)
+        walk.components.update({topic: _TOPICS[topic]() for topic in sorted(walk.topics)})
+    except Unkeyable:
+        raise
+    except Exception as error:  # a property or method of the user's objects may do anything
+        logger.debug("walking the model failed", exc_info=True)
+        raise Unkeyable(f"looking at the model raised {type(error).__name__}: {error}") from error
+    values.definitions.installed.guard_classes()
+    walk.guards.value(_settings_in_a_step, torch, "torch's settings")
+    traced, traced_names = walk.traced()
+    return Dependencies(
+        type(model).__qualname__,
+        walk.components,
+        dict(walk.functions),
+        tuple(walk.refusals),
+        walk.guards.found(traced),
+        [(finder.label, value) for finder, value in walk.guards.pinned],
+        None if walk.any_name else frozenset(walk.names),
+        traced_names,
+    )
+
+
 def model_key(
     model: torch.nn.Module,
     tensors: Sequence[torch.Tensor],
@@ -81,14 +216,7 @@ def model_key(
     sizes: Sequence[str],
     settings: Mapping[str, Any],
 ) -> Key:
-    """The key of one export.
-
-    Args:
-        model: the model, in its present state.
-        tensors: the sample call's tensors, flat.
-        schema: the structure around them.
-        sizes: per tensor, what the graph depends on of its sizes and memory order.
-        settings: plain values that the graph depends on besides (opset, mode, ...).
+    """The key of one export; arguments are those of :func:`dependencies`.
 
     Returns:
         The key; the same in each process and on each rank.
@@ -97,31 +225,23 @@ def model_key(
         Unkeyable: something that the graph depends on cannot be compared between processes; the message
             says what, and what to do where that is known.
     """
-    if sys.version_info[:2] not in KNOWN_PYTHONS:
-        raise Unkeyable(
-            f"compiled code of Python {sys.version_info[0]}.{sys.version_info[1]} is not known to the cache, "
-            f"which reads what a model uses out of it (known: {_known_pythons()})"
-        )
-    weights = named_tensors(model)
-    walk = Walk(
-        {id(tensor): name for name, tensor in weights.items()},
-        {id(module): path for path, module in model.named_modules()},
+    return dependencies(model, tensors, schema, sizes, settings).key()
+
+
+def _write_global_hooks(walk: Walk, values: Values) -> None:
+    for table in private.global_hook_tables():
+        walk.guards.items(table, "hooks of all modules")
+    values.write(private.global_hooks())
+
+
+def _settings_in_a_step() -> tuple[Any, ...]:
+    """The settings of torch that programs change between steps, cheaply."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+        private.active_modes(),
     )
-    values = Values(walk)
-    for name, value in {**_versions(), **_torch_settings(), **settings}.items():
-        walk.components[name] = str(value)
-    try:
-        _walk_model(model, weights, walk, values)
-        _walk_call(tensors, schema, sizes, walk, values)
-        walk.refer("hooks of all modules", "hooks", lambda: values.write(private.global_hooks()))
-        walk_registrations(walk, values)
-        walk.components.update({topic: _TOPICS[topic]() for topic in sorted(walk.topics)})
-    except Unkeyable:
-        raise
-    except Exception as error:  # a property or method of the user's objects may do anything
-        logger.debug("computing the cache key failed", exc_info=True)
-        raise Unkeyable(f"looking at the model raised {type(error).__name__}: {error}") from error
-    return Key.of(type(model).__qualname__, walk.components, dict(walk.functions))
 
 
 def _known_pythons() -> str:
@@ -139,10 +259,11 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _walk_model(
     model: torch.nn.Module, weights: Mapping[str, torch.Tensor], walk: Walk, values: Values
 ) -> None:
-    walk.names.add("forward")
-    first: dict[tuple[int, int], str] = {}
+    walk.reads(("forward",))
+    first: dict[int, str] = {}
     for name, tensor in weights.items():
         walk.components[f"tensor {name}"] = _describe_weight(name, tensor, first)
+        walk.guards.attributes(tensor.__dict__, name)
         if tensor.__dict__:
             fill = functools.partial(values.write, dict(tensor.__dict__))
             walk.refer(f"attributes of {name}", ("attributes", name), fill)
@@ -154,10 +275,9 @@ def _walk_model(
     values.module(model)
 
 
-def _describe_weight(name: str, tensor: torch.Tensor, first: dict[tuple[int, int], str]) -> str:
+def _describe_weight(name: str, tensor: torch.Tensor, first: dict[int, str]) -> str:
     # Tensors that share memory are told by where it begins, and are named after the first of them.
-    place = (tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()))
-    shared = first.setdefault(place, name) if tensor.numel() else name
+    shared = first.setdefault(private.address_of(tensor), name)
     return describe(tensor) + (f" the same memory as {shared}" if shared != name else "")
 
 
@@ -216,9 +336,6 @@ _TOPICS = {"ranks": _ranks, "devices": _devices}
 
 def _torch_settings() -> dict[str, Any]:
     """What tracing reads of torch's global state."""
-    modes = [type(mode).__qualname__ for mode in private.active_modes()]
-    if modes:
-        raise Unkeyable(f"the mode {modes[0]} is active, which may change what every operator does")
     devices = ("cpu", "cuda")
     return {
         "torch.get_default_dtype": torch.get_default_dtype(),
