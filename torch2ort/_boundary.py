@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,12 +19,18 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, engine: TrainingEngine, verification: Verification | None, *feeds: torch.Tensor
+        ctx: Any,
+        engine: TrainingEngine,
+        verification: Verification | None,
+        around: Callable[[], AbstractContextManager[None]],
+        *feeds: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """One tensor per entry of the graph's fetches."""
+        """One tensor per entry of the graph's fetches; the engine runs inside of what ``around`` gives."""
         feeds = _lasting(engine, feeds)
         ctx.random_state = torch.get_rng_state() if engine.uses_rng else None
-        outputs, state = engine.forward(feeds)
+        with around():
+            outputs, state = engine.forward(feeds)
+        ctx.around = around
         ctx.engine, ctx.state, ctx.feeds, ctx.retained = engine, state, feeds, False
         ctx.versions = [private.version_of(feed) for feed in feeds]
         # Aliases: the outputs themselves will hold this step, and would keep it alive in a circle.
@@ -48,20 +56,22 @@ class Boundary(torch.autograd.Function):
             )
         state: ForwardState | None = ctx.state
         if state is None:
-            state = _state_again(ctx)
+            with ctx.around():
+                state = _state_again(ctx)
         else:
             _check_versions(ctx, ctx.engine.needed)
             _check_outputs(ctx)
         ctx.outputs = ()
         ctx.state, ctx.retained = None, private.backward_keeps_graph()
-        result = ctx.engine.backward(state, gradients)
-        if result is None:
-            result = ctx.engine.backward(_run_again(ctx), gradients)
+        with ctx.around():
+            result = ctx.engine.backward(state, gradients)
+            if result is None:
+                result = ctx.engine.backward(_run_again(ctx), gradients)
         if ctx.verification is not None:
             ctx.verification.check_gradients(gradients, ctx.engine.weights, result)
         if not ctx.retained:
             ctx.feeds = ctx.verification = None
-        return (None, None, *result)
+        return (None, None, None, *result)
 
 
 def _state_again(ctx: Any) -> ForwardState:

@@ -12,6 +12,7 @@ import torch
 
 from torch2ort import _torch_private as private
 from torch2ort import io_schema
+from torch2ort._assumptions import Assumed, Assumptions
 from torch2ort._boundary import Boundary
 from torch2ort._built import Built, Call
 from torch2ort._modes import Modes
@@ -20,15 +21,14 @@ from torch2ort._origins import put_back
 from torch2ort._trace import DimSpec
 from torch2ort._variants import Family, Shapes, Variant
 from torch2ort._verify import Verification
-from torch2ort._watch import Watch
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.export import build
 from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
 
-# A call's schema, what Watch says of the model, which of its inputs require gradients, PyTorch's switches.
-_Key = tuple[io_schema.Schema, tuple[Any, ...], tuple[bool, ...], Modes]
+# A call's schema, which of its inputs require gradients, PyTorch's switches.
+_Key = tuple[io_schema.Schema, tuple[bool, ...], Modes]
 _MANY_SETTINGS = 5
 
 
@@ -48,10 +48,8 @@ class Runner:
         apply_level(options)
         self._own_forward = model.__dict__.get("forward")
         self._signature = io_schema.Signature.of(model.forward)
-        self._watch = Watch(model)
-        self._families: dict[_Key, Family] = {}
-        # Per all else that a graph depends on: the settings of the modules, or the constants, that were met.
-        self._settings: dict[Hashable, list[Any]] = {}
+        self._assumptions = Assumptions(model)
+        # Per all else that a graph depends on: the constants that were met.
         self._constants: dict[Hashable, list[io_schema.Schema]] = {}
         self._last_schema: io_schema.Schema | None = None
 
@@ -67,25 +65,28 @@ class Runner:
             # As a part of a model that is exported whole, it is the module that it wraps.
             return self.model.forward(*args, **kwargs)
         refuse_tensors(tensors, schema)
-        weights = self._watch.tensors()
-        variant = self._variant(tensors, schema, weights)
+        assumed, variant = self._variant(tensors, schema)
+        names, weights = self._assumptions.weights(assumed)
         self.exported = variant.exported
         built = variant.built
-        feeds = [*tensors, *variant.pick(self._watch.names, weights)]
+        feeds = [*tensors, *variant.pick(names, weights)]
         verification = self._verification(variant, schema, tensors)
         fetched: list[torch.Tensor] = []
         if not built.graph.fetches:
             pass  # A model of no tensors, for which there is no session.
         elif variant.requires_grad and variant.differentiable:
-            fetched = list(Boundary.apply(variant.training_engine(), verification, *feeds))
+            engine, around = variant.training_engine(), assumed.while_functions_run
+            fetched = list(Boundary.apply(engine, verification, around, *feeds))
         else:
-            fetched = variant.inference_engine().run(feeds)
+            inference = variant.inference_engine()
+            with assumed.while_functions_run():
+                fetched = inference.run(feeds)
         count = len(built.graph.outputs)
         if len(fetched) > count:
             self._write_back(built, tensors, fetched[count:])
         outputs = fetched[:count]
         if any(built.origins):
-            put_back(outputs, built.origins, tensors, dict(zip(self._watch.names, weights, strict=True)))
+            put_back(outputs, built.origins, tensors, dict(zip(names, weights, strict=True)))
         if verification is not None:
             verification.check_outputs(outputs)
         return built.interface.result(bound, outputs)
@@ -108,39 +109,27 @@ class Runner:
         tensors, self._last_schema = io_schema.flatten(bound)
         return tensors, self._last_schema
 
-    def _variant(
-        self, tensors: list[torch.Tensor], schema: io_schema.Schema, weights: list[torch.Tensor]
-    ) -> Variant:
-        key = self._key(tensors, schema, weights)
-        family = self._families.get(key)
-        if family is None:
-            family = self._families[key] = Family()
-            self._warn_of_settings(key)
+    def _variant(self, tensors: list[torch.Tensor], schema: io_schema.Schema) -> tuple[Assumed, Variant]:
+        key = schema, tuple([t.requires_grad for t in tensors]), Modes.now()
+        assumed, is_new = self._assumptions.now(key, tensors, schema)
+        if is_new and self._assumptions.count(key) == 1:
             self._warn_of_constants(key)
+        elif is_new:
+            self._warn_of_settings(key)
         shapes: Shapes = tuple([t.shape for t in tensors])
-        variant = family.find(shapes)
+        variant = assumed.family.find(shapes)
         if variant is None:
-            variant = self._export(family, tensors, schema, shapes)
-            # Tracing runs forward, which may count its calls in an attribute.
-            self._families.setdefault(self._key(tensors, schema, weights), family)
-        return variant
-
-    def _key(
-        self, tensors: list[torch.Tensor], schema: io_schema.Schema, weights: list[torch.Tensor]
-    ) -> _Key:
-        """All that a graph depends on, apart from the sizes of its inputs."""
-        return schema, self._watch.state(weights), tuple([t.requires_grad for t in tensors]), Modes.now()
+            variant = self._export(assumed, tensors, schema, shapes)
+            self._assumptions.after_export(assumed, tensors, schema)
+        return assumed, variant
 
     def _warn_of_settings(self, key: _Key) -> None:
-        """Say that an attribute of a module makes an export of every call."""
-        schema, (settings, *rest), *other = key
-        before = self._settings.setdefault((schema, tuple(rest), *other), [])
-        before.append(settings)
-        if len(before) == _MANY_SETTINGS:
+        """Say that something that forward reads makes an export of every call."""
+        count = self._assumptions.count(key)
+        if count == _MANY_SETTINGS:
             self._warn(
-                f"the attribute {self._watch.changed(before[-2])} changes from "
-                f"call to call, and each of its values gets a graph of its own, {len(before)} so far. Pass "
-                f"what varies as a tensor, or keep it out of the model"
+                f"{self._assumptions.change} changes from call to call, and each of its values gets a "
+                f"graph of its own, {count} so far. Pass what varies as a tensor, or keep it out of the model"
             )
 
     def _warn_of_constants(self, key: _Key) -> None:
@@ -161,9 +150,9 @@ class Runner:
         )
 
     def _export(
-        self, family: Family, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
+        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
     ) -> Variant:
-        modes = Modes.now()
+        modes, family = Modes.now(), assumed.family
         built = self._build(family, tensors, schema, shapes)
         if not modes.gradients and any(
             t and r is None for t, r in zip(built.tracked, built.origins, strict=True)
@@ -176,20 +165,22 @@ class Runner:
         requires_grad = {n for n, t in zip(built.graph.inputs, tensors, strict=True) if t.requires_grad}
         requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}
         # The module's tensors are looked up in each call: other ones may stand in their place by then.
-        names = set(self._watch.names)
-        constants = {n: t for n, t in built.weights.items() if built.graph.weights[n] not in names}
+        constants = {
+            n: t for n, t in built.weights.items() if _tensor_of(self.model, built.graph.weights[n]) is None
+        }
+        weights = PresentWeights(self.model, built.graph.weights, constants)
         built = replace(built, weights=constants)
         options = with_arguments(self.options, deterministic=True if modes.deterministic else None)
         exported = ExportedModel(
             built.graph,
-            PresentWeights(self.model, built.graph.weights, constants),
+            weights,
             built.interface,
             training=built.training,
             options=options,
             cache=built.report,
         )
         wanted = frozenset(requires_grad) if modes.gradients else frozenset()
-        variant = Variant(built, exported, wanted, options)
+        variant = Variant(built, weights, exported, wanted, options)
         family.variants.append(variant)
         family.by_shapes[shapes] = variant
         return variant
@@ -257,12 +248,8 @@ class PresentWeights(Mapping[str, torch.Tensor]):
         """The tensor that is fed to the graph's input ``name``."""
         if name in self._constants:
             return self._constants[name]
-        path, _, attribute = self._origins[name].rpartition(".")
-        try:
-            tensor = getattr(self._model.get_submodule(path), attribute)
-        except AttributeError:
-            tensor = None
-        if not isinstance(tensor, torch.Tensor):
+        tensor = _tensor_of(self._model, self._origins[name])
+        if tensor is None:
             raise ExportError(
                 f"{type(self._model).__name__}: this graph was exported when the model had a "
                 f"tensor '{self._origins[name]}', which it has no longer. Call the module, and use its new "
@@ -277,6 +264,16 @@ class PresentWeights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         """How many."""
         return len(self._origins)
+
+
+def _tensor_of(model: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """The tensor that stands at an attribute of one of the model's modules."""
+    path, _, attribute = name.rpartition(".")
+    try:
+        tensor = getattr(model.get_submodule(path), attribute)
+    except AttributeError:
+        return None
+    return tensor if isinstance(tensor, torch.Tensor) else None
 
 
 def _refuse_surroundings() -> None:

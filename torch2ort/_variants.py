@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,7 @@ class Variant:
 
     Attributes:
         built: the graph.
+        weights: its weights as they are in the model at each access.
         exported: the same to the user.
         requires_grad: the graph inputs that gradients are wanted of; empty if autograd does not record.
         options: threads and debugging.
@@ -29,6 +31,7 @@ class Variant:
     """
 
     built: Built
+    weights: Mapping[str, torch.Tensor]
     exported: ExportedModel
     requires_grad: frozenset[str]
     options: Options
@@ -38,13 +41,17 @@ class Variant:
     _picks: tuple[tuple[str, ...], list[int | torch.Tensor]] | None = None
 
     def pick(self, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The graph's weights out of the module's present tensors, and its constants."""
+        """The graph's weights out of the module's present tensors, and its constants.
+
+        Args:
+            names: of the module's parameters and buffers; the same object while no tensor is replaced.
+            tensors: one a name.
+        """
         if self._picks is None or self._picks[0] is not names:
-            graph, constants = self.built.graph, self.built.weights
             where = {name: i for i, name in enumerate(names)}
             picks = [
-                where[origin] if origin in where else constants[name]
-                for name, origin in graph.weights.items()
+                where[origin] if origin in where else self.weights[name]
+                for name, origin in self.built.graph.weights.items()
             ]
             self._picks = (names, picks)
         return [tensors[p] if isinstance(p, int) else p for p in self._picks[1]]

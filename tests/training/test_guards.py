@@ -1,0 +1,239 @@
+"""A graph does not outlive what it was made from: whatever is changed, the next call is eager's.
+
+Each way to change a model is tried on the guards alone, which costs milliseconds, and through ORTModule: a
+part of them here, all of them with the long tests.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import torch2ort
+from tests.comparison import assert_same
+from tests.conftest import LONG
+from tests.training.changes import IRRELEVANT, WAYS, Reads, Way, times
+from torch2ort import io_schema
+from torch2ort.cache import Dependencies, dependencies
+
+nn = torch.nn
+
+
+def found(model: nn.Module) -> Dependencies:
+    """What a graph of ``model`` depends on."""
+    tensors, schema = io_schema.flatten({"x": torch.randn(3, 4)})
+    return dependencies(model, tensors, schema, [""], {}, with_hooks=False, in_process=True)
+
+
+@pytest.fixture
+def changed(request: pytest.FixtureRequest) -> Any:
+    """Change a model in a way, which is undone after the test."""
+
+    def change(way: Way, model: nn.Module) -> None:
+        request.addfinalizer(way.restore)
+        way.change(model)
+
+    return change
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_guard_tells_of_a_change(way: Way, changed: Any):
+    model = way.make()
+    before = found(model)
+    guards = before.armed()
+    assert guards.changed() is None
+    changed(way, model)
+    assert guards.changed() is not None
+    assert found(model).changes(before) != []
+
+
+@pytest.mark.parametrize("way", IRRELEVANT, ids=str)
+def test_what_nobody_reads_is_no_change(way: Way, changed: Any):
+    model = way.make()
+    before = found(model)
+    guards = before.armed()
+    changed(way, model)
+    assert guards.changed() is None or found(model).changes(before) == []
+
+
+def gradients(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
+    """The result of a call, and each parameter's gradient."""
+    model.zero_grad()
+    result = model(x)
+    if result.requires_grad:
+        result.square().sum().backward()
+    return result.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("way", WAYS if LONG else WAYS[::5], ids=str)
+def test_the_call_after_a_change_is_eagers(way: Way, changed: Any):
+    model = way.make()
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    wrapped(x).sum().backward()
+    first = wrapped.exported
+    changed(way, model)
+    expected, expected_gradients = gradients(model, x)
+    actual, actual_gradients = gradients(wrapped, x)
+    assert wrapped.exported is not first
+    assert_same(actual, expected, "result")
+    for name, gradient in expected_gradients.items():
+        assert_same(actual_gradients[name], gradient, name)
+
+
+@pytest.mark.parametrize("way", IRRELEVANT if LONG else IRRELEVANT[::4], ids=str)
+def test_a_change_that_does_not_matter_does_not_export(way: Way, changed: Any):
+    model = way.make()
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    wrapped(x)
+    first = wrapped.exported
+    changed(way, model)
+    assert_same(wrapped(x), model(x), "result")
+    assert wrapped.exported is first
+
+
+def test_a_state_that_comes_back_finds_its_graph():
+    model = Reads(times, scale=2.0)
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    graphs = []
+    for scale in (2.0, 3.0, 2.0, 3.0):
+        model.scale = scale
+        assert_same(wrapped(x), model(x), f"result for {scale}")
+        graphs.append(wrapped.exported)
+    assert graphs[0] is graphs[2]
+    assert graphs[1] is graphs[3]
+    assert graphs[0] is not graphs[1]
+
+
+def test_a_state_that_is_made_anew_for_each_call_finds_its_graph():
+    model = Reads(lambda m, h: h * m.scales[0], scales=[2.0])
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    wrapped(x)
+    first = wrapped.exported
+    for _ in range(3):
+        model.scales = [2.0]
+        wrapped(x)
+        assert wrapped.exported is first
+
+
+def test_a_tensor_attribute_that_is_replaced_by_one_of_its_form_is_fed():
+    model = Reads(lambda m, h: h + m.offset, offset=torch.ones(4))
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    wrapped(x)
+    first = wrapped.exported
+    model.offset = torch.full((4,), 3.0)
+    assert_same(wrapped(x), model(x), "result after it was replaced")
+    model.offset.add_(1.0)
+    assert_same(wrapped(x), model(x), "result after it was written to")
+    assert wrapped.exported is first
+
+
+def test_parameters_that_are_replaced_in_every_call_export_once():
+    model = Reads(times, scale=2.0)
+    wrapped = torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(3, 4)
+    graphs = set()
+    for _ in range(3):
+        weights = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        actual = torch.func.functional_call(wrapped, weights, (x,))
+        assert_same(actual, torch.func.functional_call(model, weights, (x,)), "result")
+        graphs.add(id(wrapped.exported))
+    assert len(graphs) == 1
+
+
+def test_two_models_of_one_class_have_guards_of_their_own():
+    first, second = (torch2ort.ORTModule(Reads(times, scale=s)) for s in (2.0, 3.0))
+    x = torch.randn(3, 4)
+    assert_same(first(x), first.module(x), "first")
+    assert_same(second(x), second.module(x), "second")
+    graph = first.exported
+    second.scale = 4.0
+    second(x)
+    first(x)
+    assert first.exported is graph
+
+
+TOTAL = 0
+
+
+class Counting(torch.autograd.Function):
+    """Keeps books about its own calls, in all the places where one can."""
+
+    calls = 0
+    seen: ClassVar[list[torch.Size]] = []
+    tables: ClassVar[dict[torch.Size, torch.Tensor]] = {}
+
+    @staticmethod
+    def forward(ctx, x):
+        global TOTAL
+        if type(x) is torch.Tensor:  # and not one without memory, in an export
+            TOTAL += 1
+            Counting.calls += 1
+            Counting.seen.append(x.shape)
+            Counting.tables.setdefault(x.shape, torch.full(x.shape, 2.0))
+        return x * Counting.tables.get(x.shape, 2.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        Counting.calls += 1
+        return grad * 2
+
+
+@pytest.fixture
+def no_calls(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Counting, "calls", 0)
+    monkeypatch.setattr(Counting, "seen", [])
+    monkeypatch.setattr(Counting, "tables", {})
+
+
+@pytest.mark.usefixtures("no_calls")
+@pytest.mark.filterwarnings("error::torch2ort.Torch2OrtWarning")
+def test_what_a_function_writes_for_itself_exports_nothing():
+    model = Reads(lambda m, h: Counting.apply(h))
+    first, second = torch2ort.ORTModule(model), torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(3, 4)
+    graphs = set()
+    for _ in range(6):
+        expected, _ = gradients(model, x)
+        for module in (first, second):
+            actual, _ = gradients(module, x)
+            assert_same(actual, expected, "result")
+            graphs.add(id(module.exported))
+    assert Counting.calls == 6 * 3 * 2
+    assert len(graphs) == 2
+
+
+@pytest.mark.usefixtures("no_calls")
+def test_what_a_function_writes_and_the_model_reads_counts():
+    model = Reads(lambda m, h: Counting.apply(h * (1 + Counting.calls)))
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    for calls in range(3):
+        Counting.calls = calls
+        expected = model(x)
+        Counting.calls = calls
+        assert_same(wrapped(x), expected, f"result after {calls} calls")
+        assert Counting.calls == calls + 1
+
+
+def test_an_object_that_cannot_be_looked_at_is_named():
+    class Closed:
+        def __getattribute__(self, name: str) -> Any:
+            if name == "__dict__":
+                raise ValueError("do not look")
+            return object.__getattribute__(self, name)
+
+    wrapped = torch2ort.ORTModule(Reads(lambda m, h: h * m.closed.scale, closed=Closed()))
+    with pytest.raises(torch2ort.ExportError) as caught:
+        wrapped(torch.randn(3, 4))
+    assert str(caught.value) == (
+        "Reads: what the model depends on cannot be found out, as looking at the model raised ValueError: do "
+        "not look. Keep such objects out of what forward reads"
+    )

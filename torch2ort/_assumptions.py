@@ -1,0 +1,139 @@
+"""Which graphs of an ORTModule hold in a call: those made from what the model and its surroundings are now.
+
+A graph is made from one state of all that the model's code reads. The walk of the cache's key finds that
+state and leaves guards; before each call they are compared. Where a guard does not hold, the state is walked
+anew, and the graphs of an equal state serve on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort._variants import Family
+from torch2ort.cache import Armed, Change, Dependencies, Unkeyable, Written, dependencies, named_tensors
+from torch2ort.errors import ExportError
+
+
+@dataclass(eq=False)
+class Assumed:
+    """One state, and the graphs made from it.
+
+    Attributes:
+        states: what was found in the walks that came out equal; the first is the one it was made from.
+        guards: where all of it stands.
+        written: what Functions write to while they run, which is read when they run again.
+        family: the graphs.
+    """
+
+    states: list[Dependencies]
+    guards: Armed
+    written: Written
+    family: Family = field(default_factory=Family)
+
+    def is_made_from(self, found: Dependencies) -> bool:
+        """Whether ``found`` is an equal state; its guards are compared from now on."""
+        if any(not found.changes(state, self.written) for state in self.states):
+            self.guards = found.armed(self.written)
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def while_functions_run(self) -> Iterator[None]:
+        """Note what Functions write to their own state inside of the block."""
+        guards = self.guards
+        before = guards.changed_of_functions()
+        try:
+            yield
+        finally:
+            guards.note_written(before)
+
+
+class Assumptions:
+    """The states of a model that graphs were made from.
+
+    Args:
+        model: the model. Its own hooks are no part of its graphs.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        # Last used first.
+        self._known: dict[Hashable, list[Assumed]] = {}
+        self._written = Written()
+        self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
+        # What did not hold, when a state was met for the first time.
+        self.change: Change | None = None
+
+    def now(
+        self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
+    ) -> tuple[Assumed, bool]:
+        """The state that the model is in.
+
+        Args:
+            key: what else a graph depends on: only states under the same key are compared.
+            tensors: the call's.
+            schema: the structure around them.
+
+        Returns:
+            The state, and whether it is met for the first time.
+
+        Raises:
+            ExportError: an object of the user's raised while it was looked at.
+        """
+        known = self._known.setdefault(key, [])
+        for position, assumed in enumerate(known):
+            change = assumed.guards.changed()
+            if change is None:
+                if position:
+                    known.insert(0, known.pop(position))
+                return assumed, False
+            if position == 0:
+                self.change = change
+        found = self._walk(tensors, schema)
+        for position, assumed in enumerate(known):
+            if assumed.is_made_from(found):
+                known.insert(0, known.pop(position))
+                return assumed, False
+        known.insert(0, Assumed([found], found.armed(self._written), self._written))
+        return known[0], True
+
+    def count(self, key: Hashable) -> int:
+        """How many states were met under ``key``."""
+        return len(self._known.get(key, ()))
+
+    def after_export(
+        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
+    ) -> None:
+        """Take what tracing itself changed for the same state: it runs forward, which may note that."""
+        if assumed.guards.changed() is not None:
+            found = self._walk(tensors, schema)
+            assumed.states.append(found)
+            assumed.guards = found.armed(self._written)
+
+    def weights(self, assumed: Assumed) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+        """Names of the model's parameters and buffers, and the tensors that stand there.
+
+        ``assumed`` is the present state. The tuple is the same object for as long as the tensors are.
+        """
+        guards = assumed.guards
+        kept = self._tensors
+        if kept is None or kept[0] is not guards or kept[1] != guards.moves:
+            named = named_tensors(self._model)
+            kept = self._tensors = (guards, guards.moves, tuple(named), list(named.values()))
+        return kept[2], kept[3]
+
+    def _walk(self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> Dependencies:
+        try:
+            return dependencies(
+                self._model, tensors, schema, ["" for _ in tensors], {}, with_hooks=False, in_process=True
+            )
+        except Unkeyable as reason:
+            raise ExportError(
+                f"{type(self._model).__name__}: what the model depends on cannot be found out, as {reason}. "
+                f"Keep such objects out of what forward reads"
+            ) from reason.__cause__
