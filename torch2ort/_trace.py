@@ -157,6 +157,12 @@ def trace(
                 return _trace(call, tensors, dynamic, sample)
             except NeedsSample as need:
                 sample.calls[need.function] = []
+            except Exception:
+                if sample.sizes_needed or not sample.calls:
+                    raise
+                # A size that nobody knows breaks code that runs with any number.
+                sample.sizes_needed = True
+                continue
             run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks)
 
 

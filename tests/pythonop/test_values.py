@@ -130,6 +130,91 @@ def test_sizes_that_do_not_depend_on_values_are_known():
     assert shapes[node.output[1]] == [3, 4]
 
 
+class ByNumpy(Function):
+    """Runs on real tensors only."""
+
+    @staticmethod
+    def forward(ctx, x, *others):
+        y = torch.from_numpy(np.tanh(x.detach().numpy()))
+        return sum((other * 0.5 for other in others), y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad * 1.5, *(grad * 0.5 for _ in ctx.needs_input_grad[1:]))
+
+
+class Chosen(Function):
+    """Runs on real tensors only, and the size of its result is a value."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return torch.from_numpy(x.detach().numpy()[x.detach().numpy()[:, 0] > 0])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.sum().expand(ctx.shape) * 1
+
+
+class Padded(Function):
+    """The same, though no run on the sample or on made-up data shows it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        size = 5 if x.numpy().max() > 100 else 4
+        return torch.from_numpy(np.resize(x.detach().numpy(), (3, size)))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad[:, :4] * 1
+
+
+def broadcast(model, h):
+    return ByNumpy.apply(h)[:, :1].expand(-1, 4)
+
+
+SIZES_NEEDED = {
+    "expand": broadcast,
+    "both": lambda model, h: ByNumpy.apply(h, ByNumpy.apply(h)),
+    "sizes in Python": lambda model, h: ByNumpy.apply(h) * (2 if ByNumpy.apply(h).shape[0] > 1 else 3),
+    "after one whose size is a value": lambda model, h: ByNumpy.apply(Positive.apply(h)),
+}
+
+
+@pytest.mark.parametrize("call", SIZES_NEEDED.values(), ids=SIZES_NEEDED)
+def test_code_that_needs_sizes_of_what_runs_on_real_tensors_only_trains_like_eager(call):
+    batches = [(torch.randn(n, 4),) for n in (3, 3, 5)]
+    assert_trains_like_eager(Around(call), batches, lr=0.01, steps=3)
+
+
+def test_a_file_holds_the_sizes_that_were_needed(tmp_path):
+    model = Around(broadcast).eval()
+    exported = torch2ort.export(model, torch.randn(3, 4), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    exported.save(tmp_path / "model.onnx")
+    loaded = torch2ort.load(tmp_path / "model.onnx", functions=[ByNumpy])
+    x = torch.randn(5, 4)
+    assert_same(loaded(x), model(x).detach(), "output")
+
+
+def test_another_size_than_the_one_that_was_needed_is_refused():
+    ort = torch2ort.ORTModule(Around(lambda model, h: Padded.apply(h)[:, :1].expand(-1, 4)))
+    with torch.no_grad():
+        ort(torch.randn(3, 4))
+        with pytest.raises(torch2ort.EngineError) as caught:
+            ort(torch.full((3, 4), 1e4))
+    assert str(caught.value) == (
+        "tests.pythonop.test_values.Padded: output 0 of forward has shape [3, 5], but the graph was exported "
+        "for [3, 4]: forward runs on real tensors only, and the model's code needs to know the sizes of what "
+        "it gives. Say them with torch2ort.register_shape_inferer"
+    )
+
+
+def test_a_size_that_is_a_value_and_needed_is_refused():
+    ort = torch2ort.ORTModule(Around(lambda model, h: h if Chosen.apply(h).shape[0] > 1 else -h))
+    with pytest.raises(torch2ort.ExportError, match=r"^Around: the model's Python code depends on a value"):
+        ort(torch.tensor([[-9.0] * 4, [9.0] * 4, [0.1] * 4]))
+
+
 class Everything(Function):
     """Writes wherever it can, and cannot be run on fake tensors."""
 

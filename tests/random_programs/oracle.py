@@ -21,6 +21,7 @@ RTOL, ATOL = 1e-4, 1e-5
 ROUNDING, UNSTABLE = 8, 1e-3
 LARGE = 1e3
 STALE = "has been modified by an inplace operation"
+AGAIN = "Trying to backward through the graph a second time"
 FORBIDDEN = "This behavior is forbidden. You can fix this by cloning the output of the custom Function"
 
 
@@ -152,6 +153,8 @@ def judge(steps, engine=None):
             continue
         if found is None and STALE in str(expected):
             return Verdict("lenient", "eager PyTorch refuses a write to what backward reads")
+        if expected is None and AGAIN in str(found):
+            return Verdict("refused", f"RuntimeError: {AGAIN}, where eager PyTorch saved nothing")
         if isinstance(expected, torch.Tensor) and reason.startswith("values"):
             precise = observe(steps, lambda model: model, torch.float64).seen
             if position >= len(precise):

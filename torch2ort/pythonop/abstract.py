@@ -4,13 +4,15 @@ A registered shape inferer has the first word on sizes. Without one, ``forward``
 whose symbolic sizes come out as expressions of the inputs' sizes. If that is impossible, as for a forward
 that branches on values, it is run once on real tensors: those that the call gets when the model runs on the
 sample, or made-up ones where nobody knows them. That tells rank and dtype; every size is a fresh symbol.
+If the model's code cannot be traced with such symbols, it is traced with the sizes of that run, which each
+run of the graph then checks (:mod:`torch2ort.pythonop.unobserved`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,8 +24,8 @@ from torch2ort.pythonop.inferred import inferred_outputs
 from torch2ort.pythonop.inplace import with_inplace_map
 from torch2ort.pythonop.observe import Observation, UserError, fresh_like, real_like
 from torch2ort.pythonop.registry import inferer_of
-from torch2ort.pythonop.sample import sample_of
-from torch2ort.pythonop.site import Site
+from torch2ort.pythonop.sample import sample_of, sizes_needed
+from torch2ort.pythonop.site import Site, Size
 from torch2ort.pythonop.traces import observed
 
 
@@ -33,12 +35,13 @@ class _Run:
 
     Attributes:
         observation: what the graph must know.
-        sizes: of each tensor output; ``None`` for a size that depends on values.
+        sizes: of each tensor output; ``None`` for a size that depends on values, a pair for that of an
+            argument's dimension.
         inputs: what the sizes are expressed in; ``None`` if in nothing.
     """
 
     observation: Observation
-    sizes: tuple[tuple[int | torch.SymInt | None, ...], ...]
+    sizes: tuple[tuple[Size | torch.SymInt, ...], ...]
     inputs: Any
 
 
@@ -70,15 +73,18 @@ def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if run is None or run.inputs not in (None, _described(inputs)):
         run = _runs[site] = _run(site, inputs)
     site.result = with_inplace_map(site, run.observation.result, run.observation)
-    context = torch.library.get_ctx()
+    given = dict(zip(site.tensor_positions, inputs, strict=True))
     return [
-        torch.empty(
-            [context.new_dynamic_size() if size is None else size for size in sizes],
-            dtype=seen.dtype,
-            device=seen.device,
-        )
+        torch.empty([_size(size, given) for size in sizes], dtype=seen.dtype, device=seen.device)
         for sizes, seen in zip(run.sizes, run.observation.outputs, strict=True)
     ]
+
+
+def _size(size: Size | torch.SymInt, given: Mapping[int, torch.Tensor]) -> int | torch.SymInt:
+    if size is None:
+        fresh: torch.SymInt = torch.library.get_ctx().new_dynamic_size()
+        return fresh
+    return given[size[0]].shape[size[1]] if isinstance(size, tuple) else size
 
 
 def _described(inputs: Sequence[torch.Tensor]) -> Any:
@@ -106,7 +112,33 @@ def _run(site: Site, inputs: Sequence[torch.Tensor]) -> _Run:
         )
         return _Run(seen, sizes, _described(inputs))
     seen = _real_run(site, inputs)
-    return _Run(seen, tuple((None,) * t.dim() for t in seen.outputs), None)
+    given = dict(zip(site.tensor_positions, inputs, strict=True))
+    if not sizes_needed(site):
+        return _Run(seen, tuple((None,) * t.dim() for t in seen.outputs), None)
+    other = _made_up_run(site, inputs)
+    shapes = [t.shape for t in seen.outputs]
+    again = shapes if other is None or other.result != seen.result else [t.shape for t in other.outputs]
+    sizes_of_run = tuple(
+        tuple(
+            _like(number, axis, given) if number == same else None
+            for axis, (number, same) in enumerate(zip(shape, other_shape, strict=True))
+        )
+        for shape, other_shape in zip(shapes, again, strict=True)
+    )
+    return _Run(replace(seen, result=replace(seen.result, sizes=sizes_of_run)), sizes_of_run, None)
+
+
+def _like(number: int, axis: int, given: Mapping[int, torch.Tensor]) -> Size:
+    """A size as that of an argument's dimension which varies, likeliest the same one; else the number."""
+    sizes: list[tuple[tuple[int, int], Any]] = [
+        ((position, i), size) for position, tensor in given.items() for i, size in enumerate(tensor.shape)
+    ]
+    varying = [
+        pair
+        for pair, size in sizes
+        if not isinstance(size, int) and private.has_hint(size) and private.size_hint(size) == number
+    ]
+    return next((pair for pair in varying if pair[1] == axis), varying[0]) if varying else number
 
 
 def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
@@ -117,3 +149,13 @@ def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
             raise
         except Exception as error:
             raise UserError(error) from error
+
+
+def _made_up_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation | None:
+    """Another run, on other values of the same sizes; ``None`` if it fails."""
+    with private.without_fake_mode(), torch.random.fork_rng(devices=[]):
+        try:
+            seen = observed(site, [real_like(t) for t in inputs])
+        except Exception:
+            return None
+    return seen

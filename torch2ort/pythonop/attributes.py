@@ -17,7 +17,7 @@ import torch
 
 from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.pythonop.checks import check_node, check_site
-from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
+from torch2ort.pythonop.site import TENSOR, Result, Site, Size, TensorType
 
 SITE_ATTRIBUTE = "site"
 # Where a node that is still being translated, and is in no file, says the key of its site.
@@ -153,6 +153,7 @@ def dump_site(site: Site) -> str:
             "forward_map": [list(pair) for pair in result.forward_map],
             "backward_map": [list(pair) for pair in result.backward_map],
             "kept_results": None if result.kept_results is None else list(result.kept_results),
+            "sizes": [list(sizes) for sizes in result.sizes],
         }
     )
 
@@ -186,6 +187,7 @@ def load_site(func_name: str, text: str) -> Site:
             forward_map=_pairs(data["forward_map"]),
             backward_map=_pairs(data["backward_map"]),
             kept_results=None if data.get("kept_results") is None else _integers(data["kept_results"]),
+            sizes=tuple(tuple(map(_load_size, sizes)) for sizes in data.get("sizes", ())),
         )
         site = Site(
             func_name=func_name,
@@ -346,6 +348,12 @@ def _load_type(data: Any) -> TensorType:
 
 def _integers(data: Any) -> tuple[int, ...]:
     return tuple(_typed(i, int) for i in data)
+
+
+def _load_size(data: Any) -> Size:
+    if data is None:
+        return None
+    return _pairs([data])[0] if isinstance(data, list) else _typed(data, int)
 
 
 def _pairs(data: Any) -> tuple[tuple[int, int], ...]:

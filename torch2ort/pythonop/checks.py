@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from torch2ort.errors import ModelLoadError
-from torch2ort.pythonop.site import TENSOR, Result, Site
+from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
 # Of PyTorch's tensors, and of the native side's.
 MAX_RANK: Final = 64
@@ -62,6 +62,23 @@ def check_site(site: Site, dtypes: Collection[torch.dtype]) -> None:
     _check_map("backward_map", result.backward_map, positions, outputs)
     _check_map("returned_inputs", result.returned_inputs, outputs, result.mutated)
     _check_written(site, result, outputs)
+    _check_sizes(result, dict(zip(positions, result.inputs, strict=True)))
+
+
+def _check_sizes(result: Result, inputs: Mapping[int, TensorType]) -> None:
+    """Sizes are numbers, or those of dimensions that arguments have."""
+    if not result.sizes:
+        return
+    _same("sizes", len(result.sizes), "shapes", len(result.tensors), "tensor outputs")
+    for kind, sizes in zip(result.tensors, result.sizes, strict=True):
+        _same("sizes", len(sizes), "sizes of a shape", kind.rank, "dimensions")
+        for size in sizes:
+            if isinstance(size, tuple):
+                good = size[0] in inputs and 0 <= size[1] < inputs[size[0]].rank
+            else:
+                good = size is None or size >= 0
+            if not good:
+                raise ValueError(f"'sizes' holds {size}, which is no size of an output")
 
 
 def _check_written(site: Site, result: Result, outputs: Sequence[int]) -> None:

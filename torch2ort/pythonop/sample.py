@@ -30,10 +30,12 @@ class Sample:
 
     Attributes:
         calls: the tensors of each call, in order, of the Functions that were recorded.
+        sizes_needed: whether a trace failed that knew no sizes of what ran on real tensors only.
     """
 
     def __init__(self) -> None:
         self.calls: dict[type, list[list[torch.Tensor]]] = {}
+        self.sizes_needed = False
 
     def record(self, function: type, arguments: Sequence[Any]) -> None:
         """Keep the tensors of a call, if somebody asked for those of ``function``."""
@@ -48,6 +50,11 @@ _places: weakref.WeakKeyDictionary[Site, tuple[Sample, int]] = weakref.WeakKeyDi
 def place(site: Site, sample: Sample, number: int) -> None:
     """Say which call of its Function in the model's forward ``site`` is."""
     _places[site] = sample, number
+
+
+def sizes_needed(site: Site) -> bool:
+    """Whether ``site``'s outputs must have the sizes that they had on the sample."""
+    return site in _places and _places[site][0].sizes_needed
 
 
 def sample_of(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
@@ -67,10 +74,17 @@ def sample_of(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] 
         raise NeedsSample(site.function)
     calls = sample.calls[site.function]
     tensors = calls[number] if number < len(calls) else []
-    expected = [(t.dtype, [private.size_hint(size) for size in t.shape]) for t in inputs]
-    if [(t.dtype, list(t.shape)) for t in tensors] != expected:
+    if len(tensors) != len(inputs) or not all(map(_may_be, inputs, tensors)):
         return None
     return [t.clone() for t in tensors]
+
+
+def _may_be(traced: torch.Tensor, real: torch.Tensor) -> bool:
+    """Whether a tensor of the trace is one of the sample's, as far as its sizes are known."""
+    return (traced.dtype, traced.dim()) == (real.dtype, real.dim()) and all(
+        not private.has_hint(size) or private.size_hint(size) == number
+        for size, number in zip(traced.shape, real.shape, strict=True)
+    )
 
 
 class Undone(private.TorchDispatchMode):

@@ -16,6 +16,9 @@ import torch
 
 from torch2ort.errors import ExportError
 
+# A number, or argument position and dimension whose size it is; ``None`` if nobody knows.
+Size = int | tuple[int, int] | None
+
 
 @final
 class _TensorMarker:
@@ -64,6 +67,8 @@ class Result:
             the memory of the output's gradient.
         kept_results: positions among the tensor outputs whose memory the Function still holds after
             ``forward``; ``None`` if nobody looked.
+        sizes: of each tensor output, where the graph holds for these only and each run checks them; else
+            empty.
     """
 
     inputs: tuple[TensorType, ...]
@@ -81,6 +86,7 @@ class Result:
     forward_map: tuple[tuple[int, int], ...] = ()
     backward_map: tuple[tuple[int, int], ...] = ()
     kept_results: tuple[int, ...] | None = None
+    sizes: tuple[tuple[Size, ...], ...] = ()
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
-"""What is checked in each run of a ``forward`` that nobody could run at export."""
+"""What is checked in each run of a ``forward`` of which an export could not see enough."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,21 +22,28 @@ def watched(
 
         def watched_forward(ctx: Any, *arguments: Any) -> Any:
             outputs = forward(ctx, *arguments)
-            _check(site, ctx, outputs)
+            _check(site, ctx, arguments, outputs)
             return outputs
 
         return watched_forward, None
 
     def watched_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         setup_context(ctx, inputs, output)
-        _check(site, ctx, output)
+        _check(site, ctx, inputs, output)
 
     return forward, watched_setup
 
 
-def _check(site: Site, ctx: Any, returned: Any) -> None:
-    """Raise :class:`EngineError` if a floating-point output is marked as not differentiable."""
+def _check(site: Site, ctx: Any, arguments: Sequence[Any], returned: Any) -> None:
+    """Raise :class:`EngineError` if the graph does not hold for what was returned."""
     outputs = returned if isinstance(returned, tuple) else (returned,)
+    if not site.known_result.observed:
+        _check_marks(site, ctx, outputs)
+    if site.known_result.sizes:
+        _check_sizes(site, arguments, outputs)
+
+
+def _check_marks(site: Site, ctx: Any, outputs: Sequence[Any]) -> None:
     marked = {id(t) for t in ctx.non_differentiable or ()}
     for i, value in enumerate(outputs):
         if id(value) in marked and isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
@@ -46,4 +53,16 @@ def _check(site: Site, ctx: Any, returned: Any) -> None:
                 f"export, as forward ran neither on fake tensors nor on made-up data of the sample's sizes. "
                 f"Make it "
                 f"run on one of them, or detach the output where the Function is called"
+            )
+
+
+def _check_sizes(site: Site, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+    tensors = [(i, value) for i, value in enumerate(outputs) if isinstance(value, torch.Tensor)]
+    for (i, tensor), sizes in zip(tensors, site.known_result.sizes, strict=False):
+        expected = [arguments[s[0]].shape[s[1]] if isinstance(s, tuple) else s for s in sizes]
+        if any(e not in (None, size) for e, size in zip(expected, tensor.shape, strict=True)):
+            raise EngineError(
+                f"{site.func_name}: output {i} of forward has shape {list(tensor.shape)}, but the graph was "
+                f"exported for {expected}: forward runs on real tensors only, and the model's code needs to "
+                f"know the sizes of what it gives. Say them with torch2ort.register_shape_inferer"
             )

@@ -250,7 +250,7 @@ def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any
     forward = function.forward
     if site.fresh:
         forward, setup_context = anew(site, forward, setup_context), None
-    if site.known_result.observed:
+    if site.known_result.observed and not site.known_result.sizes:
         return forward, setup_context, backward
     return *watched(site, forward, setup_context), backward
 

@@ -15,6 +15,7 @@ from torch2ort.cache import Kept, Shelf
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes
+from torch2ort.runtime.centering import center_normalizations
 from torch2ort.runtime.chains import Chain, join_python_ops
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
@@ -178,7 +179,7 @@ def no_gradient(error: Exception) -> UnsupportedOperatorError:
 def _session_graph(graph: Graph) -> onnx.ModelProto:
     model = ir.from_proto(graph.proto)
     symbolics.lower_stop_gradients(model)
-    proto = ir.to_proto(model)
+    proto = center_normalizations(ir.to_proto(model))
     bind_nodes(proto.graph, graph.sites, training=True)
     return proto
 

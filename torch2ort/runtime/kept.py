@@ -10,6 +10,7 @@ import onnx
 from torch2ort.cache import Kept, Shelf
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes, bind_sites, rename_functions
+from torch2ort.runtime.centering import center_normalizations
 from torch2ort.runtime.chains import Chain, join_python_ops
 from torch2ort.runtime.graph import Graph
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
@@ -37,7 +38,7 @@ def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf
 
     def make() -> Kept:
         model = onnx.ModelProto()
-        model.CopyFrom(graph.proto)
+        model.CopyFrom(center_normalizations(graph.proto))
         plans = plan_inplace(model.graph, graph.sites, graph.fetches)
         bind_nodes(model.graph, graph.sites, training=False)
         chains = join_python_ops(model.graph, graph.sites)

@@ -13,6 +13,7 @@ from typing import Any
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.centering import disabled_optimizers
 
 MODEL_FILE = "model.onnx"
 _PROVIDERS = ("CPUExecutionProvider",)
@@ -38,7 +39,7 @@ def optimize(model: bytes, settings: Any) -> bytes | None:
                 model,
                 settings,
                 providers=list(_PROVIDERS),
-                disabled_optimizers=list(private.DISABLED_OPTIMIZERS),
+                disabled_optimizers=disabled_optimizers(),
             )
             optimized = path.read_bytes()
         settings.optimized_model_filepath = ""

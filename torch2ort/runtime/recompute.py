@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 
 from torch2ort import symbolics
 from torch2ort.pythonop import Site
+from torch2ort.runtime.centering import centered
 from torch2ort.runtime.nodes import ancestors, descendants
 from torch2ort.runtime.ownership import SIZES, arguments_at
 
@@ -152,7 +153,9 @@ def _cone_of_kernel(node: onnx.NodeProto, halves: _Halves, site: Site) -> _Cone 
     again = helper.make_node(
         operator.name, node.input, results, node.name, domain=operator.domain, **operator.attributes
     )
-    return _Cone(results[0], [again], node.input[:1], node.input[1:])
+    ranks = {name: len(shape) for name, shape in halves.shapes.items() if shape is not None}
+    nodes = centered(again, ranks) if operator.name == "LayerNormalization" else [again]
+    return _Cone(results[0], nodes, node.input[:1], node.input[1:])
 
 
 def _cone_of_softmax(node: onnx.NodeProto, halves: _Halves) -> _Cone | None:

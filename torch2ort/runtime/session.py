@@ -16,6 +16,7 @@ from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import binding, stock
 from torch2ort.runtime.binding import Callee
+from torch2ort.runtime.centering import center_normalizations, disabled_optimizers
 from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.guard import contexts_in, python_op_lock
 from torch2ort.runtime.inplace import plan_inplace
@@ -93,6 +94,7 @@ def _bind(
     proto: onnx.ModelProto, sites: Mapping[str, Site], settings: Any
 ) -> tuple[onnx.ModelProto, Sequence[Callee]]:
     """The model as a session with these settings takes it, and what its PythonOp nodes call."""
+    proto = center_normalizations(proto)
     if not sites:
         return proto, ()
     model = onnx.ModelProto()
@@ -131,7 +133,7 @@ def make_session(
             model,
             settings,
             providers=list(providers or ["CPUExecutionProvider"]),
-            disabled_optimizers=list(private.DISABLED_OPTIMIZERS),
+            disabled_optimizers=disabled_optimizers(),
         )
     except Exception as error:
         version = private.onnxruntime().__version__

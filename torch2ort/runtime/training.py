@@ -19,6 +19,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_sites, install_runners, rename_functions, reraise
+from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.gradient import (
     GradientGraph,
@@ -74,7 +75,7 @@ def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Opt
             model,
             settings,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(private.DISABLED_OPTIMIZERS),
+            disabled_optimizers=disabled_optimizers(),
         )
     except Exception as error:
         raise no_gradient(error) from error

@@ -1,0 +1,121 @@
+"""Layer normalizations that are right where a row's spread is small beside its mean.
+
+onnxruntime computed the variance of a row as the mean of its squares less the square of its mean. Of rows
+near 10 whose spread is 0.001 that is rounding alone, or below zero, and the result is not a number. PyTorch
+subtracts the mean first, as later versions of onnxruntime do. A normalization does not see what is subtracted
+from a whole row, so where the runtime is of the earlier kind, the mean is subtracted in front of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from torch2ort.runtime import _ort_private as private
+
+# They make such normalizations out of operators that subtract the mean, and of this module's.
+_FUSIONS = ("LayerNormFusion", "SkipLayerNormFusion")
+
+
+@functools.cache
+def subtracts_mean() -> bool:
+    """Whether the installed onnxruntime subtracts the mean before it squares; found by a run."""
+    float_type = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("LayerNormalization", ["x", "scale"], ["y"], axis=-1)],
+        "probe",
+        [helper.make_tensor_value_info("x", float_type, [1, 4])],
+        [helper.make_tensor_value_info("y", float_type, [1, 4])],
+        [numpy_helper.from_array(np.ones(4, np.float32), "scale")],
+    )
+    # Older than any onnxruntime that torch2ort runs on.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    settings = private.onnxruntime().SessionOptions()
+    settings.log_severity_level = 4
+    session = private.onnxruntime().InferenceSession(
+        model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
+    )
+    (row,) = session.run(None, {"x": np.array([[40000, 40001, 40002, 40003]], np.float32)})[0]
+    return bool(np.allclose(row, np.array([-3, -1, 1, 3]) / np.sqrt(5), atol=1e-3))
+
+
+def disabled_optimizers() -> list[str]:
+    """Rewrites of graphs that every session goes without."""
+    return [*private.DISABLED_OPTIMIZERS, *(() if subtracts_mean() else _FUSIONS)]
+
+
+def center_normalizations(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model``, or a copy of it whose rows the runtime normalizes as PyTorch does."""
+    if subtracts_mean() or not any(_is_normalization(n) for g in _graphs(model.graph) for n in g.node):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for graph in _graphs(made.graph):
+        ranks = _ranks(graph)
+        nodes = [part for n in graph.node for part in (centered(n, ranks) if _is_normalization(n) else [n])]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return made
+
+
+def centered(node: onnx.NodeProto, ranks: Mapping[str, int]) -> list[onnx.NodeProto]:
+    """A LayerNormalization behind the nodes that subtract each row's mean.
+
+    Args:
+        node: the LayerNormalization; it is not changed.
+        ranks: of the values whose rank is known.
+    """
+    source, name = node.input[0], f"{node.output[0]}/centered"
+    axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+    nodes = list(_axes(source, axis, ranks.get(source), name))
+    nodes += [
+        helper.make_node("ReduceMean", [source, f"{name}/axes"], [f"{name}/mean"], keepdims=1),
+        helper.make_node("Sub", [source, f"{name}/mean"], [name]),
+    ]
+    for made in nodes:
+        made.name = made.output[0]
+    last = onnx.NodeProto()
+    last.CopyFrom(node)
+    last.input[0] = name
+    return [*nodes, last]
+
+
+def _axes(source: str, axis: int, rank: int | None, name: str) -> Iterator[onnx.NodeProto]:
+    """Nodes that give the axes from ``axis`` on, counted from the front (see symbolics.axes)."""
+    axes, begin, end, step = (f"{name}/{part}" for part in ("axes", "begin", "rank", "step"))
+    if rank is not None:
+        yield _constant(axes, np.arange(axis % rank, rank))
+        return
+    yield helper.make_node("Shape", [source], [f"{name}/shape"])
+    yield helper.make_node("Size", [f"{name}/shape"], [end])
+    yield _constant(f"{name}/axis", np.array(axis))
+    yield _constant(step, np.array(1))
+    if axis < 0:
+        yield helper.make_node("Add", [end, f"{name}/axis"], [begin])
+    yield helper.make_node("Range", [begin if axis < 0 else f"{name}/axis", end, step], [axes])
+
+
+def _constant(name: str, value: np.ndarray) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value.astype(np.int64)))
+
+
+def _is_normalization(node: onnx.NodeProto) -> bool:
+    return node.op_type == "LayerNormalization" and not node.domain
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and the bodies in it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _graphs(body)
+
+
+def _ranks(graph: onnx.GraphProto) -> dict[str, int]:
+    values = (*graph.input, *graph.output, *graph.value_info)
+    return {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
