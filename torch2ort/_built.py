@@ -10,6 +10,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort._origins import Origin
 from torch2ort._trace import DimSpec
+from torch2ort._views import View
 from torch2ort.cache import Shelf
 from torch2ort.exported_model import CacheReport, Interface
 from torch2ort.runtime import Graph
@@ -42,6 +43,7 @@ class Built:
         interface: how a call maps to the graph's inputs and outputs.
         training: the mode that was exported.
         origins: what each output is if it is a tensor that was there before.
+        views: how each output is a view of such a tensor, or of another output.
         tracked: whether each output requires a gradient in eager PyTorch.
         report: what the export cache did.
         shelf: where engines keep what they build from the graph.
@@ -52,6 +54,7 @@ class Built:
     interface: Interface
     training: bool
     origins: tuple[Origin, ...]
+    views: tuple[View | None, ...]
     tracked: tuple[bool, ...]
     report: CacheReport = field(default_factory=CacheReport)
     shelf: Shelf | None = None

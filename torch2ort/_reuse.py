@@ -19,6 +19,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort._built import Built, Call
 from torch2ort._sizes import Sizes
+from torch2ort._views import View
 from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, Unkeyable, keep, model_key, named_tensors
 from torch2ort.cache.explain import differences, nearest
 from torch2ort.cache.functions import locate_function, located_function
@@ -239,6 +240,7 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
         "weights": dict(graph.weights),
         "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
         "origins": [None if o is None else list(o) for o in built.origins],
+        "views": [None if v is None else v.stored() for v in built.views],
         "tracked": list(built.tracked),
         "functions": {name: _place_of(site, key) for name, site in graph.sites.items() if not site.internal},
     }
@@ -275,6 +277,7 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
         interface,
         bool(data["training"]),
         tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
+        tuple(None if v is None else View.loaded(v) for v in data["views"]),
         tuple(data["tracked"]),
     )
 

@@ -21,6 +21,7 @@ from torch2ort._origins import put_back
 from torch2ort._trace import DimSpec
 from torch2ort._variants import Family, Shapes, Variant
 from torch2ort._verify import Verification
+from torch2ort._views import put_views
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.export import build
 from torch2ort.exported_model import ExportedModel
@@ -85,8 +86,10 @@ class Runner:
         if len(fetched) > count:
             self._write_back(built, tensors, fetched[count:])
         outputs = fetched[:count]
-        if any(built.origins):
-            put_back(outputs, built.origins, tensors, dict(zip(names, weights, strict=True)))
+        if any(built.origins) or any(built.views):
+            known = dict(zip(names, weights, strict=True))
+            put_back(outputs, built.origins, tensors, known)
+            put_views(outputs, built.views, built.tracked, tensors, known, built.interface.sizes.dims)
         if verification is not None:
             verification.check_outputs(outputs)
         return built.interface.result(bound, outputs)
@@ -155,7 +158,8 @@ class Runner:
         modes, family = Modes.now(), assumed.family
         built = self._build(family, tensors, schema, shapes)
         if not modes.gradients and any(
-            t and r is None for t, r in zip(built.tracked, built.origins, strict=True)
+            tracked and origin is None and view is None
+            for tracked, origin, view in zip(built.tracked, built.origins, built.views, strict=True)
         ):
             raise ExportError(
                 f"{type(self.model).__name__}: forward was called with gradients switched off, switches them "

@@ -15,6 +15,7 @@
 | torch.autograd.forward_ad._current_level | 2.13.0 |
 | torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0 |
 | torch._VF._pack_padded_sequence | 2.13.0 |
+| torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
+    from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -38,6 +40,7 @@ with private_names("torch"):
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
     need(torch.Tensor, "_version")
+    need(OpOverload, "_schema")
     need(torch._VF, "_pack_padded_sequence")
     need(torch.export.ExportedProgram, "_guards_code")
     need(torch._C._autograd, "_get_current_graph_task_keep_graph")
@@ -51,6 +54,7 @@ __all__ = [
     "TRACED",
     "BatchNorm",
     "NeverCompiled",
+    "OpOverload",
     "backward_keeps_graph",
     "in_forward_mode",
     "in_transform",

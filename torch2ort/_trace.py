@@ -26,6 +26,7 @@ from torch2ort._sample import run_on_sample
 from torch2ort._source_lines import line_in, users_line, way_out
 from torch2ort._tensor_attributes import TensorAttributes
 from torch2ort._traceable import TracedCode, assigned_buffers_written, traceable_modules
+from torch2ort._views import View, views_of
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Capture, Site, check_interception
 from torch2ort.pythonop.sample import NeedsSample, Sample
@@ -50,6 +51,7 @@ class Trace:
         outside: where it used a tensor that requires a gradient and is none of the model's; empty if nowhere.
         returned: which caches among the outputs are caches of the call.
         origins: what each output is if it is a tensor that was there before.
+        views: how each output is a view of such a tensor, or of another output.
         tracked: whether each output requires a gradient.
     """
 
@@ -61,6 +63,7 @@ class Trace:
     outside: str
     returned: io_schema.Returned
     origins: tuple[Origin, ...]
+    views: tuple[View | None, ...]
     tracked: tuple[bool, ...]
 
 
@@ -210,6 +213,7 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         line_in(call.code.outside),
         call.returned,
         call.origins,
+        views_of(program, call.origins, call.tracked, PREFIX),
         call.tracked,
     )
 

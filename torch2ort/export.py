@@ -171,7 +171,7 @@ def _export(
     sizes = sizes_of(traced, graph.inputs)
     interface = Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned)
     mode = model.training if training is None else training
-    return Built(graph, weights, interface, mode, traced.origins, traced.tracked)
+    return Built(graph, weights, interface, mode, traced.origins, traced.views, traced.tracked)
 
 
 def _refuse_hook(model: torch.nn.Module, what: str) -> None:
