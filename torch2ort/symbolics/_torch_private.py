@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import operator
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,8 @@ import onnxscript.evaluator
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-from torch2ort.errors import ExportError
+from torch2ort.errors import ExportError, UnsupportedOperatorError
+from torch2ort.symbolics.source import source_line
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
@@ -208,9 +210,46 @@ def to_onnx(program: torch.export.ExportedProgram, table: Table) -> ir.Model:
     needs and the outputs that only a gradient reads.
     """
     known = _with_results_of_its_own(registry(table))
+    dtypes = {node: _dtype(node) for node in program.graph.nodes}
     with quiet():
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
+        for node, dtype in dtypes.items():
+            _keep_dtype(node, dtype)
+        sync_output_names(program)
         return _core._exported_program_to_onnx_program(program, registry=known).model
+
+
+def _dtype(node: torch.fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    if node.target is operator.getitem:
+        source, index = node.args
+        value = source.meta["val"][index]  # type: ignore[union-attr]
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _keep_dtype(node: torch.fx.Node, dtype: torch.dtype | None) -> None:
+    """Give the result of a node the type that it has in eager, where torch.onnx promotes it for good.
+
+    Raises:
+        UnsupportedOperatorError: what was computed in another type is not what eager computes.
+    """
+    found = _dtype(node)
+    if found is dtype or dtype is None or node.op != "call_function":
+        return
+    if found is not torch.float32 or dtype not in (torch.float16, torch.bfloat16):
+        raise UnsupportedOperatorError(
+            f"{node.target} at {source_line(node)} gives {dtype} in eager PyTorch, and {found} in the "
+            f"translation of torch.onnx. Convert its arguments with .to(dtype), or register a translation "
+            f"with torch2ort.register_symbolic"
+        )
+    with node.graph.inserting_after(node):
+        result = node.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+    node.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
+    result.meta = dict(node.meta)
+    value = node.meta["val"]
+    if node.target is operator.getitem:
+        value = node.meta["val"] = node.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr]
+    result.meta["val"] = value.to(dtype)
 
 
 def recorded_nodes() -> list[ir.Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,11 @@ from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
+from torch2ort.symbolics.fitting import fit_types
 from torch2ort.symbolics.index_check import define_checks
 from torch2ort.symbolics.mending import mend
 from torch2ort.symbolics.mutation import Mutation, add_mutation_outputs
+from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
@@ -75,14 +77,18 @@ def translate(
         model, mutations = _to_onnx(program, notes, opset, python_op, given_up)
         cleanup(model)
         count_axes_from_the_front(model)
-        if not training:
+        wrong: dict[str, str] = {}
+        if training:
+            trained = trained_names(program)
+            mend(model, trained)
+            wrong = untrainable_nodes(model, trained)
+        unfit = _of_operators(program, fit_types(model, training=training), given_up)
+        if not wrong and not unfit:
             break
-        trained = trained_names(program)
-        mend(model, trained)
-        wrong = untrainable_nodes(model, trained)
-        if not wrong:
-            break
-        _hand_to_kernels(program, notes, wrong, given_up)
+        if wrong:
+            _hand_to_kernels(program, notes, wrong, given_up)
+        if unfit - wrong.keys():
+            _hand_over(program, notes, unfit - given_up, given_up)
     define_stop_gradient(model, model.opset_imports[""])
     define_checks(model, model.opset_imports[""])
     return Translated(model, mutations, tuple(notes.sites))
@@ -174,6 +180,24 @@ def _hand_to_kernels(
                 f"wrap the operation in a torch.autograd.Function"
             )
     _hand_over(program, notes, set(wrong), given_up)
+
+
+def _of_operators(
+    program: torch.export.ExportedProgram, found: Iterable[str], given_up: set[str]
+) -> set[str]:
+    """Those among ``found``, names of FX nodes, that PyTorch's kernel can be given; users' own stay."""
+    users = user_operators()
+    nodes = {n.name: n for n in program.graph.nodes}
+    own = set()
+    for name in found:
+        node = nodes.get(name)
+        if node is not None and node.target is operator.getitem:
+            node = node.args[0]
+        if node is None or node.name in given_up or not isinstance(node.target, OpOverload):
+            continue
+        if node.target is not _PYTHON_OP and node.target not in users and not is_random(node):
+            own.add(node.name)
+    return own
 
 
 def _hand_over(

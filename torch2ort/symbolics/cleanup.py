@@ -17,6 +17,7 @@ from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
 from torch2ort.symbolics.effects import must_run
+from torch2ort.symbolics.element_types import typed_nodes
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _OWN = frozenset({"PARAMETER", "BUFFER"})
@@ -131,8 +132,9 @@ def _restore_outputs(model: ir.Model) -> None:
 def _replace_cast_like(model: ir.Model) -> bool:
     """CastLike becomes Cast, or nothing: it has no gradient. Tells whether there was one."""
     found = False
-    for node in list(model.graph):
-        if node.op_type != "CastLike":
+    for typed in list(typed_nodes(model)):
+        node = typed.node
+        if node.op_type != "CastLike" or node.graph is not model.graph:
             continue
         found = True
         source, like = node.inputs

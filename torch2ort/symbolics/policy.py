@@ -49,9 +49,20 @@ WHOLE: frozenset[OpOverload] = frozenset(
     }
 )
 
-# torch.onnx's translation gives an invalid graph or other values than eager.
+# torch.onnx's translation gives an invalid graph, or other values or types than eager.
 _MISTRANSLATED: frozenset[OpOverload] = frozenset(
-    {aten.embedding_bag.padding_idx, aten._embedding_bag.default}
+    {
+        aten.embedding_bag.padding_idx,
+        aten._embedding_bag.default,
+        aten.__lshift__.Scalar,
+        aten.__rshift__.Scalar,
+        aten.__ilshift__.Scalar,
+        aten.__irshift__.Scalar,
+        aten.bitwise_left_shift.Tensor_Scalar,
+        aten.bitwise_right_shift.Tensor_Scalar,
+        # Of a negative zero.
+        aten.signbit.default,
+    }
 )
 
 # ONNX Runtime's normalization of rows knows no spread that is small beside the mean.
@@ -140,6 +151,43 @@ def _has_projection(states: Sequence[torch.fx.Node]) -> bool:
     return bool(hidden != cell)
 
 
+def _dtype(argument: Any) -> torch.dtype | None:
+    value = argument.meta["val"] if isinstance(argument, torch.fx.Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _is_of_bytes(arguments: dict[str, Any]) -> bool:
+    # Of bytes alone, eager's result is no bool.
+    return _dtype(arguments["self"]) is torch.uint8
+
+
+def _has_no_fractions(arguments: dict[str, Any]) -> bool:
+    dtype = _dtype(arguments["self"])
+    return dtype is not None and not dtype.is_floating_point
+
+
+def _divides_integers(arguments: dict[str, Any]) -> bool:
+    # By zero, which eager refuses and ONNX Runtime dies of. Numbers are looked at by whoever wrote them.
+    other = _dtype(arguments["other"])
+    no_fractions = _has_no_fractions(arguments) and arguments.get("rounding_mode", "floor") is not None
+    return no_fractions and ((other is not None and not other.is_floating_point) or arguments["other"] == 0)
+
+
+def _raises_integers(arguments: dict[str, Any]) -> bool:
+    # ONNX Runtime goes by way of double, and gives an integer for a fraction.
+    base, exponent = _dtype(arguments["self"]), _dtype(arguments["exponent"])
+    return not any(d is not None and d.is_floating_point for d in (base, exponent))
+
+
+def _scatters_unlike_onnx(arguments: dict[str, Any]) -> bool:
+    # ONNX takes one number for each index.
+    source, index = arguments["src"].meta["val"], arguments["index"].meta["val"]
+    if arguments.get("reduce") == "mean":
+        # torch.onnx takes a mean for no reduction.
+        return True
+    return not all(private.is_known(a == b) for a, b in zip(source.shape, index.shape, strict=True))
+
+
 _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.avg_pool1d.default: _pools_unlike_onnx,
     aten.avg_pool2d.default: _pools_unlike_onnx,
@@ -152,6 +200,29 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.max_pool3d_with_indices.default: _counts_windows_unlike_onnx,
     torch.ops.torch2ort.lstm.default: lambda arguments: _has_projection(arguments["hx"]),
     aten.embedding.default: lambda arguments: bool(arguments["scale_grad_by_freq"]),
-    # torch.onnx takes a mean for no reduction.
-    aten.scatter_reduce.two: lambda arguments: arguments["reduce"] == "mean",
+    **dict.fromkeys(
+        (
+            *(aten.div.Tensor_mode, aten.div.Scalar_mode),
+            *(aten.floor_divide.default, aten.floor_divide.Scalar),
+            *(aten.remainder.Tensor, aten.remainder.Scalar),
+        ),
+        _divides_integers,
+    ),
+    # By way of double, too.
+    aten.fmod.Tensor: _has_no_fractions,
+    aten.fmod.Scalar: _has_no_fractions,
+    aten.isclose.default: _has_no_fractions,
+    aten.pow.Tensor_Scalar: _raises_integers,
+    aten.pow.Tensor_Tensor: _raises_integers,
+    aten.pow.Scalar: _raises_integers,
+    aten.scatter.src: _scatters_unlike_onnx,
+    aten.scatter_add.default: _scatters_unlike_onnx,
+    aten.scatter_reduce.two: _scatters_unlike_onnx,
+    **dict.fromkeys(
+        (
+            *(aten.all.default, aten.all.dim, aten.all.dims),
+            *(aten.any.default, aten.any.dim, aten.any.dims),
+        ),
+        _is_of_bytes,
+    ),
 }

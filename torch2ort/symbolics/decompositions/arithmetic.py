@@ -31,6 +31,14 @@ def pow_scalar(self: torch.Tensor, exponent: float) -> torch.Tensor:
     return NotImplemented  # type: ignore[no-any-return]
 
 
+@decomposes(aten.pow.Tensor_Scalar, only_for_gradients=False)
+def pow_of_integers(self: torch.Tensor, exponent: float) -> torch.Tensor:
+    """Products, which wrap as eager's do."""
+    if self.dtype.is_floating_point or self.dtype is torch.bool or type(exponent) is not int:
+        return NotImplemented  # type: ignore[no-any-return]
+    return pow_scalar(self, exponent) if exponent in (1, 2, 3) else NotImplemented
+
+
 @decomposes(aten.pow.Scalar)
 def pow_of_number(self: float, exponent: torch.Tensor) -> torch.Tensor:
     """``exp(exponent * log(base))`` for a positive base that is not one."""
