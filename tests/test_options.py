@@ -33,6 +33,7 @@ def test_defaults_ask_for_nothing() -> None:
         "save_onnx_dir": None,
         "verify": False,
         "deterministic": False,
+        "guards": "complete",
     }
 
 
@@ -72,6 +73,8 @@ def test_log_level_has_no_case() -> None:
         ("verify", 1, SWITCH),
         ("verify", None, SWITCH),
         ("deterministic", "yes", SWITCH),
+        ("guards", "loose", "one of complete, trust"),
+        ("guards", None, "one of complete, trust"),
     ],
 )
 def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: object, allowed: str) -> None:
@@ -82,7 +85,7 @@ def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: objec
 
 UNKNOWN = re.escape(
     "Option 'cache' does not exist; the options are cache_dir, cache_limit, log_level, opset, "
-    "intra_op_threads, save_onnx_dir, verify, deterministic."
+    "intra_op_threads, save_onnx_dir, verify, deterministic, guards."
 )
 
 
@@ -122,6 +125,7 @@ def test_options_can_be_copied_and_pickled() -> None:
         ("TORCH2ORT_VERIFY", "1", "verify", True),
         ("TORCH2ORT_VERIFY", "off", "verify", False),
         ("TORCH2ORT_DETERMINISTIC", "Yes", "deterministic", True),
+        ("TORCH2ORT_GUARDS", "trust", "guards", "trust"),
     ],
 )
 def test_the_environment_has_the_last_word(
@@ -158,7 +162,8 @@ def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     message = (
         "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
         "TORCH2ORT_CACHE_DIR, TORCH2ORT_CACHE_LIMIT, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, "
-        "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC."
+        "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC, "
+        "TORCH2ORT_GUARDS."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         Options()

@@ -58,11 +58,13 @@ class Assumptions:
 
     Args:
         model: the model. Its own hooks are no part of its graphs.
+        trust: whether what no guard can be left at is taken for what it was.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, trust: bool = False) -> None:
         self._model = model
-        # Last used first.
+        self._trust = trust
+        self._reads_memory = False
         self._known: dict[Hashable, list[Assumed]] = {}
         self._written = Written()
         self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
@@ -71,7 +73,7 @@ class Assumptions:
 
     def now(
         self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
-    ) -> tuple[Assumed, bool]:
+    ) -> tuple[Assumed, int]:
         """The state that the model is in.
 
         Args:
@@ -80,37 +82,42 @@ class Assumptions:
             schema: the structure around them.
 
         Returns:
-            The state, and whether it is met for the first time.
+            The state, and if it is met for the first time, how many were met by now; else 0.
 
         Raises:
-            ExportError: an object of the user's raised while it was looked at.
+            ExportError: forward reads what no guard tells of, or an object of the user's raised while it
+                was looked at.
         """
-        known = self._known.setdefault(key, [])
+        known = self._under(key, tensors)
         for position, assumed in enumerate(known):
             change = assumed.guards.changed()
             if change is None:
                 if position:
                     known.insert(0, known.pop(position))
-                return assumed, False
+                return assumed, 0
             if position == 0:
                 self.change = change
         found = self._walk(tensors, schema)
+        if found.reads_memory and not self._reads_memory:
+            self._reads_memory = True
+            known = self._under(key, tensors)
         for position, assumed in enumerate(known):
             if assumed.is_made_from(found):
                 known.insert(0, known.pop(position))
-                return assumed, False
+                return assumed, 0
         known.insert(0, Assumed([found], found.armed(self._written), self._written))
-        return known[0], True
+        return known[0], len(known)
 
-    def count(self, key: Hashable) -> int:
-        """How many states were met under ``key``."""
-        return len(self._known.get(key, ()))
+    def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[Assumed]:
+        """The states to choose from: last used first."""
+        memory = tuple(map(_memory, tensors)) if self._reads_memory else None
+        return self._known.setdefault((key, memory), [])
 
     def after_export(
         self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
     ) -> None:
         """Take what tracing itself changed for the same state: it runs forward, which may note that."""
-        if assumed.guards.changed() is not None:
+        if assumed.states[0].is_partial or assumed.guards.changed() is not None:
             found = self._walk(tensors, schema)
             assumed.states.append(found)
             assumed.guards = found.armed(self._written)
@@ -129,7 +136,7 @@ class Assumptions:
 
     def _walk(self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> Dependencies:
         try:
-            return dependencies(
+            found = dependencies(
                 self._model, tensors, schema, ["" for _ in tensors], {}, with_hooks=False, in_process=True
             )
         except Unkeyable as reason:
@@ -137,3 +144,19 @@ class Assumptions:
                 f"{type(self._model).__name__}: what the model depends on cannot be found out, as {reason}. "
                 f"Keep such objects out of what forward reads"
             ) from reason.__cause__
+        if found.unseen and not self._trust:
+            raise ExportError(
+                f"{type(self._model).__name__}: {found.unseen[0]}. If it never changes, pass "
+                f'torch2ort.Options(guards="trust")'
+            )
+        return found
+
+
+def _memory(tensor: torch.Tensor) -> Hashable:
+    """How a tensor lies in memory, the same for all sizes where that is possible."""
+    if tensor.layout is not torch.strided:
+        return tensor.layout
+    forms = [torch.contiguous_format]
+    forms += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(tensor.dim(), [])
+    contiguous = tuple(tensor.is_contiguous(memory_format=form) for form in forms)
+    return (contiguous, tensor.storage_offset(), None if any(contiguous) else tensor.stride())

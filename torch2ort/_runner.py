@@ -49,7 +49,7 @@ class Runner:
         apply_level(options)
         self._own_forward = model.__dict__.get("forward")
         self._signature = io_schema.Signature.of(model.forward)
-        self._assumptions = Assumptions(model)
+        self._assumptions = Assumptions(model, trust=options.guards == "trust")
         # Per all else that a graph depends on: the constants that were met.
         self._constants: dict[Hashable, list[io_schema.Schema]] = {}
         self._last_schema: io_schema.Schema | None = None
@@ -114,26 +114,20 @@ class Runner:
 
     def _variant(self, tensors: list[torch.Tensor], schema: io_schema.Schema) -> tuple[Assumed, Variant]:
         key = schema, tuple([t.requires_grad for t in tensors]), Modes.now()
-        assumed, is_new = self._assumptions.now(key, tensors, schema)
-        if is_new and self._assumptions.count(key) == 1:
+        assumed, count = self._assumptions.now(key, tensors, schema)
+        if count == 1:
             self._warn_of_constants(key)
-        elif is_new:
-            self._warn_of_settings(key)
+        elif count == _MANY_SETTINGS:
+            self._warn(
+                f"{self._assumptions.change} changes from call to call, and each of its values gets a "
+                f"graph of its own, {count} so far. Pass what varies as a tensor, or keep it out of the model"
+            )
         shapes: Shapes = tuple([t.shape for t in tensors])
         variant = assumed.family.find(shapes)
         if variant is None:
             variant = self._export(assumed, tensors, schema, shapes)
             self._assumptions.after_export(assumed, tensors, schema)
         return assumed, variant
-
-    def _warn_of_settings(self, key: _Key) -> None:
-        """Say that something that forward reads makes an export of every call."""
-        count = self._assumptions.count(key)
-        if count == _MANY_SETTINGS:
-            self._warn(
-                f"{self._assumptions.change} changes from call to call, and each of its values gets a "
-                f"graph of its own, {count} so far. Pass what varies as a tensor, or keep it out of the model"
-            )
 
     def _warn_of_constants(self, key: _Key) -> None:
         """Say that a number or text among the arguments makes an export of every call."""

@@ -20,6 +20,7 @@ _ENV_PREFIX = "TORCH2ORT_"
 # Read by the project's own tests, so not a misspelt option.
 _RESERVED_ENV = frozenset({"TORCH2ORT_LONG"})
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_GUARDS = ("complete", "trust")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -55,6 +56,9 @@ class Options:
         verify: Compare the outputs and gradients of the first step with eager PyTorch, and raise
             on a difference.
         deterministic: Ask ONNX Runtime for deterministic kernels.
+        guards: What :class:`ORTModule` does about things that ``forward`` reads and that cannot be
+            compared before each call (``eval``, an iterator, a large NumPy array): ``"complete"``
+            refuses them by name; ``"trust"`` takes them for what they were at the export.
 
     Raises:
         OptionError: An unknown field, or a value that is not allowed, in an argument or in the
@@ -69,6 +73,7 @@ class Options:
     save_onnx_dir: str | os.PathLike[str] | None = None
     verify: bool = False
     deterministic: bool = False
+    guards: str = "complete"
 
     def __new__(cls, *args: object, **fields: object) -> Self:
         """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
@@ -168,6 +173,12 @@ def _level(value: Any) -> str:
     return value.lower()
 
 
+def _guards(value: Any) -> str:
+    if value not in _GUARDS:
+        raise ValueError
+    return str(value)
+
+
 def _integer(minimum: int, maximum: int | None = None) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
         # bool is an int to Python, but True threads is a slip.
@@ -217,4 +228,5 @@ _RULES = {
     "save_onnx_dir": _FOLDER_RULE,
     "verify": _SWITCH_RULE,
     "deterministic": _SWITCH_RULE,
+    "guards": _Rule(_guards, str, f"one of {', '.join(_GUARDS)}", optional=False),
 }

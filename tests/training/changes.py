@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import enum
@@ -75,6 +76,12 @@ def _reads(compute: Any, attributes: dict[str, Any]) -> nn.Module:
     # A value that is made anew for each model.
     made = {n: v() if isinstance(v, _Made) else v for n, v in attributes.items()}
     return Reads(compute, **made)
+
+
+def _read_only(value: float) -> np.ndarray[Any, Any]:
+    values = np.full(1 << 18, value)
+    values.flags.writeable = False
+    return values
 
 
 class _Made:
@@ -240,6 +247,12 @@ way(
     "bytearray", lambda m, h: h * m.b[0], lambda m: m.b.__setitem__(0, 3), b=_Made(lambda: bytearray(b"\x02"))
 )
 way(
+    "array",
+    lambda m, h: h * m.b[0],
+    lambda m: m.b.__setitem__(0, 3.0),
+    b=_Made(lambda: array.array("d", [2.0])),
+)
+way(
     "counter", lambda m, h: h * m.c["a"], lambda m: m.c.update("a"), c=_Made(lambda: collections.Counter("a"))
 )
 way(
@@ -284,6 +297,18 @@ way(
     lambda m: m.c.inner.update(a=3.0),
     c=_Made(Settings),
 )
+way(
+    "attributes of an object, all replaced",
+    lambda m, h: h * m.n.scale,
+    lambda m: setattr(m.n, "__dict__", {"scale": 3.0}),
+    n=_Made(Settings),
+)
+way(
+    "attributes of a function, all replaced",
+    lambda m, h: h * m.act.scale,
+    lambda m: setattr(m.act, "__dict__", {"scale": 3.0}),
+    act=_Made(lambda: _with(lambda h: h, scale=2.0)),
+)
 way("slot", lambda m, h: h * m.s.scale, lambda m: setattr(m.s, "scale", 3.0), s=_Made(Slotted))
 way(
     "dict of a class of its own",
@@ -323,6 +348,12 @@ way(
     lambda m, h: h * float(m.a[0]),
     lambda m: m.a.__setitem__(0, 3.0),
     a=_Made(lambda: np.array([2.0])),
+)
+way(
+    "large numpy array that is read-only, replaced",
+    lambda m, h: h * float(m.a[0]),
+    put(a=_read_only(3.0)),
+    a=_Made(lambda: _read_only(2.0)),
 )
 
 
@@ -831,6 +862,12 @@ no_matter(
     scale=2.0,
 )
 no_matter("global that nobody reads", times, *change_global("CONFIG", Settings(3.0)), scale=2.0)
+no_matter(
+    "an equal numpy array",
+    lambda m, h: h * float(m.a[0]),
+    put(a=np.array([2.0])),
+    a=_Made(lambda: np.array([2.0])),
+)
 no_matter("an equal list", lambda m, h: h * m.l[0], put(l=[2.0]), l=_Made(lambda: [2.0]))
 no_matter(
     "tensor attribute, replaced by one of its form",

@@ -7,8 +7,11 @@ part of them here, all of them with the long tests.
 from __future__ import annotations
 
 import copy
+import itertools
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -221,6 +224,141 @@ def test_what_a_function_writes_and_the_model_reads_counts():
         Counting.calls = calls
         assert_same(wrapped(x), expected, f"result after {calls} calls")
         assert Counting.calls == calls + 1
+
+
+def evaluated(m, h):
+    return h * eval("2.0")
+
+
+UNSEEN = {
+    "eval": (
+        lambda: Reads(evaluated),
+        f"code {__name__}.evaluated: it calls eval(), and what the text reads is not seen. Call a function "
+        "instead",
+    ),
+    "an iterator": (
+        lambda: Reads(lambda m, h: h * next(m.steps), steps=itertools.count(2)),
+        "module (the model), attribute steps: a count steps on without showing where it is. Keep the values "
+        "in a list, or pass them as arguments",
+    ),
+    "a generator": (
+        lambda: Reads(lambda m, h: h * next(m.steps), steps=(2.0 for _ in range(9))),
+        "module (the model), attribute steps: a generator steps on without showing where it is. Keep the "
+        "values in a list, or pass them as arguments",
+    ),
+    "a large NumPy array": (
+        lambda: Reads(lambda m, h: h * float(m.table[0]), table=np.full(1 << 18, 2.0)),
+        "module (the model), attribute table: a NumPy array of 2097152 bytes would have to be compared "
+        "before each call. Make it a buffer with torch.from_numpy(array), or set array.flags.writeable = "
+        "False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_no_guard_tells_of_is_refused_by_name(name: str):
+    make, reason = UNSEEN[name]
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.ORTModule(make())(torch.randn(3, 4))
+    assert str(caught.value) == (
+        f'Reads: {reason}. If it never changes, pass torch2ort.Options(guards="trust")'
+    )
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_no_guard_tells_of_can_be_trusted(name: str):
+    make, _ = UNSEEN[name]
+    wrapped = torch2ort.ORTModule(make(), options=torch2ort.Options(guards="trust"))
+    x = torch.randn(3, 4)
+    assert_same(wrapped(x), 2 * wrapped.module.layer(x), "result")
+
+
+def test_what_nobody_reads_may_be_anything():
+    model = Reads(times, scale=2.0, steps=itertools.count())
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    assert_same(wrapped(x), model(x), "result")
+
+
+def test_a_module_that_forward_imports_is_guarded_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def compute(m, h):
+        import imported_by_forward
+
+        return h * imported_by_forward.SCALE
+
+    (tmp_path / "imported_by_forward.py").write_text("SCALE = 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = Reads(compute)
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    assert_same(wrapped(x), model(x), "result")
+    first = wrapped.exported
+    wrapped(x)
+    assert wrapped.exported is first
+    monkeypatch.setattr("imported_by_forward.SCALE", 3.0)
+    assert_same(wrapped(x), model(x), "result after the change")
+
+
+class Lies(nn.Module):
+    """Asks how its input lies in memory."""
+
+    def __init__(self, compute: Any) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.compute = compute
+
+    def forward(self, x):
+        return self.scale * self.compute(x)
+
+
+@pytest.mark.parametrize(
+    ("compute", "dims"),
+    [
+        (lambda x: x * (2 if x.is_contiguous() else 3), 2),
+        (lambda x: x * x.stride(0), 2),
+        (lambda x: x + (x.storage_offset() > 0), 2),
+        (lambda x: x if x.is_contiguous(memory_format=torch.channels_last) else 3 * x, 4),
+    ],
+    ids=["is_contiguous", "stride", "storage_offset", "channels_last"],
+)
+def test_how_an_input_lies_in_memory_counts_where_forward_asks(compute: Any, dims: int):
+    model = Lies(compute)
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(20, 4)[16:].t() if dims == 2 else torch.randn(2, 3, 4, 4)
+    other = x.contiguous() if dims == 2 else x.to(memory_format=torch.channels_last)
+    graphs = []
+    for given in (x, other, x):
+        assert_same(wrapped(given), model(given), "result")
+        graphs.append(wrapped.exported)
+    assert graphs[0] is graphs[2]
+    assert graphs[0] is not graphs[1]
+
+
+def test_how_an_input_lies_in_memory_does_not_count_else():
+    model = Lies(lambda x: x * 2)
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(4, 4)
+    assert_same(wrapped(x), model(x), "result")
+    first = wrapped.exported
+    assert_same(wrapped(x.t()), model(x.t()), "result of the transposed input")
+    assert wrapped.exported is first
+
+
+def test_reading_by_strides_what_is_not_contiguous_is_refused():
+    model = Lies(lambda x: x.as_strided((2, 2), (1, 2)))
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(4, 4)
+    assert_same(wrapped(x), model(x), "result")
+    line = Lies.forward.__code__.co_firstlineno + 1
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        wrapped(x.t())
+    assert str(caught.value) == (
+        f"aten.as_strided.default at {__file__}:{line}, in forward: return self.scale * self.compute(x) "
+        "reads the memory of a tensor with strides (1, 4) and offset 0, and every value of a graph is "
+        "contiguous. Take as_strided of tensor.contiguous(), or index the tensor"
+    )
 
 
 def test_an_object_that_cannot_be_looked_at_is_named():

@@ -162,8 +162,9 @@ def test_a_setting_that_changes_with_every_call_warns():
     with pytest.warns(torch2ort.Torch2OrtWarning) as caught:
         run_with_scales()
     assert [str(warning.message) for warning in caught] == [
-        "Sequential: the attribute 'scale' of a Set changes from call to call, and each of its values gets a "
-        "graph of its own, 5 so far. Pass what varies as a tensor, or keep it out of the model"
+        "Sequential: the attribute 'scale' of the Set '0' (it was 4.0, and is 5.0) changes from call to "
+        "call, and each of its values gets a graph of its own, 5 so far. Pass what varies as a tensor, or "
+        "keep it out of the model"
     ]
 
 

@@ -35,6 +35,8 @@ from torch2ort.cache._packages import (
 from torch2ort.cache._walk import Unkeyable, Walk
 
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__"})
+# What reads names that stand in no code.
+_RUN_TEXT = (eval, exec)
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward", "vjp", "jvp", "vmap"})
 _NEVER_CALLED = frozenset(
     {"__hash__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__"}
@@ -104,6 +106,7 @@ class Definitions:
             guards.attribute(function, name, f"{name} of {place}")
         if function.__dict__:
             guards.attributes(function.__dict__, place, skipped=private.ADDRESSES, always=True)
+            guards.attribute(function, "__dict__", f"the attributes of {place}")
         self._value(function.__defaults__)
         self._value(function.__kwdefaults__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -133,6 +136,10 @@ class Definitions:
         self._walk.atom(chain[:used])
         if value is MISSING:
             return
+        if any(value is runs for runs in _RUN_TEXT):
+            self._walk.refuse_unseen(
+                f"it calls {chain[0]}(), and what the text reads is not seen. Call a function instead", value
+            )
         if isinstance(value, ModuleType):
             if used == len(chain):
                 self.module(value)
@@ -159,6 +166,7 @@ class Definitions:
         elif module is not None and all(holds(module, part) for part in taken):
             self.module(module)
         else:
+            self._walk.is_partial = True
             self._walk.refuse(
                 f"it imports {name}, which cannot be read before it runs; import it at the top of the file"
             )

@@ -317,11 +317,13 @@ class Armed:
         before = self._native.expected(index)
         if guard.kind is Kind.SEQUENCE:
             alike = len(before) == len(guard.owner) and all(map(same, before, guard.owner))
-        elif guard.kind is Kind.ENTRY:
-            alike = bool(before) and guard.name in guard.owner and same(before[0], guard.owner[guard.name])
+            return None if alike else Change(guard, None)
+        then = before[0] if before else _GONE
+        if guard.kind is Kind.ENTRY:
+            now = guard.owner.get(guard.name, _GONE)
         else:
-            alike = bool(before) and same(before[0], getattr(guard.owner, str(guard.name), _GONE))
-        return None if alike else Change(guard, guard.name)
+            now = getattr(guard.owner, str(guard.name), _GONE)
+        return None if same(then, now) else Change.of(guard, guard.name, then, now)
 
     def _changed_item(self, before: Mapping[Any, Any], guard: Guard) -> Change | None:
         now = guard.owner
@@ -332,8 +334,8 @@ class Armed:
             if k not in guard.skipped and _counts(k, read) and not self._written.has(guard, k)
         }
         for key in counted:
-            if (key in before) != (key in now) or not same(before.get(key), now.get(key)):
-                return Change(guard, str(key))
+            if not same(before.get(key, _GONE), now.get(key, _GONE)):
+                return Change.of(guard, key, before.get(key, _GONE), now.get(key, _GONE))
         # Code may walk over the dictionary: its order counts, and the types of its keys.
         keys = [k for k in before if k in counted], [k for k in now if k in counted]
         return None if all(map(same, *keys)) else Change(guard, None)
@@ -346,17 +348,37 @@ class Change:
     Attributes:
         guard: the place.
         name: of the entry or attribute, if it is one.
+        before: what was there, if that is a plain value.
+        now: what is there, if both are.
     """
 
     guard: Guard
     name: str | None
+    before: str | None = None
+    now: str | None = None
+
+    @classmethod
+    def of(cls, guard: Guard, name: Any, before: Any, now: Any) -> Change:
+        """The change of one value."""
+        values = [_shown(value) for value in (before, now)]
+        return cls(guard, None if name is None else str(name), *(values if all(values) else ()))
 
     def __str__(self) -> str:
         guard = self.guard
         if self.name is None or guard.kind is Kind.ENTRY:
-            return guard.place
-        noun = "attribute" if guard.kind is Kind.ATTRIBUTE else guard.noun
-        return f"the {noun} '{self.name}' of {guard.place}"
+            place = guard.place
+        else:
+            noun = "attribute" if guard.kind is Kind.ATTRIBUTE else guard.noun
+            place = f"the {noun} '{self.name}' of {guard.place}"
+        return place if self.before is None else f"{place} (it was {self.before}, and is {self.now})"
+
+
+def _shown(value: Any) -> str | None:
+    """A plain value as people write it, unless that is long."""
+    if value is _GONE:
+        return "missing"
+    text = repr(value) if atom(value) is not None else ""
+    return text if 0 < len(text) < 40 else None
 
 
 def _counts(key: Any, read: frozenset[str] | None) -> bool:

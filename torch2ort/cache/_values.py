@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import functools
@@ -148,6 +149,7 @@ class Values:
             dict: self._mapping,
             types.MappingProxyType: self._mapping,
             bytearray: self._bytes,
+            array.array: self._bytes,
             FunctionType: function,
             BuiltinFunctionType: self._builtin,
             MethodType: lambda v: self._all(v.__self__, v.__func__),
@@ -206,9 +208,10 @@ class Values:
     def _guard_value(self, read: Callable[[], Any], value: Any) -> None:
         self._walk.guards.value(read, value, self._walk.place)
 
-    def _bytes(self, value: bytearray) -> None:
+    def _bytes(self, value: bytearray | array.array[Any]) -> None:
+        kind = getattr(value, "typecode", "B")
         self._guard_value(lambda: bytes(value), value)
-        self._walk.atom(bytes(value))
+        self._walk.atom((kind, bytes(value)))
 
     def _set(self, values: Any) -> None:
         if not isinstance(values, frozenset):
@@ -265,6 +268,13 @@ class Values:
         if isinstance(value, np.dtype):
             self._walk.atom(repr(value))
             return
+        if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+            self._walk.refuse_unseen(
+                f"a {kind.__qualname__} steps on without showing where it is. Keep the values in a list, or "
+                f"pass them as arguments",
+                value,
+            )
+            return
         if _hides_state(kind):
             self._walk.refuse(
                 f"a {kind.__module__}.{kind.__qualname__} keeps what it is outside of Python, where it "
@@ -300,6 +310,7 @@ class Values:
         else:  # which can always be written
             self._walk.atom(name)
             self._walk.write(data)
+            self._walk.note(name, value)
 
     def _builtin(self, value: Any) -> None:
         owner, module = value.__self__, value.__module__
@@ -325,9 +336,19 @@ class Values:
         if value.dtype.hasobject:
             self._walk.refuse("a NumPy array of Python objects cannot be compared between processes", value)
             return
-        self._walk.guards.value(
-            lambda: (value.dtype.str, value.shape, value.tobytes()), value, self._walk.place
-        )
+        if value.nbytes > _LARGE and self._walk.in_process:
+            self._walk.atom((value.dtype.str, value.shape, value.strides))
+            if value.flags.writeable:
+                self._walk.refuse_unseen(
+                    f"a NumPy array of {value.nbytes} bytes would have to be compared before each call. Make "
+                    f"it a buffer with torch.from_numpy(array), or set array.flags.writeable = False",
+                    value,
+                )
+            else:
+                self._walk.guards.pin(value)
+                self._guard_value(lambda: value.flags.writeable, value)
+            return
+        self._guard_value(lambda: (value.dtype.str, value.shape, value.tobytes()), value)
         digest = hashlib.sha256(value.tobytes()).hexdigest()
         self._walk.atom((value.dtype.str, value.shape, value.strides, digest))
 
@@ -384,7 +405,7 @@ class Values:
     def _guard_module(self, module: torch.nn.Module) -> None:
         guards, place, attributes = self._walk.guards, self._walk.place, module.__dict__
         guards.type_of(module, f"the class of {place}")
-        guards.attributes(attributes, f"a {type(module).__name__}", skipped=_UNREAD)
+        guards.attributes(attributes, self._called(module), skipped=_UNREAD)
         if id(module) in self._walk.modules:
             self._fed.update(id(v) for v in attributes.values() if isinstance(v, torch.Tensor))
         else:
@@ -393,6 +414,13 @@ class Values:
             guards.tensors(attributes[name], f"{name} of {place}")
         for name in ("_modules", *(() if id(module) in self._unhooked else sorted(_CALLED))):
             guards.items(attributes[name], f"{name} of {place}")
+
+    def _called(self, module: torch.nn.Module) -> str:
+        """What people call a module."""
+        path, kind = self._walk.modules.get(id(module)), type(module).__name__
+        if path is None:
+            return f"a {kind} outside of the model"
+        return f"the {kind} '{path}'" if path else f"the {kind}"
 
     def _table(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """Write what a module keeps its hooks, weights or submodules in."""

@@ -27,6 +27,9 @@ class Unkeyable(Exception):  # noqa: N818 - the answer to a question, not an err
 
 
 Fill = Callable[[], "str | None"]
+# Between a digest and the plain attributes behind it.
+NOTE = "; "
+LONGEST_NOTE = 40
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +89,8 @@ class Walk:
         in_process: whether the components are compared within this process alone.
 
     Attributes:
-        components: name -> sha256 of its content, or the content itself if a person can read it; in an
-            order that depends on the model alone.
+        components: name -> sha256 of its content and its plain attributes, or the content itself if a
+            person can read it; in an order that depends on the model alone.
         names: every attribute name that reached code reads.
         any_name: whether reached code may read attributes of any name.
         functions: the Functions found, by qualified name, in the order found.
@@ -95,6 +98,8 @@ class Walk:
         guards: where each of all this was found, to be compared later in this process.
         refusals: why the components are not enough to tell two processes apart; empty if they are. What
             cannot be written down is pinned by its identity, for this process.
+        unseen: why they and the guards are not enough in this process either; empty if they are.
+        is_partial: whether more can be seen once the code has run.
     """
 
     def __init__(self, weights: dict[int, str], modules: dict[int, str], *, in_process: bool = False) -> None:
@@ -110,8 +115,11 @@ class Walk:
         # What is found outside of all components is found by this one.
         self._job = self._top = self.guards.finder = Job("", lambda: None, False, None)
         self.refusals: list[str] = []
+        self.unseen: list[str] = []
+        self.is_partial = False
         self._attempts = 0
         self._out = bytearray()
+        self._notes: list[str] = []
         self._memo: dict[int, tuple[bytes, Job]] = {}
         self._kept: list[Any] = []
         self._jobs: list[Job] = []
@@ -129,6 +137,12 @@ class Walk:
     def write(self, data: bytes) -> None:
         """Add bytes to the present component."""
         self._out += data
+
+    def note(self, name: str, value: Any) -> None:
+        """Write down a plain attribute of the present component where a person can read it."""
+        text = repr(value)
+        if len(text) <= LONGEST_NOTE and NOTE not in text:
+            self._notes.append(f"{NOTE}{name} = {text}")
 
     def atom(self, value: Any) -> None:
         """Add a plain value to the present component."""
@@ -180,6 +194,12 @@ class Walk:
             raise Unkeyable(reason)
         self.refusals.append(f"{self._job.label}: {reason}" if self._job.label else reason)
         self.guards.pin(value)
+
+    def refuse_unseen(self, reason: str, value: Any = None) -> None:
+        """Note that nothing tells whether ``value`` stays what it is, in this process either."""
+        if self.in_process and not self._attempts:
+            self.unseen.append(f"{self.place}: {reason}")
+        self.refuse(reason, value)
 
     def check(self, rule: Callable[..., None], *arguments: Any) -> None:
         """Call ``rule``, which raises :class:`Unkeyable` for what cannot be compared between processes."""
@@ -312,7 +332,7 @@ class Walk:
         return not self.names.isdisjoint(job.via)
 
     def _fill(self, job: Job) -> None:
-        self._out, self._job = bytearray(), job
+        self._out, self._job, self._notes = bytearray(), job, []
         self.guards.finder = job
         try:
             text = job.fill()
@@ -321,5 +341,7 @@ class Walk:
             self.refuse("it is nested too deep to be compared")
         finally:
             self.guards.finder = self._job = self._top
+        if text is None:
+            text = hashlib.sha256(self._out).hexdigest() + "".join(self._notes)
         if job.own or self._out:
-            self.components[job.label] = text if text is not None else hashlib.sha256(self._out).hexdigest()
+            self.components[job.label] = text

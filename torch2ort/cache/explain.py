@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from torch2ort.cache._walk import NOTE
 from torch2ort.cache.store import Listed
 
 _SHOWN = 16  # digits of a digest that tell two of them apart at a glance
@@ -29,7 +30,21 @@ class Difference:
             return f"{self.component}: new ({_shown(self.after)})"
         if self.after is None:
             return f"{self.component}: gone (was {_shown(self.before)})"
-        return f"{self.component}: {_shown(self.before)} -> {_shown(self.after)}"
+        notes = _differing_notes(self.before, self.after)
+        return f"{self.component}: {notes or f'{_shown(self.before)} -> {_shown(self.after)}'}"
+
+
+def _differing_notes(before: str, after: str) -> str:
+    """The plain attributes behind two digests that differ, as ``scale = 2.0 -> 3.0``."""
+    old, new = (
+        dict(note.split(" = ", 1) for note in text.split(NOTE)[1:] if " = " in note)
+        for text in (before, after)
+    )
+    return ", ".join(
+        f"{name} = {old.get(name, 'missing')} -> {new.get(name, 'missing')}"
+        for name in dict.fromkeys((*new, *old))
+        if old.get(name) != new.get(name)
+    )
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
@@ -37,6 +52,9 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Dif
 
     >>> [str(d) for d in differences({"opset": "18", "mode": "None"}, {"opset": "20", "mode": "None"})]
     ['opset: 18 -> 20']
+    >>> before, after = {"module a": "1f; scale = 2.0; n = 1"}, {"module a": "3c; scale = 3.0; n = 1"}
+    >>> [str(d) for d in differences(before, after)]
+    ['module a: scale = 2.0 -> 3.0']
     """
     return [
         Difference(name, before.get(name), after.get(name))

@@ -17,6 +17,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache import _torch_private as private
+from torch2ort.cache._atoms import words
 from torch2ort.cache._code import KNOWN_PYTHONS
 from torch2ort.cache._guards import Armed, Guard, Written
 from torch2ort.cache._packages import own_digest, version
@@ -31,6 +32,13 @@ _SIZES = "sizes of "
 
 # Packages whose code makes the graph, besides torch and torch2ort.
 _MAKERS = ("onnx", "onnx-ir", "onnxscript", "onnx-shape-inference", "optree", "sympy", "numpy")
+
+
+# Code that asks a tensor how it lies in memory reads one of these names.
+_OF_MEMORY = words(
+    """as_strided data_ptr dim_order is_contiguous is_non_overlapping_and_dense set_ storage storage_offset
+    stride untyped_storage"""
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,9 @@ class Dependencies:
         components: name -> content or digest; the same in each process.
         functions: the Functions that the model's code refers to, by qualified name.
         refusals: why the components do not tell two processes apart; empty if they do.
+        unseen: what may change without that a guard tells so; empty if all of it is guarded.
+        is_partial: whether more is found once the model has run.
+        reads_memory: whether the model's code may ask how a tensor lies in memory.
         guards: where all of it stands in this process.
         pinned: what only its identity tells, in the order of the walk, each with its component's name.
         names: every attribute name that the model's code reads; ``None`` if it may read any.
@@ -94,6 +105,9 @@ class Dependencies:
     components: Mapping[str, str]
     functions: Mapping[str, Sequence[type[torch.autograd.Function]]]
     refusals: Sequence[str]
+    unseen: Sequence[str]
+    is_partial: bool
+    reads_memory: bool
     guards: Sequence[Guard]
     pinned: Sequence[tuple[str, Any]]
     names: frozenset[str] | None
@@ -202,6 +216,9 @@ def dependencies(
         walk.components,
         dict(walk.functions),
         tuple(walk.refusals),
+        tuple(walk.unseen),
+        walk.is_partial,
+        not _OF_MEMORY.isdisjoint(walk.names),
         walk.guards.found(traced),
         [(finder.label, value) for finder, value in walk.guards.pinned],
         None if walk.any_name else frozenset(walk.names),

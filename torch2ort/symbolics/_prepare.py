@@ -27,7 +27,7 @@ from torch2ort.symbolics.recurrent import restore
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker, arguments_of
 from torch2ort.symbolics.source import source_line
-from torch2ort.symbolics.strides import loosen_views
+from torch2ort.symbolics.strides import loosen_views, refuse_other_strides
 from torch2ort.symbolics.translations import translation_table
 
 aten = torch.ops.aten
@@ -80,6 +80,7 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
         refuse_hidden_writes(program.graph_module.graph)
     fuse_gelu(program.graph_module)
     check_indices(program)
+    refuse_other_strides(program)
     loosen_views(program)
     varying = _varying_sizes(program)
     users = user_operators()

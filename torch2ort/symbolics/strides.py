@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.source import source_line
 
 aten = torch.ops.aten
 
@@ -19,6 +21,24 @@ def loosen_views(program: torch.export.ExportedProgram) -> None:
     for node in program.graph_module.graph.nodes:
         if node.target is aten.view.default and _root(node) not in written:
             node.target = aten.reshape.default
+
+
+def refuse_other_strides(program: torch.export.ExportedProgram) -> None:
+    """Refuse to read memory by strides where a graph has the values in another order.
+
+    Raises:
+        UnsupportedOperatorError: ``as_strided`` of a tensor that is not contiguous, or not all of its memory.
+    """
+    for node in program.graph_module.graph.nodes:
+        if node.target is not aten.as_strided.default:
+            continue
+        value = node.args[0].meta["val"]
+        if not value.is_contiguous() or value.storage_offset() != 0:
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} reads the memory of a tensor with strides "
+                f"{tuple(value.stride())} and offset {value.storage_offset()}, and every value of a graph is "
+                f"contiguous. Take as_strided of tensor.contiguous(), or index the tensor"
+            )
 
 
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
