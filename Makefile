@@ -56,8 +56,6 @@ test: build build-stock  ## Run the tests, and those without training on today's
 test-long: build  ## Run the tests that take minutes
 	TORCH2ORT_LONG=1 $(BIN)/python -m pytest --quiet -m long
 
-# Each environment of these is made, used and removed, but with NOX_ARGS='-- --keep'; a version that the machine
-# cannot have is "not tried", which is no failure.
 # Python's objects come from the C library's heap, where AddressSanitizer sees them. What a process still holds at
 # its end is no report: CPython, torch and onnxruntime hold much on purpose. Tests that measure memory are left out,
 # as the sanitizer holds back what is freed; those that count objects run.
@@ -73,7 +71,10 @@ sanitize: build build-stock  ## Run tests of the extension under AddressSanitize
 	$(BIN)/python -m zipfile -e $(SANITIZED)/torch2ort-*.whl $(SANITIZED)/root
 	$(WATCHED) $(BIN)/python -m pytest --quiet tests/native -k 'not memory_behind'
 	$(WATCHED) $(STOCK)/bin/python -m pytest --quiet --timeout 900 tests/stock -k 'not memory'
+	$(WATCHED) $(BIN)/python -m tests.random_programs --seed 1 --programs 24 --minutes 60 --seconds 900 --loud
 
+# Each environment of these is made, used and removed, but with NOX_ARGS='-- --keep'; a version that the machine
+# cannot have is "not tried", which is no failure.
 test-matrix: build  ## Run tests on every torch, Python and onnxruntime that is supported; hours
 	$(BIN)/nox --session wheel
 	$(BIN)/nox --session matrix $(NOX_ARGS); status=$$?; $(BIN)/nox --session table; exit $$status

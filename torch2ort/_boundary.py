@@ -46,7 +46,7 @@ class Boundary(torch.autograd.Function):
         """One gradient per feed.
 
         Raises:
-            EngineError: a double backward was asked for.
+            EngineError: a double backward was asked for, or forward cannot run again.
             RuntimeError: a second backward without ``retain_graph``, or a tensor was written to since.
         """
         if torch.is_grad_enabled():
@@ -90,6 +90,17 @@ def _state_again(ctx: Any) -> ForwardState:
 
 
 def _run_again(ctx: Any) -> ForwardState:
+    """The state of a second run of forward.
+
+    Raises:
+        EngineError: it would write to what the first run wrote to, and may read what that left there.
+    """
+    if ctx.engine.remembering:
+        raise EngineError(
+            f"ORTModule: this backward must run forward again, for the state of the first run is used up, "
+            f"and {ctx.engine.remembering}.forward writes to Python objects or tensors that it finds there, "
+            f"which a second run would do again. Call the module again before each backward"
+        )
     _check_versions(ctx, ctx.engine.read)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         if ctx.random_state is not None:

@@ -323,3 +323,35 @@ def test_a_held_object_that_is_written_to_is_not_cached(tmp_path):
     assert exported.cache.bypass_reason == (
         f"{__name__}.Counts: forward writes to an argument that the model holds."
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda model, h: Observes.apply(h, model.held), "Observes"),
+        (lambda model, h: ObservesBuffer.apply(h, model.held), "ObservesBuffer"),
+    ],
+    ids=["an observer", "a buffer"],
+)
+def test_a_second_backward_that_would_observe_twice_is_refused(call, name):
+    held = Range() if name == "Observes" else WithBuffer()
+    ort = torch2ort.ORTModule(Around(call, held))
+    output = ort(torch.randn(3, 4))
+    output.sum().backward(retain_graph=True)
+    with pytest.raises(torch2ort.EngineError) as caught:
+        output.sum().backward()
+    assert str(caught.value) == (
+        "ORTModule: this backward must run forward again, for the state of the first run is used up, "
+        f"and tests.pythonop.test_objects.{name}.forward writes to Python objects or tensors that it finds "
+        "there, which a second run would do again. Call the module again before each backward"
+    )
+
+
+def test_a_second_backward_runs_again_what_writes_to_objects_of_its_call_only():
+    eager = Around(lambda model, h: Counts.apply(h, {"n": 1}))
+    ort = torch2ort.ORTModule(copy.deepcopy(eager))
+    for module in (eager, ort):
+        output = module(torch.ones(3, 4))
+        output.sum().backward(retain_graph=True)
+        output.sum().backward()
+    assert_same(ort.linear.weight.grad, eager.linear.weight.grad, "weight")

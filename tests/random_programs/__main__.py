@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.random_programs.generate import generate
 from tests.random_programs.oracle import Verdict
 from tests.random_programs.program import Program
 from tests.random_programs.render import script
-from tests.random_programs.runner import run_apart, warm_up
+from tests.random_programs.runner import SECONDS, run_apart, warm_up
 from tests.random_programs.shrink import same_failure, shrink
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 if a program failed."""
+    """Run what the command line asks for, or until Ctrl-C; 1 if a program failed."""
     asked = _arguments()
     without = asked.without.split(",") if asked.without else ()
-    warm_up(lambda p: run_apart(p, asked.engine), generate(asked.seed))
+
+    def judged(program: Program) -> Verdict:
+        return run_apart(program, asked.engine, asked.seconds, loud=asked.loud)
+
+    warm_up(judged, generate(asked.seed))
     counts: collections.Counter[str] = collections.Counter()
     refusals: collections.Counter[str] = collections.Counter()
     end = time.monotonic() + 60 * asked.minutes
     seed = asked.seed
-    while time.monotonic() < end and (asked.programs is None or seed < asked.seed + asked.programs):
-        program = generate(seed, without)
-        verdict = run_apart(program, asked.engine)
-        counts[verdict.kind] += 1
-        if verdict.kind == "refused":
-            refusals[general(verdict.reason)] += 1
-        if verdict.kind in ("failed", "broken"):
-            _report(seed, program, verdict, asked)
-        seed += 1
+    with contextlib.suppress(KeyboardInterrupt):
+        while time.monotonic() < end and (asked.programs is None or seed < asked.seed + asked.programs):
+            program = generate(seed, without)
+            verdict = judged(program)
+            counts[verdict.kind] += 1
+            seed += 1
+            if verdict.kind == "refused":
+                refusals[general(verdict.reason)] += 1
+            if verdict.kind in ("failed", "broken"):
+                _report(seed - 1, program, verdict, asked, judged)
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
     print(f"seeds {asked.seed} to {seed - 1}: {kinds or 'none'}")
     for reason, count in refusals.most_common():
@@ -48,12 +55,18 @@ def general(reason: str) -> str:
     return re.sub(r"\d+", "N", line)[:300]
 
 
-def _report(seed: int, program: Program, verdict: Verdict, asked: argparse.Namespace) -> None:
+def _report(
+    seed: int,
+    program: Program,
+    verdict: Verdict,
+    asked: argparse.Namespace,
+    judged: Callable[[Program], Verdict],
+) -> None:
     """Shrink a failing program, and print it as a script."""
     print(f"seed {seed}: {verdict}", flush=True)
 
     def fails(candidate: Program) -> bool:
-        return same_failure(run_apart(candidate, asked.engine), verdict)
+        return same_failure(judged(candidate), verdict)
 
     small = shrink(program, fails, asked.tries)
     text = script(small, asked.engine)
@@ -63,7 +76,7 @@ def _report(seed: int, program: Program, verdict: Verdict, asked: argparse.Names
     asked.folder.mkdir(parents=True, exist_ok=True)
     file = asked.folder / f"seed_{seed}.py"
     file.write_text(text)
-    print(f"  {small.size} statements and steps: {file}\n  {run_apart(small, asked.engine)}", flush=True)
+    print(f"  {small.size} statements and steps: {file}\n  {judged(small)}", flush=True)
 
 
 def _arguments() -> argparse.Namespace:
@@ -71,6 +84,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the first program; the next has the next")
     parser.add_argument("--minutes", type=float, default=1, help="how long")
     parser.add_argument("--programs", type=int, help="how many at most")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long one program may take")
+    parser.add_argument("--loud", action="store_true", help="show what programs print")
     parser.add_argument("--engine", help="Options.engine of the ORTModules")
     parser.add_argument(
         "--without", help="operators, habit=choice pairs, actions and modes not to draw, by commas"

@@ -247,11 +247,11 @@ def _backward(plan: FunctionPlan, name: str) -> str:
         held = {"saved": "ctx.saved_tensors", "ctx": "ctx.kept"}.get(plan.where, f"kept_{name}[ctx.place]")
         lines.append(f"kept = {held}")
     if plan.returns == "rows":
-        lines.append(
-            "g = (0 if g is None else g) + (0 if h is None else h.unsqueeze(1) * 0.5)"
-            if plan.materialize == "no"
-            else "g = g + h.unsqueeze(1) * 0.5"
-        )
+        if plan.materialize == "no":
+            lines += ["if g is None and h is None:", f"    return {', '.join(['None'] * _count(plan))}"]
+            lines.append("g = (0 if g is None else g) + (0 if h is None else h.unsqueeze(1) * 0.5)")
+        else:
+            lines.append("g = g + h.unsqueeze(1) * 0.5")
         lines.append("g = g.expand(-1, 4)")
     elif plan.materialize == "no" and plan.returns in _EXTRA:
         lines += ["if g is None:", f"    return {', '.join(['None'] * _count(plan))}"]

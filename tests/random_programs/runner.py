@@ -35,15 +35,25 @@ def run(program: Program, engine: str | None = None) -> Verdict:
         del sys.modules[module.__name__], linecache.cache[file]
 
 
-def run_apart(program: Program, engine: str | None = None, seconds: int = SECONDS) -> Verdict:
-    """As :func:`run`, in a child: one that dies or hangs is a failure, and leaves nothing behind."""
+def run_apart(
+    program: Program, engine: str | None = None, seconds: float = SECONDS, *, loud: bool = False
+) -> Verdict:
+    """As :func:`run`, in a child: one that dies or hangs is a failure, and leaves nothing behind.
+
+    Args:
+        program: what is run.
+        engine: ``Options.engine``.
+        seconds: how long it may take.
+        loud: whether what the child prints is seen.
+    """
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(receiving)
         status = 1
         try:
-            _silence()
+            if not loud:
+                _silence()
             verdict = run(program, engine)
             os.write(sending, pickle.dumps((verdict.kind, verdict.reason[:60_000])))
             status = 0
@@ -62,6 +72,8 @@ def run_apart(program: Program, engine: str | None = None, seconds: int = SECOND
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return Verdict("failed", f"the process died of {signal.Signals(os.WTERMSIG(status)).name}")
+    if not text:
+        return Verdict("failed", f"the process ended with status {os.waitstatus_to_exitcode(status)}")
     return Verdict(*pickle.loads(text))
 
 

@@ -104,6 +104,12 @@ def test_a_child_that_dies_is_a_failure(monkeypatch) -> None:
     assert run_apart(with_operator("dies")) == Verdict("failed", "the process died of SIGABRT")
 
 
+def test_a_child_that_ends_without_a_word_is_a_failure(monkeypatch) -> None:
+    code = "{o} = {a} * (__import__('os')._exit(3) if torch.compiler.is_exporting() else 1)"
+    monkeypatch.setitem(OPERATORS, "ends", Operator("x", "x", code))
+    assert run_apart(with_operator("ends")) == Verdict("failed", "the process ended with status 3")
+
+
 @pytest.mark.parametrize(
     ("found", "expected", "verdict"),
     [(1.0002, 1.0001, "rounding"), (1.01, 1.0001, "wrong"), (1.01, 1.1, "unstable")],

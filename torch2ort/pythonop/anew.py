@@ -19,7 +19,9 @@ _CONTAINERS = (list, dict, set, bytearray)
 
 
 def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
-    """Fill :attr:`Site.fresh`, ``shared`` and ``keeps_state``, when nobody but the model holds its objects.
+    """Fill :attr:`Site.fresh`, ``shared``, ``keeps_state`` and ``remembers``.
+
+    To be called when nobody but the model holds its objects.
 
     Args:
         sites: of one export.
@@ -49,6 +51,8 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
                 shared.update(_held(site.arguments[i]))
         site.fresh, site.shared = tuple(fresh), frozenset(shared)
         site.keeps_state = any(i not in fresh for i in _written(site, traces))
+        paths = traces.written.get(site.key, ())
+        site.remembers = any(not any(_is_within(path, i) for i in fresh) for path in paths)
 
 
 def anew(site: Site, forward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> Any:
@@ -75,12 +79,12 @@ def anew(site: Site, forward: Callable[..., Any], setup_context: Callable[..., A
 def _written(site: Site, traces: Traces) -> set[int]:
     """Positions of the arguments that ``site``'s forward wrote to."""
     paths = traces.written.get(site.key, ())
-    return {
-        i
-        for i in range(len(site.arguments))
-        for path in paths
-        if path.startswith((f"argument {i}[", f"argument {i}.")) or path == f"argument {i}"
-    }
+    return {i for i in range(len(site.arguments)) for path in paths if _is_within(path, i)}
+
+
+def _is_within(path: str, position: int) -> bool:
+    name = f"argument {position}"
+    return path == name or path.startswith((f"{name}[", f"{name}."))
 
 
 def _is_mutable(value: Any, written: set[int]) -> bool:

@@ -138,6 +138,7 @@ def dump_site(site: Site) -> str:
             "internal": site.internal,
             "mapped": site.mapped,
             "fresh": list(site.fresh),
+            "remembers": site.remembers,
             "inputs": [_dump_type(t) for t in result.inputs],
             "outputs": [_dump_or_mark(v) for v in result.outputs],
             "tensors": [_dump_type(t) for t in result.tensors],
@@ -198,6 +199,7 @@ def load_site(func_name: str, text: str) -> Site:
             internal=_typed(data["internal"], bool),
             mapped=_typed(data["mapped"], bool),
             fresh=_integers(data.get("fresh", ())),
+            remembers=_typed(data.get("remembers", False), bool),
             result=result,
         )
         check_site(site, ONNX_TYPES)

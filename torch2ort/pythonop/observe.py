@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.native import native
+from torch2ort.pythonop.sample import memory
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
 
@@ -28,12 +29,17 @@ class _Watch(private.TorchDispatchMode):
     """Notices operators that draw from the random generator, and the memory that operators write to.
 
     A tensor's version does not tell: nothing counts writes below autograd, where fake tensors are run.
+
+    Args:
+        own: the memory of the tensors that ``forward`` gets.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[StorageWeakRef]) -> None:
         super().__init__()
         self.uses_rng = False
         self.written: set[StorageWeakRef] = set()
+        self._own = set(own)
+        self.found: set[StorageWeakRef] = set()
         self.made: list[weakref.ref[torch.Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,7 +48,9 @@ class _Watch(private.TorchDispatchMode):
             self.uses_rng = True
         for value in private.written_arguments(func, args, kwargs):
             self.written.add(StorageWeakRef(value.untyped_storage()))
+        self.found |= self.written - self._own
         result = func(*args, **kwargs)
+        self._own |= memory(result) - memory((*args, *kwargs.values()))
         for value in result if isinstance(result, (list, tuple)) else (result,):
             # What an operator wrote to is older.
             if isinstance(value, torch.Tensor) and not any(value is given for given in args):
@@ -88,6 +96,7 @@ class Observation:
         contiguous: positions of the tensor arguments that were contiguous, as they are in a runtime.
         storages: the memory of each tensor output of the run.
         made: the tensors of the run; whoever holds one now keeps it.
+        found: memory that was there before the run, and that it wrote to.
     """
 
     result: Result
@@ -96,6 +105,7 @@ class Observation:
     contiguous: frozenset[int]
     storages: tuple[StorageWeakRef, ...]
     made: tuple[weakref.ref[torch.Tensor], ...]
+    found: tuple[StorageWeakRef, ...]
 
 
 def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
@@ -129,7 +139,7 @@ def _describe(
     """Run ``forward`` and describe what it did; nothing of the run is held afterwards but ``context``."""
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
-    watch = _Watch()
+    watch = _Watch(storages)
     with watch:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
@@ -165,10 +175,10 @@ def _describe(
         if isinstance(v, torch.Tensor) and _begins(v, storage)
     )
     contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if _is_contiguous(t))
-    memory = tuple(StorageWeakRef(t.untyped_storage()) for t in all_outputs)
+    storages_out = tuple(StorageWeakRef(t.untyped_storage()) for t in all_outputs)
     made = (*watch.made, *map(weakref.ref, tensors))
     copies = [fresh_like(t.detach()) for t in all_outputs]
-    return Observation(result, copies, aliases, contiguous, memory, made)
+    return Observation(result, copies, aliases, contiguous, storages_out, made, tuple(watch.found))
 
 
 def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> tuple[int, ...]:

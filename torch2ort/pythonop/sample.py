@@ -108,8 +108,7 @@ class Undone(private.TorchDispatchMode):
                 self._new.add(StorageWeakRef(storage))
                 self._before.append((storage, storage.clone()))
         result = func(*args, **kwargs)
-        given = {StorageWeakRef(t.untyped_storage()) for t in _tensors((*args, *kwargs.values()))}
-        self._new |= {StorageWeakRef(t.untyped_storage()) for t in _tensors(result)} - given
+        self._new |= memory(result) - memory((*args, *kwargs.values()))
         return result
 
     def __exit__(self, *error: Any) -> None:
@@ -117,6 +116,11 @@ class Undone(private.TorchDispatchMode):
         super().__exit__(*error)
         for storage, before in self._before:
             storage.copy_(before)
+
+
+def memory(values: Any) -> set[StorageWeakRef]:
+    """The memory of the tensors among values, which may be nested."""
+    return {StorageWeakRef(tensor.untyped_storage()) for tensor in _tensors(values)}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -105,6 +105,7 @@ class Site:
             anew for each call.
         shared: ids of the containers inside of those that it does not make anew.
         keeps_state: whether ``forward`` writes to an argument that the model holds.
+        remembers: whether ``forward`` writes to objects or tensors that outlive its call.
         mapped: whether an exporter's operators compute the outputs, which are the site's last arguments, so
             that only ``backward`` is the Function's.
         result: what ``forward`` gives; ``None`` until the abstract run.
@@ -122,6 +123,7 @@ class Site:
     fresh: tuple[int, ...] = ()
     shared: frozenset[int] = frozenset()
     keeps_state: bool = False
+    remembers: bool = False
     result: Result | None = None
     shapes: tuple[tuple[int | torch.SymInt, ...], ...] = ()
     key: str = field(default="")

@@ -240,6 +240,8 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
     ):
         seen = observe(site, tensors)
         traces.note_tensors(site, seen.made)
+        # Of numpy's memory nobody tells that it is new, but what is new ends with the run.
+        written += ["a tensor" for memory in seen.found if not memory.expired()]
     return replace(seen, result=replace(seen.result, effects=bool(written)))
 
 

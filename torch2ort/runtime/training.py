@@ -177,6 +177,11 @@ class TrainingEngine:
             0,
         )
 
+    @property
+    def remembering(self) -> str:
+        """Name of a Function by which a second run of forward would show elsewhere; empty if none."""
+        return self._graph.remembering
+
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
         """Run the forward half.
 
