@@ -109,11 +109,12 @@ void ContextDealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// torch's wording (THPFunction); its message ends where the type's name would stand for some of them.
+// torch's wording (THPFunction); up to 2.14 its message may end where the type's name would stand.
 bool CheckSaved(PyObject* saved) {
   if (!PyTuple_Check(saved)) {
-    PyErr_SetString(PyExc_RuntimeError,
-                    "autograd internal error: to_save attribute is expected to be a tuple but is ");
+    PyErr_Format(PyExc_RuntimeError,
+                 "autograd internal error: to_save attribute is expected to be a tuple but is %s",
+                 TypeName(saved).c_str());
     return false;
   }
   for (Py_ssize_t i = 0; i < PyTuple_Size(saved); ++i) {

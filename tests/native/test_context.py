@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -105,6 +106,8 @@ def test_mark_shared_storage_warns_as_torch_does() -> None:
 def test_misuse_raises_what_torch_raises(use: Callable[[Any, torch.Tensor], Any]) -> None:
     found, expected = native_error(use), eager_error(use)
     message = str(expected).replace("UseBackward", "Context")
+    # Before 2.15 torch leaves the type out at the end of this sentence.
+    message = re.sub(r"but is $", "but is Tensor", message)
     assert (type(found), str(found).replace("torch2ort._native.", "")) == (type(expected), message)
 
 

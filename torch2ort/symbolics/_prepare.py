@@ -22,7 +22,13 @@ from torch2ort.symbolics.index_check import decode_check
 from torch2ort.symbolics.indices import check_indices
 from torch2ort.symbolics.kernels import decode_call
 from torch2ort.symbolics.mutation import refuse_other_mutations
-from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, is_better_in_pytorch, wants_kernel
+from torch2ort.symbolics.policy import (
+    DECOMPOSED,
+    WHOLE,
+    WHOLE_IN_TRAINING,
+    is_better_in_pytorch,
+    wants_kernel,
+)
 from torch2ort.symbolics.recurrent import restore
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker, arguments_of
@@ -90,7 +96,7 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
         translation_table(),
         {target: function for target, function in decompositions.items() if target not in users},
         decomposed=DECOMPOSED - users,
-        whole=WHOLE - users,
+        whole=(WHOLE | WHOLE_IN_TRAINING if training else WHOLE) - users,
         training=training,
     )
     _refuse_fixed_sizes(varying, _varying_sizes(program))

@@ -49,6 +49,16 @@ WHOLE: frozenset[OpOverload] = frozenset(
     }
 )
 
+# From torch 2.15 on these select instead of sorting, so that their parts are no guide to their gradient.
+WHOLE_IN_TRAINING: frozenset[OpOverload] = frozenset(
+    {
+        aten.quantile.default,
+        aten.quantile.scalar,
+        aten.nanquantile.default,
+        aten.nanquantile.scalar,
+    }
+)
+
 # torch.onnx's translation gives an invalid graph, or other values or types than eager.
 _MISTRANSLATED: frozenset[OpOverload] = frozenset(
     {
@@ -66,12 +76,13 @@ _MISTRANSLATED: frozenset[OpOverload] = frozenset(
 )
 
 # ONNX Runtime's normalization of rows knows no spread that is small beside the mean.
-# topk: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
+# topk, quantiles: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
 # The others: their parts have no gradient, or another, at zero, at the ends of their range, of large numbers.
 _KERNELS_IN_TRAINING: frozenset[OpOverload] = frozenset(
     {
         aten.layer_norm.default,
         aten.native_layer_norm.default,
+        *WHOLE_IN_TRAINING,
         aten.topk.default,
         aten.erf.default,
         aten.erfc.default,

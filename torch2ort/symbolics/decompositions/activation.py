@@ -6,6 +6,8 @@ branch would come back as a NaN gradient.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from torch2ort.symbolics.decompositions.registry import decomposes
@@ -13,14 +15,37 @@ from torch2ort.symbolics.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 
+def _gradient_at_bound(bound: float | torch.Tensor) -> float:
+    """The part of the gradient that eager's clamp passes to what equals its bound."""
+    with torch.inference_mode(False), torch.enable_grad():
+        tensor = torch.ones((), requires_grad=True)
+        (gradient,) = torch.autograd.grad(torch.clamp(tensor, max=bound), tensor)
+    return float(gradient)
+
+
+# Another in each torch: all of it up to 2.13; from 2.15 on none at a number, and half at a tensor.
+_AT_NUMBER = _gradient_at_bound(1.0)
+_AT_TENSOR = _gradient_at_bound(torch.ones(()))
+
+
+def _at_least(self: torch.Tensor, bound: float) -> torch.Tensor:
+    return torch.where(self < bound, torch.full((), bound, dtype=self.dtype, device=self.device), self)
+
+
+def _at_most(self: torch.Tensor, bound: float) -> torch.Tensor:
+    return torch.where(self > bound, torch.full((), bound, dtype=self.dtype, device=self.device), self)
+
+
 @decomposes(aten.clamp.default)
 def clamp(self: torch.Tensor, min: float | None = None, max: float | None = None) -> torch.Tensor:
-    """With a gradient at the bounds, which ONNX Runtime's Clip does not give."""
-    if min is not None:
-        self = torch.where(self < min, torch.full((), min, dtype=self.dtype, device=self.device), self)
-    if max is not None:
-        self = torch.where(self > max, torch.full((), max, dtype=self.dtype, device=self.device), self)
-    return self
+    """With eager's gradient at the bounds, which ONNX Runtime's Clip does not give."""
+    bounded = self if min is None else _at_least(self, min)
+    bounded = bounded if max is None else _at_most(bounded, max)
+    if _AT_NUMBER:
+        return bounded
+    inside = [self > min] if min is not None else []
+    inside += [self < max] if max is not None else []
+    return torch.where(functools.reduce(torch.logical_and, inside), self, bounded.detach())
 
 
 @decomposes(aten.clamp_min.default)
@@ -39,7 +64,10 @@ def clamp_max(self: torch.Tensor, max: float) -> torch.Tensor:
 def clamp_tensor(
     self: torch.Tensor, min: torch.Tensor | None = None, max: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """See :func:`clamp`."""
+    """See :func:`clamp`; where the tie is shared, as that of a maximum and a minimum."""
+    if _AT_TENSOR == 0.5:
+        self = self if min is None else torch.maximum(self, min)
+        return self if max is None else torch.minimum(self, max)
     if min is not None:
         self = torch.where(self < min, min, self)
     return self if max is None else torch.where(self > max, max, self)
@@ -49,14 +77,14 @@ def clamp_tensor(
 def softplus(self: torch.Tensor, beta: float = 1, threshold: float = 20) -> torch.Tensor:
     """``log(1 + exp(beta * x)) / beta``, linear above the threshold."""
     scaled = self * beta
-    curved = torch.log(torch.exp(scaled.clamp(max=threshold)) + 1) / beta
+    curved = torch.log(torch.exp(_at_most(scaled, threshold)) + 1) / beta
     return torch.where(scaled > threshold, self, curved)
 
 
 @decomposes(aten.elu.default)
 def elu(self: torch.Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> torch.Tensor:
     """``scale * x`` above zero, ``scale * alpha * (exp(input_scale * x) - 1)`` below."""
-    curved = (torch.exp((self * input_scale).clamp(max=0)) - 1) * (alpha * scale)
+    curved = (torch.exp(_at_most(self * input_scale, 0)) - 1) * (alpha * scale)
     return torch.where(self > 0, self * scale, curved)
 
 
@@ -79,7 +107,7 @@ def hardsigmoid(self: torch.Tensor) -> torch.Tensor:
 def hardtanh(self: torch.Tensor, min_val: float = -1, max_val: float = 1) -> torch.Tensor:
     """A clamp without gradient at its ends."""
     outside = (self <= min_val) | (self >= max_val)
-    return torch.where(outside, clamp(self.detach(), min_val, max_val), self)
+    return torch.where(outside, _at_most(_at_least(self.detach(), min_val), max_val), self)
 
 
 @decomposes(aten.selu.default)

@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
         scores = scores + _hiding(attn_mask, query.dtype)
         alive = attn_mask
     elif attn_mask is not None:
-        scores = scores + attn_mask.clamp(min=lowest)
+        scores = scores + torch.where(attn_mask < lowest, lowest, attn_mask)
         alive = attn_mask.detach() > -math.inf
     weights = torch.softmax(scores, -1)
     if dropout_p > 0:
