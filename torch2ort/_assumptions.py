@@ -65,6 +65,8 @@ class Assumptions:
         self._model = model
         self._trust = trust
         self._reads_memory = False
+        # Whether code may ask for the very type of a value.
+        self.asks_types = False
         self._known: dict[Hashable, list[Assumed]] = {}
         self._written = Written()
         self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
@@ -149,6 +151,7 @@ class Assumptions:
                 f"{type(self._model).__name__}: {found.unseen[0]}. If it never changes, pass "
                 f'torch2ort.Options(guards="trust")'
             )
+        self.asks_types = self.asks_types or found.asks_types
         return found
 
 

@@ -25,12 +25,14 @@ class Call:
         tensors: its tensors, flat.
         schema: the structure around them.
         dim_specs: per tensor, which dimensions vary.
+        numbers: positions of the tensors that stand for numbers.
     """
 
     signature: io_schema.Signature
     tensors: Sequence[torch.Tensor]
     schema: io_schema.Schema
     dim_specs: Sequence[DimSpec]
+    numbers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

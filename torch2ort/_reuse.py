@@ -20,7 +20,7 @@ from torch2ort import io_schema
 from torch2ort._built import Built, Call
 from torch2ort._sizes import Sizes
 from torch2ort._views import View
-from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, Unkeyable, keep, model_key, named_tensors
+from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, Unkeyable, keep, model_key, tensor_of
 from torch2ort.cache.explain import differences, nearest
 from torch2ort.cache.functions import locate_function, located_function
 from torch2ort.cache.store import DEFAULT_LIMIT, Entry
@@ -308,17 +308,10 @@ def _stored_schema(schema: io_schema.Schema) -> str:
 
 def _weights(model: torch.nn.Module, origins: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """The model's parameters, buffers and tensor attributes behind a graph's inputs."""
-    known = named_tensors(model)
     weights: dict[str, torch.Tensor] = {}
     for name, origin in origins.items():
-        tensor = known.get(origin)
+        tensor = tensor_of(model, origin)
         if tensor is None:
-            path, _, attribute = origin.rpartition(".")
-            try:
-                tensor = getattr(model.get_submodule(path), attribute)
-            except AttributeError:
-                tensor = None
-        if not isinstance(tensor, torch.Tensor):
             raise Unkeyable(
                 f"the tensor {origin} of the graph is no parameter, buffer or attribute of the model"
             )

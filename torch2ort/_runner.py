@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,21 +16,39 @@ from torch2ort._assumptions import Assumed, Assumptions
 from torch2ort._boundary import Boundary
 from torch2ort._built import Built, Call
 from torch2ort._modes import Modes
+from torch2ort._numbers import Numbers, ReadInPythonError
 from torch2ort._ordinary import ordinary, refuse_tensors
 from torch2ort._origins import put_back
 from torch2ort._trace import DimSpec
 from torch2ort._variants import Family, Shapes, Variant
 from torch2ort._verify import Verification
 from torch2ort._views import put_views
+from torch2ort.cache import tensor_of
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.export import build
 from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
 
-# A call's schema, which of its inputs require gradients, PyTorch's switches.
-_Key = tuple[io_schema.Schema, tuple[bool, ...], Modes]
+# A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers.
+_Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int]]
 _MANY_SETTINGS = 5
+
+
+class Given(NamedTuple):
+    """A call, as a graph takes it.
+
+    Attributes:
+        tensors: its tensors, flat.
+        schema: the structure around them.
+        modes: PyTorch's switches.
+        numbers: positions of the tensors that stand for numbers.
+    """
+
+    tensors: list[torch.Tensor]
+    schema: io_schema.Schema
+    modes: Modes
+    numbers: frozenset[int] = frozenset()
 
 
 class Runner:
@@ -53,6 +71,7 @@ class Runner:
         # Per all else that a graph depends on: the constants that were met.
         self._constants: dict[Hashable, list[io_schema.Schema]] = {}
         self._last_schema: io_schema.Schema | None = None
+        self._numbers = Numbers()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns for these arguments."""
@@ -66,12 +85,13 @@ class Runner:
             # As a part of a model that is exported whole, it is the module that it wraps.
             return self.model.forward(*args, **kwargs)
         refuse_tensors(tensors, schema)
-        assumed, variant = self._variant(tensors, schema)
+        verified = Given(tensors, schema, Modes.now())
+        tensors, assumed, variant = self._chosen(verified)
         names, weights = self._assumptions.weights(assumed)
         self.exported = variant.exported
         built = variant.built
         feeds = [*tensors, *variant.pick(names, weights)]
-        verification = self._verification(variant, schema, tensors)
+        verification = self._verification(variant, verified)
         fetched: list[torch.Tensor] = []
         if not built.graph.fetches:
             pass  # A model of no tensors, for which there is no session.
@@ -94,14 +114,12 @@ class Runner:
             verification.check_outputs(outputs)
         return built.interface.result(bound, outputs)
 
-    def _verification(
-        self, variant: Variant, schema: io_schema.Schema, tensors: list[torch.Tensor]
-    ) -> Verification | None:
+    def _verification(self, variant: Variant, given: Given) -> Verification | None:
         """The eager run that the first run of a graph is compared with, if that was asked for."""
         if not self.options.verify or variant.verified:
             return None
         variant.verified = True
-        return Verification(self.model, self._signature, schema, tensors)
+        return Verification(self.model, self._signature, given.schema, given.tensors)
 
     def _flatten(self, bound: dict[str, Any]) -> tuple[list[torch.Tensor], io_schema.Schema]:
         """The call's tensors and their schema; a call like the last one is only compared, not described."""
@@ -112,8 +130,26 @@ class Runner:
         tensors, self._last_schema = io_schema.flatten(bound)
         return tensors, self._last_schema
 
-    def _variant(self, tensors: list[torch.Tensor], schema: io_schema.Schema) -> tuple[Assumed, Variant]:
-        key = schema, tuple([t.requires_grad for t in tensors]), Modes.now()
+    def _chosen(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
+        """The tensors to feed, the present state and its graph: for numbers that vary, if there is one."""
+        tensors, schema, numbers = self._numbers.lift(given.tensors, given.schema)
+        if numbers and not self._assumptions.asks_types:
+            try:
+                assumed, variant = self._variant(Given(tensors, schema, given.modes, numbers))
+                # What the engine cannot do with a number as an input shows when it is built.
+                if variant.requires_grad:
+                    variant.training_engine()
+            except (Exception, ReadInPythonError) as error:
+                # Not only torch2ort's: a number that is an input breaks code that runs with any value.
+                logger.info("no graph for varying numbers (%s)", error or type(error).__name__)
+                self._numbers.refuse(given.schema)
+            else:
+                return tensors, assumed, variant
+        return given.tensors, *self._variant(given)
+
+    def _variant(self, given: Given) -> tuple[Assumed, Variant]:
+        tensors, schema, modes, numbers = given
+        key = schema, tuple([t.requires_grad for t in tensors]), modes, numbers
         assumed, count = self._assumptions.now(key, tensors, schema)
         if count == 1:
             self._warn_of_constants(key)
@@ -125,7 +161,7 @@ class Runner:
         shapes: Shapes = tuple([t.shape for t in tensors])
         variant = assumed.family.find(shapes)
         if variant is None:
-            variant = self._export(assumed, tensors, schema, shapes)
+            variant = self._export(assumed, given, shapes)
             self._assumptions.after_export(assumed, tensors, schema)
         return assumed, variant
 
@@ -146,11 +182,9 @@ class Runner:
             f"{type(self.model).__name__}: {sentence}", Torch2OrtWarning, stacklevel=_levels_to_the_user()
         )
 
-    def _export(
-        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
-    ) -> Variant:
-        modes, family = Modes.now(), assumed.family
-        built = self._build(family, tensors, schema, shapes)
+    def _export(self, assumed: Assumed, given: Given, shapes: Shapes) -> Variant:
+        tensors, modes, family = given.tensors, given.modes, assumed.family
+        built = self._build(family, given, shapes)
         if not modes.gradients and any(
             tracked and origin is None and view is None
             for tracked, origin, view in zip(built.tracked, built.origins, built.views, strict=True)
@@ -164,7 +198,7 @@ class Runner:
         requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}
         # The module's tensors are looked up in each call: other ones may stand in their place by then.
         constants = {
-            n: t for n, t in built.weights.items() if _tensor_of(self.model, built.graph.weights[n]) is None
+            n: t for n, t in built.weights.items() if tensor_of(self.model, built.graph.weights[n]) is None
         }
         weights = PresentWeights(self.model, built.graph.weights, constants)
         built = replace(built, weights=constants)
@@ -183,15 +217,13 @@ class Runner:
         family.by_shapes[shapes] = variant
         return variant
 
-    def _build(
-        self, family: Family, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, shapes: Shapes
-    ) -> Built:
+    def _build(self, family: Family, given: Given, shapes: Shapes) -> Built:
         """A graph for varying sizes if some vary and there is one, else one for these sizes alone."""
         varying = family.varying(shapes)
         family.seen.append(shapes)
         if any(varying) and varying not in family.refused:
             try:
-                built = self._built(tensors, schema, varying)
+                built = self._built(given, varying)
             except Exception as error:
                 # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
                 logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
@@ -199,16 +231,14 @@ class Runner:
             else:
                 if built.interface.sizes.mismatch(shapes) is None:
                     return built
-        return self._built(tensors, schema, [None] * len(tensors))
+        return self._built(given, [None] * len(shapes))
 
-    def _built(
-        self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, dim_specs: Sequence[DimSpec]
-    ) -> Built:
+    def _built(self, given: Given, dim_specs: Sequence[DimSpec]) -> Built:
         # Of its own for each attempt: torch.export leaves marks on them when it fails.
-        samples = [ordinary(t) for t in tensors]
-        call = Call(self._signature, samples, schema, dim_specs)
+        samples = [ordinary(t) for t in given.tensors]
+        call = Call(self._signature, samples, given.schema, dim_specs, given.numbers)
         # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
-        trained = Modes.now().gradients and any(
+        trained = given.modes.gradients and any(
             t.requires_grad for t in (*samples, *self.model.parameters(), *self.model.buffers())
         )
         return build(
@@ -246,7 +276,7 @@ class PresentWeights(Mapping[str, torch.Tensor]):
         """The tensor that is fed to the graph's input ``name``."""
         if name in self._constants:
             return self._constants[name]
-        tensor = _tensor_of(self._model, self._origins[name])
+        tensor = tensor_of(self._model, self._origins[name])
         if tensor is None:
             raise ExportError(
                 f"{type(self._model).__name__}: this graph was exported when the model had a "
@@ -262,16 +292,6 @@ class PresentWeights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         """How many."""
         return len(self._origins)
-
-
-def _tensor_of(model: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """The tensor that stands at an attribute of one of the model's modules."""
-    path, _, attribute = name.rpartition(".")
-    try:
-        tensor = getattr(model.get_submodule(path), attribute)
-    except AttributeError:
-        return None
-    return tensor if isinstance(tensor, torch.Tensor) else None
 
 
 def _refuse_surroundings() -> None:

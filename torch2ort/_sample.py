@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from torch2ort import io_schema
+from torch2ort._numbers import with_values
 from torch2ort.pythonop.capture import Sampling
 from torch2ort.pythonop.sample import Sample, Undone
 from torch2ort.pythonop.traces import Generators, untouched
@@ -21,6 +22,7 @@ def run_on_sample(
     sample: Sample,
     *,
     with_hooks: bool,
+    numbers: frozenset[int] = frozenset(),
 ) -> None:
     """Run ``model`` as eager PyTorch does, and leave no trace but in ``sample``.
 
@@ -31,12 +33,13 @@ def run_on_sample(
         schema: of the sample call.
         sample: gets what Functions get.
         with_hooks: whether hooks of the model itself run.
+        numbers: positions of the tensors that stand for numbers.
 
     Raises:
         Exception: whatever the model raises.
     """
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    args, kwargs = signature.unbind(io_schema.unflatten(copies, schema))
+    args, kwargs = signature.unbind(io_schema.unflatten(with_values(copies, numbers), schema))
     name, generators = type(model).__name__, Generators()
     try:
         with untouched(name, model, code=True), _other_buffers(model), Undone(copies), Sampling(sample):

@@ -20,6 +20,7 @@ from torch2ort import _torch_private as private
 from torch2ort import io_schema
 from torch2ort._constants import connect_constants
 from torch2ort._modes import same_grad_mode
+from torch2ort._numbers import with_numbers
 from torch2ort._ordinary import ordinary_tensors
 from torch2ort._origins import Origin, origins_of
 from torch2ort._sample import run_on_sample
@@ -83,9 +84,11 @@ class FlatCall(torch.nn.Module):
         schema: io_schema.Schema,
         *,
         with_hooks: bool,
+        numbers: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
         self.model = model
+        self._numbers = numbers
         self._with_hooks = with_hooks
         self._signature = signature
         self._schema = schema
@@ -98,7 +101,7 @@ class FlatCall(torch.nn.Module):
         if self.capture is not None:
             self.capture.restart()
         self._attributes.hang_on(self.model)
-        bound = io_schema.unflatten(list(tensors), self._schema)
+        bound = io_schema.unflatten(with_numbers(tensors, self._numbers), self._schema)
         caches = io_schema.GivenCaches(bound)
         args, kwargs = self._signature.unbind(bound)
         run = self.model if self._with_hooks else self.model.forward
@@ -143,6 +146,7 @@ def trace(
     *,
     training: bool | None,
     with_hooks: bool = True,
+    numbers: frozenset[int] = frozenset(),
 ) -> Trace:
     """Trace ``model`` on ``tensors``; see :func:`torch2ort.export` for the arguments.
 
@@ -156,7 +160,7 @@ def trace(
     with _in_mode(model, training), _same_rng():
         while True:
             try:
-                call = FlatCall(model, signature, schema, with_hooks=with_hooks)
+                call = FlatCall(model, signature, schema, with_hooks=with_hooks, numbers=numbers)
                 return _trace(call, tensors, dynamic, sample)
             except NeedsSample as need:
                 sample.calls[need.function] = []
@@ -166,7 +170,7 @@ def trace(
                 # A size that nobody knows breaks code that runs with any number.
                 sample.sizes_needed = True
                 continue
-            run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks)
+            run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks, numbers=numbers)
 
 
 def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:

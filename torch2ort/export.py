@@ -117,6 +117,7 @@ def build(
         "mode": training,
         "differentiable": differentiate,
         "hooks of the model": with_hooks,
+        "numbers as inputs": sorted(call.numbers),
     }
 
     def afresh() -> Built:
@@ -154,6 +155,7 @@ def _export(
             call.dim_specs,
             training=training,
             with_hooks=with_hooks,
+            numbers=call.numbers,
         )
         if differentiate and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")

@@ -62,10 +62,13 @@ def test_what_nobody_reads_is_no_change(way: Way, changed: Any):
     assert guards.changed() is None or found(model).changes(before) == []
 
 
-def gradients(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
-    """The result of a call, and each parameter's gradient."""
+def gradients(
+    call: Any, x: torch.Tensor, model: nn.Module | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
+    """The result of a call, and the gradient of each parameter of ``model``; of what is called by default."""
+    model = call if model is None else model
     model.zero_grad()
-    result = model(x)
+    result = call(x)
     if result.requires_grad:
         result.square().sum().backward()
     return result.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}

@@ -1,7 +1,15 @@
 """The export cache: what could change a graph (``key``), and where graphs are kept (``store``)."""
 
 from torch2ort.cache._guards import Armed, Change, Written
-from torch2ort.cache.key import Dependencies, Key, Unkeyable, dependencies, model_key, named_tensors
+from torch2ort.cache.key import (
+    Dependencies,
+    Key,
+    Unkeyable,
+    dependencies,
+    model_key,
+    named_tensors,
+    tensor_of,
+)
 from torch2ort.cache.shelf import Kept, Shelf, keep
 from torch2ort.cache.store import RefusedError, Store
 
@@ -20,4 +28,5 @@ __all__ = [
     "keep",
     "model_key",
     "named_tensors",
+    "tensor_of",
 ]

@@ -136,6 +136,8 @@ class Definitions:
         self._walk.atom(chain[:used])
         if value is MISSING:
             return
+        if value is type:
+            self._walk.asks_types = True
         if any(value is runs for runs in _RUN_TEXT):
             self._walk.refuse_unseen(
                 f"it calls {chain[0]}(), and what the text reads is not seen. Call a function instead", value

@@ -153,6 +153,8 @@ class Installed:
                 value, used = resolve(chain, function.__globals__, self._walk.guards)
             except Unkeyable:
                 continue  # a package's own operators are fixed by its version
+            if value is type and not (function.__module__ or "").startswith("torch."):
+                self._walk.asks_types = True
             if not isinstance(value, ModuleType) and used:
                 self._used(chain[:used], value)
 

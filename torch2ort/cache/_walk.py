@@ -100,6 +100,7 @@ class Walk:
             cannot be written down is pinned by its identity, for this process.
         unseen: why they and the guards are not enough in this process either; empty if they are.
         is_partial: whether more can be seen once the code has run.
+        asks_types: whether code asks for the very type of a value, which a subclass does not have.
     """
 
     def __init__(self, weights: dict[int, str], modules: dict[int, str], *, in_process: bool = False) -> None:
@@ -117,6 +118,7 @@ class Walk:
         self.refusals: list[str] = []
         self.unseen: list[str] = []
         self.is_partial = False
+        self.asks_types = False
         self._attempts = 0
         self._out = bytearray()
         self._notes: list[str] = []

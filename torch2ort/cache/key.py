@@ -95,6 +95,7 @@ class Dependencies:
         unseen: what may change without that a guard tells so; empty if all of it is guarded.
         is_partial: whether more is found once the model has run.
         reads_memory: whether the model's code may ask how a tensor lies in memory.
+        asks_types: whether it may ask for the very type of a value.
         guards: where all of it stands in this process.
         pinned: what only its identity tells, in the order of the walk, each with its component's name.
         names: every attribute name that the model's code reads; ``None`` if it may read any.
@@ -108,6 +109,7 @@ class Dependencies:
     unseen: Sequence[str]
     is_partial: bool
     reads_memory: bool
+    asks_types: bool
     guards: Sequence[Guard]
     pinned: Sequence[tuple[str, Any]]
     names: frozenset[str] | None
@@ -219,6 +221,7 @@ def dependencies(
         tuple(walk.unseen),
         walk.is_partial,
         not _OF_MEMORY.isdisjoint(walk.names),
+        walk.asks_types,
         walk.guards.found(traced),
         [(finder.label, value) for finder, value in walk.guards.pinned],
         None if walk.any_name else frozenset(walk.names),
@@ -271,6 +274,16 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         **dict(model.named_buffers(remove_duplicate=False)),
         **dict(model.named_parameters(remove_duplicate=False)),
     }
+
+
+def tensor_of(model: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """The tensor that stands at an attribute of one of the model's modules, if there is one."""
+    path, _, attribute = name.rpartition(".")
+    try:
+        tensor = getattr(model.get_submodule(path), attribute)
+    except AttributeError:
+        return None
+    return tensor if isinstance(tensor, torch.Tensor) else None
 
 
 def _walk_model(

@@ -7,7 +7,7 @@ another one differs. A ``Signature`` gives the arguments of a call their names.
 
 from __future__ import annotations
 
-from torch2ort.io_schema._flatten import flatten
+from torch2ort.io_schema._flatten import constants_to_tensors, flatten
 from torch2ort.io_schema._returned import GivenCaches, Returned, unflatten_into
 from torch2ort.io_schema._schema import Schema, TensorSpec, unflatten
 from torch2ort.io_schema._signature import CallForm, Signature
@@ -19,6 +19,7 @@ __all__ = [
     "Schema",
     "Signature",
     "TensorSpec",
+    "constants_to_tensors",
     "flatten",
     "unflatten",
     "unflatten_into",

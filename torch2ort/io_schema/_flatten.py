@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import optree
@@ -66,6 +66,28 @@ def flatten(
     schema = Schema(nodes, spec)
     _remember(schema)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], schema
+
+
+def constants_to_tensors(
+    tensors: Sequence[torch.Tensor], schema: Schema, given: Mapping[int, torch.Tensor]
+) -> tuple[list[torch.Tensor], Schema, frozenset[int]]:
+    """Put tensors in the place of some constants.
+
+    Args:
+        tensors: of the data.
+        schema: of the data.
+        given: position of the constant among the leaves, as in ``schema.constants`` -> the tensor.
+
+    Returns:
+        The tensors and the schema of such data, and the positions of the given ones among the tensors.
+    """
+    rest = iter(tensors)
+    constants = {**schema.constants, **given}
+    leaves = [constants[i] if i in constants else next(rest) for i in range(len(constants) + len(tensors))]
+    nodes = nodes_of(schema._spec, list(map(leaf_node, leaves)))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    positions = frozenset(n for n, i in enumerate(places) if i in given)
+    return [leaves[i] for i in places], Schema(nodes, schema._spec), positions
 
 
 def _remember(schema: Schema) -> None:

@@ -102,6 +102,12 @@ class Schema:
         return differing_path(self._nodes, other._nodes, root)
 
     @cached_property
+    def constants(self) -> dict[int, Any]:
+        """The constants, by their positions among the leaves."""
+        leaves = (node for node in self._nodes if node.is_leaf)
+        return {i: node.detail for i, node in enumerate(leaves) if node.kind == "constant"}
+
+    @cached_property
     def form(self) -> Hashable:
         """Equal for two schemas that differ in nothing but the values of constants."""
         return tuple((node.kind, node.cls) if node.kind == "constant" else node.token for node in self._nodes)
