@@ -72,6 +72,8 @@ class Runner:
         self._constants: dict[Hashable, list[io_schema.Schema]] = {}
         self._last_schema: io_schema.Schema | None = None
         self._numbers = Numbers()
+        # Those whose numbers are constants of a graph that there is.
+        self._with_constants: set[io_schema.Schema] = set()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns for these arguments."""
@@ -133,7 +135,7 @@ class Runner:
     def _chosen(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
         """The tensors to feed, the present state and its graph: for numbers that vary, if there is one."""
         tensors, schema, numbers = self._numbers.lift(given.tensors, given.schema)
-        if numbers and not self._assumptions.asks_types:
+        if numbers and given.schema not in self._with_constants and not self._assumptions.asks_types:
             try:
                 assumed, variant = self._variant(Given(tensors, schema, given.modes, numbers))
                 # What the engine cannot do with a number as an input shows when it is built.
@@ -145,6 +147,8 @@ class Runner:
                 self._numbers.refuse(given.schema)
             else:
                 return tensors, assumed, variant
+        if given.schema.constants:
+            self._with_constants.add(given.schema)
         return given.tensors, *self._variant(given)
 
     def _variant(self, given: Given) -> tuple[Assumed, Variant]:
