@@ -15,7 +15,17 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._variants import Family
-from torch2ort.cache import Armed, Change, Dependencies, Unkeyable, Written, dependencies, named_tensors
+from torch2ort.cache import (
+    NOTHING,
+    Armed,
+    Change,
+    Dependencies,
+    Unkeyable,
+    Unread,
+    Written,
+    dependencies,
+    named_tensors,
+)
 from torch2ort.errors import ExportError
 
 
@@ -27,12 +37,14 @@ class Assumed:
         states: what was found in the walks that came out equal; the first is the one it was made from.
         guards: where all of it stands.
         written: what Functions write to while they run, which is read when they run again.
+        unread: what its graphs write and do not depend on, so that it is no part of the state.
         family: the graphs.
     """
 
     states: list[Dependencies]
     guards: Armed
     written: Written
+    unread: Unread = NOTHING
     family: Family = field(default_factory=Family)
 
     def is_made_from(self, found: Dependencies) -> bool:
@@ -99,14 +111,23 @@ class Assumptions:
                 return assumed, 0
             if position == 0:
                 self.change = change
-        found = self._walk(tensors, schema)
-        if found.reads_memory and not self._reads_memory:
+        walked: list[tuple[Unread, Dependencies]] = []
+
+        def walk(unread: Unread) -> Dependencies:
+            found = next((found for known, found in walked if known == unread), None)
+            if found is None:
+                found = self._walk(tensors, schema, unread)
+                walked.append((unread, found))
+            return found
+
+        if walk(known[0].unread if known else NOTHING).reads_memory and not self._reads_memory:
             self._reads_memory = True
             known = self._under(key, tensors)
         for position, assumed in enumerate(known):
-            if assumed.is_made_from(found):
+            if assumed.is_made_from(walk(assumed.unread)):
                 known.insert(0, known.pop(position))
                 return assumed, 0
+        found = walk(NOTHING)
         known.insert(0, Assumed([found], found.armed(self._written), self._written))
         return known[0], len(known)
 
@@ -116,11 +137,25 @@ class Assumptions:
         return self._known.setdefault((key, memory), [])
 
     def after_export(
-        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
+        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
     ) -> None:
-        """Take what tracing itself changed for the same state: it runs forward, which may note that."""
-        if assumed.states[0].is_partial or assumed.guards.changed() is not None:
-            found = self._walk(tensors, schema)
+        """Take what tracing itself changed for the same state: it runs forward, which may note that.
+
+        Args:
+            assumed: the state.
+            tensors: the call's.
+            schema: the structure around them.
+            unread: what the new graph writes and does not depend on.
+        """
+        if len(assumed.family.variants) > 1:
+            unread = unread & assumed.unread
+        if unread != assumed.unread:
+            # Not all that was found counts, or more than that.
+            found = self._walk(tensors, schema, unread)
+            assumed.states, assumed.unread = [found], unread
+            assumed.guards = found.armed(self._written)
+        elif assumed.states[0].is_partial or assumed.guards.changed() is not None:
+            found = self._walk(tensors, schema, unread)
             assumed.states.append(found)
             assumed.guards = found.armed(self._written)
 
@@ -136,10 +171,19 @@ class Assumptions:
             kept = self._tensors = (guards, guards.moves, tuple(named), list(named.values()))
         return kept[2], kept[3]
 
-    def _walk(self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> Dependencies:
+    def _walk(
+        self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
+    ) -> Dependencies:
         try:
             found = dependencies(
-                self._model, tensors, schema, ["" for _ in tensors], {}, with_hooks=False, in_process=True
+                self._model,
+                tensors,
+                schema,
+                ["" for _ in tensors],
+                {},
+                with_hooks=False,
+                in_process=True,
+                unread=unread,
             )
         except Unkeyable as reason:
             raise ExportError(

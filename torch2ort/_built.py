@@ -12,6 +12,7 @@ from torch2ort._origins import Origin
 from torch2ort._trace import DimSpec
 from torch2ort._views import View
 from torch2ort.cache import Shelf
+from torch2ort.effects import NO_EFFECTS, Effects
 from torch2ort.exported_model import CacheReport, Interface
 from torch2ort.runtime import Graph
 
@@ -47,6 +48,7 @@ class Built:
         origins: what each output is if it is a tensor that was there before.
         views: how each output is a view of such a tensor, or of another output.
         tracked: whether each output requires a gradient in eager PyTorch.
+        effects: what a run leaves in Python objects; its tensors are the last outputs.
         report: what the export cache did.
         shelf: where engines keep what they build from the graph.
     """
@@ -60,3 +62,4 @@ class Built:
     tracked: tuple[bool, ...]
     report: CacheReport = field(default_factory=CacheReport)
     shelf: Shelf | None = None
+    effects: Effects = NO_EFFECTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from torch2ort._naming import name_interface, separate_outputs
 from torch2ort._site_nodes import SiteNodes
 from torch2ort._sizes import Sizes
 from torch2ort._trace import PREFIX, Trace
+from torch2ort.errors import ExportError
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
@@ -47,7 +49,7 @@ def lower(
     size_names = program_size_names(traced.program)
     nodes = SiteNodes(size_names, differentiate=differentiate, opset=opset)
     with translating(size_names, training=differentiate, opset=opset):
-        translated = _translate(traced, nodes, differentiate=differentiate, opset=opset)
+        translated = _translate(type(model).__name__, traced, nodes, differentiate=differentiate, opset=opset)
     graph = translated.model.graph
     sites = nodes.name(graph)
     keep_order(graph, {name for name, site in sites.items() if _leaves_more(site)})
@@ -57,13 +59,15 @@ def lower(
         tie_constant_outputs(translated.model)
     separate_outputs(graph)
     run_unread(graph, sites)
-    name_interface(graph, names, [leaf.name or "output" for leaf in traced.output_schema.leaves], PREFIX)
+    returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
+    left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
+    name_interface(graph, names, [*returned, *left], PREFIX)
     shape_infer.infer(translated.model, size_names)
     proto = ir.to_proto(translated.model)
     onnx.checker.check_model(proto)
     report_unmatched(site.function for site in traced.sites.values() if site.function is not None)
     outputs = tuple(value.name for value in proto.graph.output)
-    count = len(traced.output_schema.leaves)
+    count = len(traced.tracked)
     result = Graph(
         proto=proto,
         inputs=tuple(names),
@@ -80,7 +84,9 @@ def _leaves_more(site: Site) -> bool:
     return site.known_result.uses_rng or site.known_result.effects
 
 
-def _translate(traced: Trace, nodes: SiteNodes, *, differentiate: bool, opset: int) -> symbolics.Translated:
+def _translate(
+    name: str, traced: Trace, nodes: SiteNodes, *, differentiate: bool, opset: int
+) -> symbolics.Translated:
     with warnings.catch_warnings():
         # torch 2.13 copies its own deprecated tree specs.
         warnings.simplefilter("ignore", FutureWarning)
@@ -91,6 +97,14 @@ def _translate(traced: Trace, nodes: SiteNodes, *, differentiate: bool, opset: i
             )
         except UserError as carrier:
             raise carrier.error from None
+        except RuntimeError as error:
+            written = re.match(r"Constant model\.(\S+) is mutated in the forward method", str(error))
+            if written is None:
+                raise
+            raise ExportError(
+                f"{name}: forward writes to the tensor '{written[1]}', which is no buffer, so that a graph "
+                f"would not. Make it one with register_buffer"
+            ) from error
 
 
 def _named_mutations(

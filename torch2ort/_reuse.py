@@ -223,6 +223,8 @@ def _log_miss(store: Store, key: Key) -> None:
 
 def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
     graph, interface = built.graph, built.interface
+    if built.effects:
+        raise Unkeyable(f"forward changes {built.effects.places[0]}, an object of this process")
     for name, tensor in _weights(model, graph.weights).items():
         if tensor.data_ptr() != built.weights[name].data_ptr():
             raise Unkeyable(f"the tensor {graph.weights[name]} is another one in the graph than in the model")

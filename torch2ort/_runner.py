@@ -29,6 +29,7 @@ from torch2ort.export import build
 from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
+from torch2ort.runtime import with_outputs
 
 # A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers.
 _Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int]]
@@ -114,7 +115,11 @@ class Runner:
             put_views(outputs, built.views, built.tracked, tensors, known, built.interface.sizes.dims)
         if verification is not None:
             verification.check_outputs(outputs)
-        return built.interface.result(bound, outputs)
+        returned = len(built.interface.outputs.leaves)
+        if built.effects:
+            built.effects.leave(outputs[returned:])
+            assumed.guards.accept(built.effects.owners)
+        return built.interface.result(bound, outputs[:returned])
 
     def _verification(self, variant: Variant, given: Given) -> Verification | None:
         """The eager run that the first run of a graph is compared with, if that was asked for."""
@@ -166,7 +171,7 @@ class Runner:
         variant = assumed.family.find(shapes)
         if variant is None:
             variant = self._export(assumed, given, shapes)
-            self._assumptions.after_export(assumed, tensors, schema)
+            self._assumptions.after_export(assumed, tensors, schema, variant.built.effects.unread)
         return assumed, variant
 
     def _warn_of_constants(self, key: _Key) -> None:
@@ -207,8 +212,10 @@ class Runner:
         weights = PresentWeights(self.model, built.graph.weights, constants)
         built = replace(built, weights=constants)
         options = with_arguments(self.options, deterministic=True if modes.deterministic else None)
+        built.effects.take()
+        returned = len(built.interface.outputs.leaves)
         exported = ExportedModel(
-            built.graph,
+            with_outputs(built.graph, returned),
             weights,
             built.interface,
             training=built.training,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -38,14 +39,39 @@ def run_on_sample(
     Raises:
         Exception: whatever the model raises.
     """
-    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    args, kwargs = signature.unbind(io_schema.unflatten(with_values(copies, numbers), schema))
     name, generators = type(model).__name__, Generators()
     try:
-        with untouched(name, model, code=True), _other_buffers(model), Undone(copies), Sampling(sample):
-            (model if with_hooks else model.forward)(*args, **kwargs)
+        runs = eager_runs(model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers)
+        with untouched(name, model, code=True), Sampling(sample), runs as run:
+            run()
     finally:
         generators.restore()
+
+
+@contextlib.contextmanager
+def eager_runs(
+    model: torch.nn.Module,
+    signature: io_schema.Signature,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    *,
+    with_hooks: bool,
+    numbers: frozenset[int],
+) -> Iterator[Callable[[], Any]]:
+    """A function that runs ``model`` on its sample; what it writes to tensors is undone behind it.
+
+    Args:
+        model: in the mode that is exported.
+        signature: of its forward.
+        tensors: of the sample call; they are not written to.
+        schema: of the sample call.
+        with_hooks: whether hooks of the model itself run.
+        numbers: positions of the tensors that stand for numbers.
+    """
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    args, kwargs = signature.unbind(io_schema.unflatten(with_values(copies, numbers), schema))
+    with _other_buffers(model), Undone(copies):
+        yield lambda: (model if with_hooks else model.forward)(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import re
 import traceback
 from collections.abc import Iterable
 
-_OWN = r"[/\\](torch|torch2ort|optree|contextlib\.py|functools\.py)([/\\]|$)"
+_OWN = r"[/\\](torch|torch2ort|onnxruntime|optree|contextlib\.py|functools\.py)([/\\]|$)"
 
 
 def line_in(stack: Iterable[traceback.FrameSummary]) -> str:
@@ -40,6 +40,11 @@ def way_out(error: BaseException) -> str:
     return "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function"
 
 
+def is_users(file: str) -> bool:
+    """Whether a file is neither torch's nor torch2ort's."""
+    return not re.search(_OWN, file) and not file.startswith("<")
+
+
 def _innermost(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    frames = [f for f in stack if not re.search(_OWN, f.filename) and not f.filename.startswith("<")]
+    frames = [f for f in stack if is_users(f.filename)]
     return frames[-1] if frames else None

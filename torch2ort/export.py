@@ -156,6 +156,7 @@ def _export(
             training=training,
             with_hooks=with_hooks,
             numbers=call.numbers,
+            leaves=not with_hooks,
         )
         if differentiate and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")
@@ -173,7 +174,16 @@ def _export(
     sizes = sizes_of(traced, graph.inputs)
     interface = Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned)
     mode = model.training if training is None else training
-    return Built(graph, weights, interface, mode, traced.origins, traced.views, traced.tracked)
+    return Built(
+        graph,
+        weights,
+        interface,
+        mode,
+        traced.origins,
+        traced.views,
+        traced.tracked,
+        effects=traced.effects,
+    )
 
 
 def _refuse_hook(model: torch.nn.Module, what: str) -> None:

@@ -1,6 +1,10 @@
 """The export cache: what could change a graph (``key``), and where graphs are kept (``store``)."""
 
+from torch2ort.cache._atoms import words
 from torch2ort.cache._guards import Armed, Change, Written
+from torch2ort.cache._packages import package_of_module
+from torch2ort.cache._torch_private import global_hook_tables
+from torch2ort.cache._unread import NOTHING, Unread
 from torch2ort.cache.key import (
     Dependencies,
     Key,
@@ -14,6 +18,7 @@ from torch2ort.cache.shelf import Kept, Shelf, keep
 from torch2ort.cache.store import RefusedError, Store
 
 __all__ = [
+    "NOTHING",
     "Armed",
     "Change",
     "Dependencies",
@@ -23,10 +28,14 @@ __all__ = [
     "Shelf",
     "Store",
     "Unkeyable",
+    "Unread",
     "Written",
     "dependencies",
+    "global_hook_tables",
     "keep",
     "model_key",
     "named_tensors",
+    "package_of_module",
     "tensor_of",
+    "words",
 ]

@@ -137,9 +137,9 @@ class GuardList:
         """Let the identity of ``value`` stand for it."""
         self.pinned.append((self.finder, value))
 
-    def items(self, owner: Any, place: str) -> None:
-        """Every entry of a dictionary, whatever names the code reads."""
-        self._add(Guard(Kind.ITEMS, owner, None, place, always=True))
+    def items(self, owner: Any, place: str, *, skipped: frozenset[str] = frozenset()) -> None:
+        """Every entry of a dictionary but those skipped, whatever names the code reads."""
+        self._add(Guard(Kind.ITEMS, owner, None, place, skipped, always=True))
 
     def attributes(
         self, owner: Any, place: str, *, skipped: frozenset[str] = frozenset(), always: bool = False
@@ -234,6 +234,8 @@ class Armed:
         self._ties = self._tied()
         # Where those begin that only Functions read.
         self._functions = sum(not g.of_functions for g in self._guards)
+        # Positions of the guards on dictionaries, once somebody asks.
+        self._of_owner: dict[int, int] | None = None
         self.moves = 0
 
     def __len__(self) -> int:
@@ -296,6 +298,19 @@ class Armed:
     def _items_before(self, index: int) -> dict[Any, Any]:
         before = self._native.expected(index)
         return dict(zip(before[::2], before[1::2], strict=True))
+
+    def accept(self, owners: Iterable[Any]) -> None:
+        """Compare with what dictionaries hold now, where the difference does not matter.
+
+        A step that writes to them does so itself: the next comparison need not look, and what they held
+        before is let go.
+        """
+        if self._of_owner is None:
+            self._of_owner = {id(g.owner): i for i, g in enumerate(self._guards) if g.kind is Kind.ITEMS}
+        for owner in owners:
+            index = self._of_owner.get(id(owner))
+            if index is not None and self._change(index, self._guards[index]) is None:
+                self._native.rearm(index)
 
     def _tied(self) -> list[tuple[int, int]]:
         """Which tensors are the same, and which share their memory: the position of the first of them."""

@@ -28,6 +28,7 @@ from torch2ort.cache._definitions import Definitions
 from torch2ort.cache._globals import check_operator, check_pure
 from torch2ort.cache._guards import PLAIN
 from torch2ort.cache._packages import package_of_module
+from torch2ort.cache._unread import NOTHING, Unread
 from torch2ort.cache._walk import Unkeyable, Walk
 
 # Bytes from which on a tensor is told by its identity and version, within a process.
@@ -64,10 +65,12 @@ class Values:
     Args:
         walk: where to.
         unhooked: ids of the modules whose own hooks run outside of the graph.
+        unread: places that do not count.
     """
 
-    def __init__(self, walk: Walk, unhooked: Collection[int] = ()) -> None:
+    def __init__(self, walk: Walk, unhooked: Collection[int] = (), unread: Unread = NOTHING) -> None:
         self._walk = walk
+        self._unread = unread
         self._unhooked = unhooked
         # Tensors among the attributes of modules: a graph takes them as inputs, whatever their values.
         self._fed: set[int] = set()
@@ -185,6 +188,8 @@ class Values:
             self.write(value)
 
     def _items(self, values: Any) -> None:
+        if id(values) in self._unread.containers:
+            return
         if isinstance(values, list):
             self._walk.guards.sequence(values, self._walk.place)
         else:
@@ -193,14 +198,18 @@ class Values:
         self._all(*values)
 
     def _mapping(self, mapping: Any) -> None:
+        if id(mapping) in self._unread.containers:
+            return
+        skipped = self._unread.of(mapping)
         if isinstance(mapping, dict):
-            self._walk.guards.items(mapping, self._walk.place)
+            self._walk.guards.items(mapping, self._walk.place, skipped=skipped)
         else:
             self._walk.guards.value(
                 lambda: [(id(k), id(v)) for k, v in mapping.items()], mapping, self._walk.place
             )
         for key, value in mapping.items():
-            self._all(key, value)
+            if not (skipped and key in skipped):
+                self._all(key, value)
 
     def _guard_ids(self, values: Iterable[Any]) -> None:
         self._guard_value(lambda: [id(value) for value in values], values)
@@ -239,8 +248,10 @@ class Values:
             guards.items(value, place)
             self._all(*collections.OrderedDict.items(value))
         elif isinstance(value, dict):
-            guards.items(value, place)
-            self._all(*dict.items(value))
+            skipped = self._unread.of(value)
+            if id(value) not in self._unread.containers:
+                guards.items(value, place, skipped=skipped)
+                self._all(*(item for item in dict.items(value) if item[0] not in skipped))
         elif isinstance(value, list):
             guards.sequence(value, place)
             self._all(*list.__iter__(value))
@@ -290,11 +301,12 @@ class Values:
 
     def _attributes(self, value: Any) -> None:
         own = getattr(value, "__dict__", None)
-        own = {} if own is None else own
+        own, skipped = {} if own is None else own, _HASHES
         if isinstance(own, dict):
-            self._walk.guards.attributes(own, f"a {type(value).__name__}", skipped=_HASHES)
+            skipped = skipped | self._unread.of(own)
+            self._walk.guards.attributes(own, f"a {type(value).__name__}", skipped=skipped)
         for name in sorted(own, key=str):
-            if name not in _HASHES:
+            if name not in skipped:
                 self._attribute(str(name), own[name])
         for cls in type(value).__mro__:
             for name, member in vars(cls).items():
@@ -395,8 +407,11 @@ class Values:
         self.definitions.class_(type(module))
         attributes = module.__dict__
         self._guard_module(module)
+        unread = self._unread.of(attributes)
         for name in sorted(attributes):
             value = attributes[name]
+            if name in unread:
+                continue
             if name not in _OF_MODULES:
                 self._attribute(name, value)
             elif name not in _MODULE_SKIPPED and (value or name not in _TABLES):
@@ -405,7 +420,8 @@ class Values:
     def _guard_module(self, module: torch.nn.Module) -> None:
         guards, place, attributes = self._walk.guards, self._walk.place, module.__dict__
         guards.type_of(module, f"the class of {place}")
-        guards.attributes(attributes, self._called(module), skipped=_UNREAD)
+        skipped = _UNREAD | self._unread.of(attributes)
+        guards.attributes(attributes, self._called(module), skipped=skipped)
         if id(module) in self._walk.modules:
             self._fed.update(id(v) for v in attributes.values() if isinstance(v, torch.Tensor))
         else:

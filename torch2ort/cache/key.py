@@ -22,6 +22,7 @@ from torch2ort.cache._code import KNOWN_PYTHONS
 from torch2ort.cache._guards import Armed, Guard, Written
 from torch2ort.cache._packages import own_digest, version
 from torch2ort.cache._registered import walk_registrations
+from torch2ort.cache._unread import NOTHING, Unread
 from torch2ort.cache._values import Values, describe
 from torch2ort.cache._walk import Unkeyable, Walk
 from torch2ort.log import logger
@@ -165,6 +166,7 @@ def dependencies(
     *,
     with_hooks: bool = True,
     in_process: bool = False,
+    unread: Unread = NOTHING,
 ) -> Dependencies:
     """What the graph of one call of ``model`` depends on, found by a walk over all that its code reaches.
 
@@ -177,6 +179,7 @@ def dependencies(
         with_hooks: whether hooks of the model itself are part of the graph.
         in_process: whether what is found is compared within this process alone: what nobody reads is not
             looked at, and identities stand for large tensors.
+        unread: what the graph does not depend on, though the code names it.
 
     Raises:
         Unkeyable: an object of the user's raised while it was looked at.
@@ -192,7 +195,7 @@ def dependencies(
         {id(module): path for path, module in model.named_modules()},
         in_process=in_process,
     )
-    values = Values(walk, () if with_hooks else {id(model)})
+    values = Values(walk, () if with_hooks else {id(model)}, unread)
     for name, value in {**_versions(), **_torch_settings(), **settings}.items():
         walk.components[name] = str(value)
     modes = private.active_modes()

@@ -71,6 +71,14 @@ class Holder(Generic[_Contents]):
         """Whether ``contents`` are those from before, the very same objects."""
         raise NotImplementedError
 
+    def same_as(self, before: _Contents, contents: _Contents) -> bool:
+        """Whether ``contents`` are ``before``, the very same objects."""
+        held, self.before = self.before, before
+        try:
+            return self.same(contents)
+        finally:
+            self.before = held
+
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Path and value of what is held."""
         return iter(())
@@ -83,6 +91,11 @@ class Named(Holder[dict[Any, Any]]):
         """See :meth:`Holder.same`."""
         before = self.before
         return len(contents) == len(before) and all(contents.get(k, _ABSENT) is v for k, v in before.items())
+
+    @property
+    def entries(self) -> Any:
+        """The dictionary behind the place, if there is one; else the place's object."""
+        return self.value
 
     def label(self, key: Any) -> str:
         """How the value of ``key`` is reached."""
@@ -113,6 +126,11 @@ class _Attributes(Named):
         attributes = vars(self.value)
         attributes.clear()
         attributes.update(contents)
+
+    @property
+    def entries(self) -> Any:
+        """See :attr:`Named.entries`."""
+        return vars(self.value)
 
     def label(self, key: Any) -> str:
         return f"{self.path}.{key}"
@@ -299,6 +317,9 @@ class Snapshot:
         for holder in self.holders:
             yield from holder.parts()
 
+    def _is_foreign(self, module: str | None) -> bool:
+        return _is_foreign(module)
+
     def _visit(self, path: str, value: Any) -> None:
         if isinstance(value, _PLAIN) or id(value) in self._found:
             return
@@ -320,7 +341,7 @@ class Snapshot:
         elif isinstance(value, functools.partial):
             self._pending += [(path, value.func), (path, value.args), (path, value.keywords)]
         elif isinstance(value, type):
-            if not _is_foreign(value.__module__):
+            if not self._is_foreign(value.__module__):
                 self._hold(_Class(f"{value.__qualname__}", value))
                 self._pending += [(path, base) for base in value.__bases__]
         elif not isinstance(value, types.ModuleType) and not _is_torchs(value):
@@ -342,7 +363,7 @@ class Snapshot:
         self._pending.append((path, type(value)))
 
     def _visit_function(self, function: types.FunctionType) -> None:
-        if _is_foreign(function.__module__):
+        if self._is_foreign(function.__module__):
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             if id(cell) not in self._found:
@@ -354,7 +375,7 @@ class Snapshot:
         self._use(function.__globals__, used)
         for name in used:
             module = function.__globals__.get(name)
-            if isinstance(module, types.ModuleType) and not _is_foreign(module.__name__):
+            if isinstance(module, types.ModuleType) and not self._is_foreign(module.__name__):
                 self._use(vars(module), attributes)
 
     def _use(self, values: dict[str, Any], names: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """The engines: inference session and training session."""
 
 from torch2ort.runtime.classes import bind_classes
-from torch2ort.runtime.graph import Graph, Mutation
+from torch2ort.runtime.graph import Graph, Mutation, with_outputs
 from torch2ort.runtime.inference import InferenceEngine
 from torch2ort.runtime.large import content_of
 from torch2ort.runtime.nodes import load_sites, python_op_nodes
@@ -21,4 +21,5 @@ __all__ = [
     "inference_session",
     "load_sites",
     "python_op_nodes",
+    "with_outputs",
 ]

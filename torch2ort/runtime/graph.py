@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
 from torch2ort.pythonop import Site
 from torch2ort.symbolics import Mutation
 
-__all__ = ["Graph", "Mutation"]
+__all__ = ["Graph", "Mutation", "with_outputs"]
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,13 @@ class Graph:
     def uses_rng(self) -> bool:
         """Whether a run draws from PyTorch's random generator."""
         return any(site.known_result.uses_rng for site in self.sites.values())
+
+
+def with_outputs(graph: Graph, count: int) -> Graph:
+    """``graph`` without its outputs behind the first ``count``."""
+    if count == len(graph.outputs):
+        return graph
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    del proto.graph.output[count : len(graph.outputs)]
+    return replace(graph, proto=proto, outputs=graph.outputs[:count])

@@ -1,0 +1,37 @@
+"""What forward writes and never reads from before: no graph depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Places whose contents no graph depends on.
+
+    Attributes:
+        names: by the id of a dictionary (an object's attributes, too): keys.
+        containers: ids of lists and the like.
+        alive: what has these ids, so that they stay its own.
+    """
+
+    names: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    containers: frozenset[int] = frozenset()
+    alive: tuple[Any, ...] = field(default=(), compare=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.containers)
+
+    def __and__(self, other: Unread) -> Unread:
+        names = {i: found & other.names.get(i, frozenset()) for i, found in self.names.items()}
+        kept = {i: found for i, found in names.items() if found}
+        return Unread(kept, self.containers & other.containers, (*self.alive, *other.alive))
+
+    def of(self, owner: dict[Any, Any]) -> frozenset[str]:
+        """Keys of a dictionary."""
+        return self.names.get(id(owner), frozenset())
+
+
+NOTHING = Unread()

@@ -1,0 +1,102 @@
+"""Calls of torch inside of forward that do something beside computing, and that a graph cannot repeat."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torch2ort._source_lines import is_users, line_in
+from torch2ort.errors import ExportError
+
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+# The module whose `forward` calls the model's.
+_TRACES = "torch2ort._trace"
+_SEEDS = "Seed before the call, and leave torch's random state alone in forward"
+
+
+@contextlib.contextmanager
+def refused_calls(model: torch.nn.Module) -> Iterator[None]:
+    """Refuse, in the code inside, to seed torch's generator and to pack what autograd saves.
+
+    Args:
+        model: for messages.
+    """
+    random: Any = torch.random
+    generator, enter = random.default_generator, torch.autograd.graph.saved_tensors_hooks.__enter__
+    name = type(model).__name__
+
+    def refuse(what: str, remedy: str) -> None:
+        line = line_in(traceback.extract_stack()) or "forward"
+        raise ExportError(f"{name}: {line} {what}, which a graph cannot do. {remedy}")
+
+    class Seeded:
+        """The generator as torch's functions see it."""
+
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute in ("manual_seed", "seed", "set_state") and _is_forwards():
+                refuse("sets torch's random state", _SEEDS)
+            return getattr(generator, attribute)
+
+    def entered(hooks: Any) -> Any:
+        # Moving to the host and back changes nothing.
+        if not isinstance(hooks, torch.autograd.graph.save_on_cpu) and (
+            is_users(sys._getframe(1).f_code.co_filename) and _is_forwards()
+        ):
+            refuse(
+                "packs what autograd saves (saved_tensors_hooks)",
+                "Enter the hooks around the call of the model, or use torch.utils.checkpoint",
+            )
+        return enter(hooks)
+
+    random.default_generator = Seeded()
+    torch.autograd.graph.saved_tensors_hooks.__enter__ = entered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        random.default_generator = generator
+        torch.autograd.graph.saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+
+
+def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any], *, derived: bool) -> None:
+    """Refuse a function of torch that a graph cannot call.
+
+    Args:
+        model: for messages.
+        function: what is called.
+        arguments: those with names.
+        derived: whether forward lets a tensor of its own require a gradient, which is refused later.
+
+    Raises:
+        ExportError: ``function`` is one, or draws from a generator of the user's.
+    """
+    if function in _BACKWARD and not derived:
+        what = (
+            "runs a backward, which a graph cannot do inside of forward. Put that part of the model into a "
+        )
+        what += "torch.autograd.Function, or run it behind the call"
+    elif arguments.get("generator") is not None:
+        what = "draws from a generator of its own, and a graph draws from torch's. Leave `generator` away"
+    else:
+        return
+    if not _is_forwards():
+        return
+    raise ExportError(f"{type(model).__name__}: {line_in(traceback.extract_stack()) or 'forward'} {what}")
+
+
+def _is_forwards() -> bool:
+    """Whether the model's code runs, and not that of a Function in it, which is run in each call."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("torch2ort.pythonop."):
+            return False
+        if name == _TRACES and frame.f_code.co_name == "forward":
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,220 @@
+"""The state that a model's forward can reach and change, as it is before a call."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import itertools
+import operator
+import random
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch2ort.cache import global_hook_tables, package_of_module, words
+from torch2ort.pythonop.state import Holder, Named, Snapshot
+
+# Classes of the standard library whose instances hold a user's data.
+_CARRIERS = words("_thread argparse builtins collections dataclasses enum functools types")
+_ITERATORS: tuple[type, ...] = (
+    itertools.count, itertools.cycle, types.GeneratorType, type(iter([])), type(iter(())),
+    type(iter(range(1))), type(iter({})), type(iter(set())),
+)  # fmt: skip
+_NO_HINT = -1
+HOOKS_OF_ALL = "hooks of all modules"
+
+
+class State(Holder[Any]):
+    """An object written in C that moves on when it is used."""
+
+
+class Numbers(State):
+    """A random generator."""
+
+    def read(self) -> Any:
+        """See :meth:`Holder.read`."""
+        value = self.value
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if isinstance(value, torch.Generator):
+            return value.get_state()
+        state = value.get_state(legacy=False) if isinstance(value, np.random.RandomState) else None
+        return state if state is not None else value.bit_generator.state
+
+    def write(self, contents: Any) -> None:
+        """See :meth:`Holder.write`."""
+        value = self.value
+        if isinstance(value, random.Random):
+            value.setstate(contents)
+        elif isinstance(value, (torch.Generator, np.random.RandomState)):
+            value.set_state(contents)
+        else:
+            value.bit_generator.state = contents
+
+    def same(self, contents: Any) -> bool:
+        """See :meth:`Holder.same`."""
+        return bool(repr_of(contents) == repr_of(self.before))
+
+
+class Position(State):
+    """An iterator, which nobody can wind back."""
+
+    def read(self) -> Any:
+        """See :meth:`Holder.read`."""
+        value = self.value
+        if isinstance(value, types.GeneratorType):
+            frame = value.gi_frame
+            return frame and (frame.f_lasti, {name: id(held) for name, held in frame.f_locals.items()})
+        if isinstance(value, itertools.count):
+            return repr(value)
+        return operator.length_hint(_inner(value), _NO_HINT)
+
+    def write(self, contents: Any) -> None:
+        """See :meth:`Holder.write`."""
+
+    def same(self, contents: Any) -> bool:
+        """See :meth:`Holder.same`."""
+        return bool(contents == self.before)
+
+
+def _inner(value: Any) -> Any:
+    """What ``itertools.cycle`` goes through, where Python tells."""
+    if not isinstance(value, itertools.cycle):
+        return value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return value.__reduce__()[1][0]
+        except TypeError:
+            return value
+
+
+class Variable(State):
+    """A ``contextvars.ContextVar``."""
+
+    def read(self) -> Any:
+        """See :meth:`Holder.read`."""
+        return self.value.get(None)
+
+    def write(self, contents: Any) -> None:
+        """See :meth:`Holder.write`."""
+        self.value.set(contents)
+
+    def same(self, contents: Any) -> bool:
+        """See :meth:`Holder.same`."""
+        return contents is self.before
+
+
+def repr_of(state: Any) -> Any:
+    """A generator's state, to be compared."""
+    if isinstance(state, torch.Tensor):
+        return state.numpy().tobytes()
+    if isinstance(state, dict):
+        return {key: repr_of(value) for key, value in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+class Defaults(Named):
+    """The defaults of a function, in which hooks often keep the list that they fill."""
+
+    def read(self) -> dict[Any, Any]:
+        """See :meth:`Holder.read`."""
+        return dict(enumerate(self.value.__defaults__ or ()))
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        """See :meth:`Holder.write`."""
+        self.value.__defaults__ = tuple(contents.values())
+
+    def label(self, key: Any) -> str:
+        """See :meth:`Named.label`."""
+        code = self.value.__code__
+        names = code.co_varnames[: code.co_argcount][-len(self.before) :]
+        return f"the default {names[key]} of {self.value.__qualname__}"
+
+
+class Partial(Named):
+    """The arguments that a ``functools.partial`` holds."""
+
+    def read(self) -> dict[Any, Any]:
+        """See :meth:`Holder.read`."""
+        return {**dict(enumerate(self.value.args)), **self.value.keywords}
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        """See :meth:`Holder.write`."""
+        value = self.value
+        args = tuple(v for k, v in contents.items() if isinstance(k, int))
+        keywords = {k: v for k, v in contents.items() if isinstance(k, str)}
+        value.__setstate__((value.func, args, keywords, vars(value)))
+
+
+class Reached(Snapshot):
+    """What the code of a model reaches; what installed packages keep for themselves is left to them.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        hooks = [(HOOKS_OF_ALL, table) for table in global_hook_tables()]
+        super().__init__([(type(model).__name__, model), *hooks])
+
+    def was_there(self, value: Any) -> bool:
+        """Whether ``value`` was found."""
+        return id(value) in self._found
+
+    def of(self, value: Any) -> list[Holder[Any]]:
+        """The places of which ``value`` is the object."""
+        return [holder for holder in self.holders if holder.value is value]
+
+    def _is_foreign(self, module: str | None) -> bool:
+        if super()._is_foreign(module):
+            return True
+        return module is not None and package_of_module(module) is not None
+
+    def _visit(self, path: str, value: Any) -> None:
+        if isinstance(value, _GENERATORS):
+            self._keep(value, Numbers, path)
+        elif isinstance(value, contextvars.ContextVar):
+            self._keep(value, Variable, path)
+        elif isinstance(value, _ITERATORS):
+            self._keep(value, Position, path)
+        elif type(value) is functools.partial and id(value) not in self._found:
+            self._found.add(id(value))
+            self._alive.append(value)
+            self._hold(Partial(path, value))
+            self._pending.append((path, value.func))
+        else:
+            super()._visit(path, value)
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        super()._visit_function(function)
+        if function.__defaults__ and not self._is_foreign(function.__module__):
+            self._hold(Defaults(f"a default of {function.__qualname__}", function))
+
+    def _keep(self, value: Any, kind: Callable[[str, Any], Holder[Any]], path: str) -> None:
+        if id(value) not in self._found:
+            self._found.add(id(value))
+            self._alive.append(value)
+            self.holders.append(kind(path, value))
+
+    def _visit_object(self, path: str, value: Any) -> None:
+        home = type(value).__module__.partition(".")[0]
+        if home not in sys.stdlib_module_names or home in _CARRIERS or isinstance(value, (dict, list)):
+            super()._visit_object(path, value)
+
+
+_GENERATORS: tuple[type, ...] = (
+    random.Random, np.random.RandomState, np.random.Generator, torch.Generator,
+)  # fmt: skip
+
+
+def readable(path: str) -> str:
+    """A place as people write it: ``Model.blocks.0.aux``."""
+    path = re.sub(r"\._(?:modules|buffers|parameters)\['([^']*)'\]", r".\1", path)
+    return path

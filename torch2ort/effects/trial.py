@@ -1,0 +1,211 @@
+"""Runs of the model in eager PyTorch that tell what a trace cannot: what changes again, and in which line."""
+
+from __future__ import annotations
+
+import linecache
+import random
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch2ort import io_schema
+from torch2ort._source_lines import is_users
+from torch2ort.cache import Unread
+from torch2ort.effects.found import REQUIRES_GRAD, SETTINGS, EffectError, added, settings, switch_back
+from torch2ort.effects.reached import Reached, repr_of
+from torch2ort.effects.writes import ItemsWritten, KeysWritten, Write
+from torch2ort.errors import SchemaError
+from torch2ort.pythonop.state import Holder
+from torch2ort.pythonop.traces import Generators
+
+Run = Callable[[], Any]
+
+
+def tried(model: torch.nn.Module, writes: Sequence[Write], unread: Unread, run: Run) -> tuple[Write, ...]:
+    """Run forward twice, and compare what it leaves.
+
+    Args:
+        model: the model.
+        writes: what a run of its graph leaves.
+        unread: the places that forward does not read from before.
+        run: runs forward in eager PyTorch.
+
+    Returns:
+        What it leaves in eager PyTorch, too, and not only while it is traced.
+
+    Raises:
+        EffectError: it leaves something else each time, which a graph of its own would be needed for.
+    """
+    reached, generators = Reached(model), Generators()
+    contents = [[write.holder.read() for write in writes]]
+    try:
+        for _ in range(2):
+            run()
+            contents.append([write.holder.read() for write in writes])
+    except Exception:
+        # The caller's own call meets it, too.
+        return tuple(writes)
+    finally:
+        _restore(reached)
+        generators.restore()
+    kept: list[Write] = []
+    for write, *held in zip(writes, *contents, strict=True):
+        if not _settles(write, unread, held):
+            raise _changes_again(write, held)
+        if not write.holder.same_as(held[0], held[1]):
+            kept.append(write)
+    return tuple(kept)
+
+
+def _settles(write: Write, unread: Unread, held: list[Any]) -> bool:
+    before, first, second = held
+    if isinstance(write, KeysWritten):
+        skipped = unread.of(write.owner)
+        fed = isinstance(write.holder.value, torch.nn.Module) or write.holder.path.endswith("._buffers")
+        return all(
+            _alike(first.get(key), second.get(key), unread=key in skipped, fed=fed) for key in write.sets
+        )
+    if isinstance(write, ItemsWritten):
+        if id(write.owner) not in unread.containers:
+            return len(first) == len(second) and all(map(_is, first, second))
+        if write.whole:
+            return _alike(first, second, unread=True, fed=False)
+        news = []
+        for earlier, later in ((before, first), (first, second)):
+            news.append(_added_to(write.holder, earlier, later))
+        return _alike(*news, unread=True, fed=False)
+    return bool(first == second)
+
+
+def _added_to(holder: Any, before: list[Any], contents: list[Any]) -> list[Any]:
+    kept, holder.before = holder.before, before
+    try:
+        return added(holder, contents)[0]
+    finally:
+        holder.before = kept
+
+
+def _alike(first: Any, second: Any, *, unread: bool, fed: bool) -> bool:
+    """Whether a graph that leaves the one may go on to leave the other in its place."""
+    if first is second:
+        return True
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        # Another size is another graph.
+        return unread or (fed and first.shape == second.shape)
+    if not unread and not isinstance(first, (bool, int, float, str, bytes, complex, torch.Size)):
+        return False
+    try:
+        return io_schema.flatten(first)[1] == io_schema.flatten(second)[1]
+    except SchemaError:
+        return type(first) is type(second) and isinstance(first, torch.Size) and first == second
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _changes_again(write: Write, held: list[Any]) -> EffectError:
+    _, first, second = held
+    values = ""
+    if isinstance(write, KeysWritten):
+        for key in write.sets:
+            one, other = first.get(key), second.get(key)
+            if one is not other and isinstance(one, (bool, int, float, str)):
+                values = f", from {one!r} to {other!r}"
+                break
+    return EffectError(
+        f"changes {write.place} with each call{values}",
+        "and a graph holds what one call found. Make it a buffer, a tensor that forward writes to, or change "
+        "it outside of forward",
+        write.holder.key,
+    )
+
+
+def _restore(reached: Reached) -> None:
+    for holder, _ in reached.changed():
+        if type(holder).__name__ != "_Memo":
+            holder.write(holder.before)
+
+
+def line_of(model: torch.nn.Module, key: tuple[int, str] | None, run: Run) -> str:
+    """The line of the model's code in which a place changes; empty if that is not found.
+
+    Args:
+        model: the model.
+        key: of the place.
+        run: runs forward in eager PyTorch.
+    """
+    if key is None:
+        return ""
+    reached, generators = Reached(model), Generators()
+    holder = next((h for h in reached.holders if h.key == key), None)
+    flags, switches = [(p, p.requires_grad) for p in model.parameters()], settings()
+    finder = _Finder(_changed(model, holder, key))
+    before = sys.gettrace()
+    sys.settrace(finder.trace)
+    try:
+        run()
+    except Exception:
+        pass
+    finally:
+        sys.settrace(before)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+        switch_back(switches)
+        _restore(reached)
+        generators.restore()
+    return finder.line()
+
+
+def _changed(model: torch.nn.Module, holder: Holder[Any] | None, key: tuple[int, str]) -> Callable[[], bool]:
+    if key[1] == SETTINGS:
+        before = settings()
+        return lambda: settings() != before
+    if key[1] == REQUIRES_GRAD:
+        flags = [p.requires_grad for p in model.parameters()]
+        return lambda: [p.requires_grad for p in model.parameters()] != flags
+    if holder is not None:
+        known: Holder[Any] = holder
+        return lambda: not known.same(known.read())
+    if "numpy" in key[1]:
+        legacy = np.random.get_state(legacy=False)
+        return lambda: repr_of(np.random.get_state(legacy=False)) != repr_of(legacy)
+    state = random.getstate()
+    return lambda: random.getstate() != state
+
+
+class _Finder:
+    """Follows a run line by line until something has changed."""
+
+    def __init__(self, changed: Callable[[], bool]) -> None:
+        self._changed = changed
+        self._last: tuple[str, int, str] | None = None
+        self._found = False
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """What Python calls for each line."""
+        if self._found or not is_users(frame.f_code.co_filename):
+            return None
+        if self._last is not None and self._changed():
+            self._found = True
+            return None
+        here: FrameType | None = frame
+        if event == "return":
+            # What happens next is done by the caller's line.
+            here = frame.f_back
+            while here is not None and not is_users(here.f_code.co_filename):
+                here = here.f_back
+        if here is not None:
+            self._last = here.f_code.co_filename, here.f_lineno, here.f_code.co_name
+        return self.trace
+
+    def line(self) -> str:
+        """``file:line in function (text)``."""
+        if self._last is None:
+            return ""
+        file, number, name = self._last
+        return f"{file}:{number} in {name} ({linecache.getline(file, number).strip()})"
