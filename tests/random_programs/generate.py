@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from tests.random_programs.habits import HABITS, FunctionPlan
 from tests.random_programs.operators import OPERATORS
@@ -49,7 +49,20 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
         without: operators, ``habit=choice`` pairs, actions and lines in front of a statement that are not
             drawn.
     """
-    return _Generator(random.Random(seed), frozenset(without)).program()
+    drawn = _Generator(random.Random(seed), frozenset(without)).program()
+    return _varied(random.Random(f"variations of {seed}"), drawn)
+
+
+def _varied(draw: random.Random, program: Program) -> Program:
+    """The program with what is drawn apart, so that it leaves the rest of a seed's program as it is."""
+    script = []
+    for action in program.script:
+        if action.kind == "call":
+            strided, out_of_range = draw.random() < 0.15, draw.random() < 0.04
+            script.append(replace(action, strided=strided, high=6 if out_of_range else 4))
+        else:
+            script.append(action)
+    return replace(program, script=tuple(script), optimizer=draw.choice(("SGD", "SGD", "AdamW")))
 
 
 class _Generator:

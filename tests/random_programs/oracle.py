@@ -48,12 +48,14 @@ class Run:
     def model(self, model):
         return self.wrap(model.to(self.dtype))
 
-    def tensor(self, *shape, requires_grad=False):
+    def tensor(self, *shape, requires_grad=False, strided=False):
         value = torch.randn(shape, generator=self.generator).to(self.dtype)
+        if strided:
+            value = value.t().contiguous().t()
         return value.requires_grad_(requires_grad)
 
-    def index(self, *shape):
-        return torch.randint(4, shape, generator=self.generator)
+    def index(self, *shape, high=4):
+        return torch.randint(high, shape, generator=self.generator)
 
     def see(self, label, value, **inputs):
         """Keep the tensors and constants of a value; and the state of the random numbers."""
@@ -65,6 +67,15 @@ class Run:
             else:
                 self.seen.append((path, leaf))
         self.seen.append((f"random numbers after {label}", torch.rand(2)))
+
+    def see_memory(self, label, value, model):
+        """Keep which of the caller's tensors each tensor of a value is a view of, or is."""
+        known = [*self.inputs.items(), *model.named_parameters(), *model.named_buffers()]
+        for path, leaf in leaves(value, label):
+            if isinstance(leaf, torch.Tensor) and leaf.numel():
+                memory = leaf.untyped_storage().data_ptr()
+                shared = [name for name, t in known if t.untyped_storage().data_ptr() == memory]
+                self.seen.append((f"memory of {path}", (shared, leaf.stride() if shared else None)))
 
     def see_gradients(self, model):
         tensors = [*model.named_parameters(), *self.inputs.items()]

@@ -46,6 +46,8 @@ class Action:
         under: the grad mode of the call, as ``torch.no_grad()``; empty for the usual one.
         flag: the call's Python argument ``flag``, or the attribute's new value.
         retain: whether backward keeps its graph.
+        strided: whether the call's tensors lie in memory by columns.
+        high: what the call's indices are below; more than 4 is out of range for most operators.
     """
 
     kind: str
@@ -55,6 +57,8 @@ class Action:
     under: str = ""
     flag: bool = False
     retain: bool = False
+    strided: bool = False
+    high: int = 4
 
 
 # Those that speak of a call, and those that do not.
@@ -75,6 +79,7 @@ class Program:
         returns: names of the variables that forward returns.
         form: how it returns them: ``plain``, ``tuple``, ``dict`` or ``nested``.
         script: what is done with the model.
+        optimizer: of ``torch.optim``.
     """
 
     functions: tuple[FunctionPlan, ...]
@@ -82,6 +87,7 @@ class Program:
     returns: tuple[str, ...]
     form: str
     script: tuple[Action, ...]
+    optimizer: str = "SGD"
 
     @property
     def size(self) -> int:

@@ -38,11 +38,15 @@ def render(program: Program) -> str:
     script = ["def steps(run):", "    model = run.model(Model())"]
     trained = "Parameter(" in "".join(model) or "torch.nn." in "".join(model[3:-3])
     if any(a.kind in ("step", "zero") for a in program.script) and trained:
-        script.append("    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)")
+        script.append(f"    optimizer = torch.optim.{program.optimizer}(model.parameters(), lr=0.05)")
+    # What a Function gives of its argument's memory, ORTModule copies.
+    copied = any(plan.returns in ("view", "input", "dirty") for _, plan in _used_functions(program))
     for action in program.script:
         if action.kind in ("step", "zero") and not trained:
             continue
         script += ["    " + line for line in _ACTIONS[action.kind](action, arguments)]
+        if action.kind == "call" and not copied:
+            script.append(f'    run.see_memory("output {action.call}", out_{action.call}, model)')
     script.append("    run.see_state(model)")
     text = "\n\n\n".join([*(f.rstrip() for f in functions), "\n".join(model).rstrip(), "\n".join(script)])
     return f"{_imports_for(text)}\n\n{text}\n"
@@ -130,15 +134,17 @@ def _statement(program: Program, statement: Statement) -> list[str]:
 
 def _call(action: Action, arguments: list[str]) -> list[str]:
     i, rows = action.call, action.rows
-    gradient = ", requires_grad=True" if action.requires_grad else ""
+    how = ", requires_grad=True" if action.requires_grad else ""
+    how += ", strided=True" if action.strided else ""
+    index = f"{rows}" if action.high == 4 else f"{rows}, high={action.high}"
     lines = []
     given = []
     for name in arguments:
         if name in ("x0", "y0"):
-            lines.append(f"{name}_{i} = run.tensor({rows}, 4{gradient})")
+            lines.append(f"{name}_{i} = run.tensor({rows}, 4{how})")
             given.append(f"{name}_{i}")
         elif name == "k0":
-            lines.append(f"k0_{i} = run.index({rows})")
+            lines.append(f"k0_{i} = run.index({index})")
             given.append(f"k0_{i}")
         else:
             given.append(f"flag={action.flag}" if name == "flag" else f"scale={0.5 + 0.25 * action.flag}")

@@ -128,6 +128,8 @@ def _fewer_returns(program: Program) -> Iterator[Program]:
 
 
 def _simpler(program: Program) -> Iterator[Program]:
+    if program.optimizer != "SGD":
+        yield replace(program, optimizer="SGD")
     for i, statement in enumerate(program.body):
         for simple in _simpler_statements(program, statement):
             yield replace(program, body=(*program.body[:i], simple, *program.body[i + 1 :]))
@@ -185,6 +187,6 @@ def _simpler_actions(action: Action) -> Iterator[Action]:
     plain = Action(action.kind, action.call)
     if action.kind == "call" and action.rows != SIZES[0]:
         yield replace(action, rows=SIZES[0])
-    for field in ("requires_grad", "under", "flag", "retain"):
+    for field in ("requires_grad", "under", "flag", "retain", "strided", "high"):
         if getattr(action, field) != getattr(plain, field):
             yield replace(action, **{field: getattr(plain, field)})
