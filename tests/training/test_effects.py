@@ -287,6 +287,21 @@ def test_a_container_stays_the_same_object(name: str):
     )
 
 
+def test_a_number_among_the_arguments_is_left_as_it_is():
+    model = nn.Linear(4, 4)
+
+    def forward(x, scale):
+        model.scale = scale
+        return nn.functional.linear(x, model.weight) * scale
+
+    model.forward = forward
+    wrapped = torch2ort.ORTModule(model)
+    for scale in (1.0, 2.0, 3.0):
+        wrapped(X, scale)
+        assert type(model.scale) is float
+        assert model.scale == scale
+
+
 def test_one_list_in_two_places_is_one_list():
     model = made("shares_a_list")
     torch2ort.ORTModule(model)(X)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from torch2ort import io_schema
+from torch2ort._numbers import Number, ReadInPythonError
 from torch2ort.errors import SchemaError
 
 # What is the same in each call, whoever made it.
@@ -147,6 +148,9 @@ class Recipes:
         Raises:
             UnmadeError: there is none.
         """
+        if type(value) is Number:
+            # One that stands for an argument: each value has a graph of its own, then.
+            raise ReadInPythonError
         if isinstance(value, _SYMBOLS):
             raise UnmadeError("a size that varies")
         if isinstance(value, torch.Tensor):
