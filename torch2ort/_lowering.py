@@ -52,6 +52,10 @@ def lower(
         translated = _translate(type(model).__name__, traced, nodes, differentiate=differentiate, opset=opset)
     graph = translated.model.graph
     sites = nodes.name(graph)
+    if sites:
+        # ONNX Runtime fuses into operators of this domain, and does not find them where a model that has
+        # others' nodes does not import it.
+        translated.model.opset_imports.setdefault("com.microsoft", 1)
     keep_order(graph, {name for name, site in sites.items() if _leaves_more(site)})
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]

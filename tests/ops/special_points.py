@@ -18,7 +18,12 @@ FINITE = torch.tensor(
         50.0, -50.0, 88.0, -88.0, 1e4, -1e4, 1e20, -1e20, 1e30, -1e30,
     ]
 )  # fmt: skip
-ENDLESS = torch.tensor([math.inf, -math.inf, math.nan])
+# Several times, as kernels treat many numbers in another way than few.
+ENDLESS = torch.tensor([math.inf, -math.inf, math.nan]).repeat(16)
+# Less than 1.2e-38: their digits are fewer.
+SMALLEST = torch.tensor([1e-40, -1e-40, 1e-45, 1e-38, -1e-38, 0.0, -0.0, 1.0]).repeat(8)
+_ENDS = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 1e-40, -1e-40, 3e38])
+PAIRS = tuple(t.reshape(-1).contiguous() for t in torch.meshgrid(_ENDS, _ENDS, indexing="ij"))
 
 UNARY: dict[str, Unary] = {
     "abs": lambda x: x.abs(),
@@ -56,9 +61,8 @@ UNARY: dict[str, Unary] = {
     "clamp, max": lambda x: x.clamp(max=1),
     "clamp, empty": lambda x: x.clamp(2, 1),
     "clamp, tensors": lambda x: x.clamp(torch.tensor(-1.0), torch.tensor(3.0)),
-    # ONNX Runtime's square root loses the sign of zero.
-    "sqrt": lambda x: (x + 0.0).sqrt(),
-    "rsqrt": lambda x: (x + 0.0).rsqrt(),
+    "sqrt": lambda x: x.sqrt(),
+    "rsqrt": lambda x: x.rsqrt(),
     "reciprocal": lambda x: x.reciprocal(),
     "square": lambda x: x.square(),
     "pow 0": lambda x: x**0,
@@ -68,8 +72,8 @@ UNARY: dict[str, Unary] = {
     "pow 4": lambda x: x**4,
     "pow -1": lambda x: x**-1,
     "pow -2": lambda x: x**-2,
-    "pow 0.5": lambda x: (x + 0.0) ** 0.5,
-    "pow -0.5": lambda x: (x + 0.0) ** -0.5,
+    "pow 0.5": lambda x: x**0.5,
+    "pow -0.5": lambda x: x**-0.5,
     "pow 1.5": lambda x: x**1.5,
     "pow 1/3": lambda x: x ** (1 / 3),
     "number to a power": lambda x: 2.0**x,
@@ -155,6 +159,18 @@ ROWS = torch.tensor(
         [0.0, 2.0, 0.0, 5.0],
     ]
 )
+# With numbers that are none.
+ODD_ROWS = torch.tensor(
+    [
+        [1.0, math.nan, 2.0, -1.0],
+        [math.inf, -math.inf, math.nan, 0.0],
+        [math.inf, math.inf, 1.0, -math.inf],
+        [-math.inf] * 4,
+        [math.nan] * 4,
+        [0.0, -0.0, 1e-40, -1e-40],
+        [2.0, 2.0, 1.0, 1.0],
+    ]
+).repeat(8, 1)
 OF_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max": lambda x: x.max(-1).values,
     "min": lambda x: x.min(-1).values,
@@ -172,6 +188,8 @@ OF_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sort": lambda x: x.sort(-1).values * torch.arange(1.0, 5),
     "sort, descending": lambda x: x.sort(-1, descending=True).values * torch.arange(1.0, 5),
     "sort, stable": lambda x: x.sort(stable=True, dim=-1).values * torch.arange(1.0, 5),
+    "argmax": lambda x: x.argmax(-1) * x[..., 0].nan_to_num(),
+    "argmin": lambda x: x.argmin(-1) * x[..., 0].nan_to_num(),
     "topk": lambda x: x.topk(2).values * torch.arange(1.0, 3),
     "cummax": lambda x: x.cummax(-1).values,
     "cummin": lambda x: x.cummin(-1).values,

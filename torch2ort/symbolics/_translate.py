@@ -26,6 +26,7 @@ from torch2ort.symbolics.mutation import Mutation, add_mutation_outputs
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.special_numbers import keep_nan
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.trainable import untrainable_nodes
 from torch2ort.symbolics.translations import translation_table
@@ -77,6 +78,7 @@ def translate(
         model, mutations = _to_onnx(program, notes, opset, python_op, given_up)
         cleanup(model)
         count_axes_from_the_front(model)
+        keep_nan(model, training=training)
         wrong: dict[str, str] = {}
         if training:
             trained = trained_names(program)

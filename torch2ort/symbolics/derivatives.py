@@ -172,6 +172,19 @@ def _div_backward(grad: torch.Tensor, saved: Tensors, a: Arguments, needed: froz
     return found
 
 
+def _sqrt_backward(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    return grad / (2 * result)
+
+
+def _rsqrt_backward(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    return -0.5 * grad * result.pow(3)
+
+
+def _log_backward(base: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    factor = math.log(base)
+    return lambda grad, x: grad / (x * factor)
+
+
 DERIVATIVES: dict[OpOverload, Derivative] = {
     aten.div.Tensor: Derivative(_div, _div_backward),
     aten.elu.default: _of_one(aten.elu, _elu_backward, "alpha scale input_scale"),
@@ -183,8 +196,14 @@ DERIVATIVES: dict[OpOverload, Derivative] = {
     aten.hardtanh.default: _of_one(aten.hardtanh, aten.hardtanh_backward, "min_val max_val"),
     aten.layer_norm.default: Derivative(_layer_norm, _layer_norm_backward),
     aten.leaky_relu.default: _of_one(aten.leaky_relu, _leaky_relu_backward, "negative_slope"),
+    aten.log.default: _of_one(aten.log, aten.div),
+    aten.log10.default: _of_one(aten.log10, _log_backward(10)),
+    aten.log2.default: _of_one(aten.log2, _log_backward(2)),
     aten.mish.default: _of_one(aten.mish, aten.mish_backward),
     aten.relu.default: _of_one(aten.relu, _relu_backward, saves_result=True),
+    aten.rsqrt.default: _of_one(aten.rsqrt, _rsqrt_backward, saves_result=True),
+    aten.sigmoid.default: _of_one(aten.sigmoid, aten.sigmoid_backward, saves_result=True),
     aten.silu.default: _of_one(aten.silu, aten.silu_backward),
+    aten.sqrt.default: _of_one(aten.sqrt, _sqrt_backward, saves_result=True),
     aten.softplus.default: _of_one(aten.softplus, aten.softplus_backward, "beta threshold"),
 }

@@ -75,7 +75,27 @@ _MISTRANSLATED: frozenset[OpOverload] = frozenset(
     }
 )
 
+# Their parts overflow, lose small numbers or signs, or pass NaN over.
+_INEXACT: frozenset[OpOverload] = frozenset(
+    {
+        aten.atan2.default,
+        aten.erfc.default,
+        aten.expm1.default,
+        aten.log1p.default,
+        aten.logaddexp.default,
+        aten.logaddexp2.default,
+        aten.logcumsumexp.default,
+        aten.logit.default,
+        aten.xlogy.Tensor,
+        aten.xlogy.Scalar_Self,
+        aten.xlogy.Scalar_Other,
+    }
+)
+
 # ONNX Runtime's normalization of rows knows no spread that is small beside the mean.
+# Logarithms, roots: onnxruntime-training takes the smallest numbers for others, and the root of infinity
+# for NaN.
+# sigmoid: it is zero for large negative numbers, of which losses take the logarithm.
 # topk, quantiles: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
 # The others: their parts have no gradient, or another, at zero, at the ends of their range, of large numbers.
 _KERNELS_IN_TRAINING: frozenset[OpOverload] = frozenset(
@@ -85,15 +105,16 @@ _KERNELS_IN_TRAINING: frozenset[OpOverload] = frozenset(
         *WHOLE_IN_TRAINING,
         aten.topk.default,
         aten.erf.default,
-        aten.erfc.default,
-        aten.logaddexp.default,
-        aten.logaddexp2.default,
+        aten.log.default,
+        aten.log10.default,
+        aten.log2.default,
         aten.log_sigmoid_forward.default,
-        aten.logit.default,
+        aten.rsqrt.default,
+        aten.sigmoid.default,
+        aten.sqrt.default,
         aten.sinc.default,
         aten.std.correction,
         aten.std_mean.correction,
-        aten.xlogy.Tensor,
     }
 )
 
@@ -104,7 +125,7 @@ _EXACT: frozenset[OpOverload] = frozenset({aten.hardswish.default, aten.mish.def
 def wants_kernel(node: torch.fx.Node, *, training: bool) -> bool:
     """Whether ``node`` belongs to PyTorch's kernel although it has a translation."""
     target = node.target
-    if is_random(node) or target in _MISTRANSLATED:
+    if is_random(node) or target in _MISTRANSLATED or target in _INEXACT:
         return True
     if training and target in _KERNELS_IN_TRAINING:
         return True
@@ -177,6 +198,11 @@ def _has_no_fractions(arguments: dict[str, Any]) -> bool:
     return dtype is not None and not dtype.is_floating_point
 
 
+def _has_inexact_remainder(arguments: dict[str, Any]) -> bool:
+    # What is left of a large number, where the quotient is rounded.
+    return not _has_no_fractions(arguments) or _divides_integers(arguments)
+
+
 def _divides_integers(arguments: dict[str, Any]) -> bool:
     # By zero, which eager refuses and ONNX Runtime dies of. Numbers are looked at by whoever wrote them.
     other = _dtype(arguments["other"])
@@ -184,8 +210,11 @@ def _divides_integers(arguments: dict[str, Any]) -> bool:
     return no_fractions and ((other is not None and not other.is_floating_point) or arguments["other"] == 0)
 
 
-def _raises_integers(arguments: dict[str, Any]) -> bool:
-    # ONNX Runtime goes by way of double, and gives an integer for a fraction.
+def _raises_unlike_onnx(arguments: dict[str, Any]) -> bool:
+    # Integers go by way of double in ONNX Runtime, and fractions of them are cut off. The other is eager's
+    # own inverse root, whose sign at zero differs between few numbers and many.
+    if type(arguments["exponent"]) is float and arguments["exponent"] == -0.5:
+        return True
     base, exponent = _dtype(arguments["self"]), _dtype(arguments["exponent"])
     return not any(d is not None and d.is_floating_point for d in (base, exponent))
 
@@ -215,17 +244,18 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
         (
             *(aten.div.Tensor_mode, aten.div.Scalar_mode),
             *(aten.floor_divide.default, aten.floor_divide.Scalar),
-            *(aten.remainder.Tensor, aten.remainder.Scalar),
         ),
         _divides_integers,
     ),
+    aten.remainder.Tensor: _has_inexact_remainder,
+    aten.remainder.Scalar: _has_inexact_remainder,
     # By way of double, too.
     aten.fmod.Tensor: _has_no_fractions,
     aten.fmod.Scalar: _has_no_fractions,
     aten.isclose.default: _has_no_fractions,
-    aten.pow.Tensor_Scalar: _raises_integers,
-    aten.pow.Tensor_Tensor: _raises_integers,
-    aten.pow.Scalar: _raises_integers,
+    aten.pow.Tensor_Scalar: _raises_unlike_onnx,
+    aten.pow.Tensor_Tensor: _raises_unlike_onnx,
+    aten.pow.Scalar: _raises_unlike_onnx,
     aten.scatter.src: _scatters_unlike_onnx,
     aten.scatter_add.default: _scatters_unlike_onnx,
     aten.scatter_reduce.two: _scatters_unlike_onnx,

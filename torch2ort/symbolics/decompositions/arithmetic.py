@@ -24,17 +24,17 @@ def pow_scalar(self: torch.Tensor, exponent: float) -> torch.Tensor:
         return NotImplemented  # type: ignore[no-any-return]
     if exponent == 0.5:
         return torch.sqrt(self)
-    if exponent == -0.5:
-        return torch.rsqrt(self)
     if exponent == -1:
         return torch.reciprocal(self)
     return NotImplemented  # type: ignore[no-any-return]
 
 
 @decomposes(aten.pow.Tensor_Scalar, only_for_gradients=False)
-def pow_of_integers(self: torch.Tensor, exponent: float) -> torch.Tensor:
-    """Products, which wrap as eager's do."""
-    if self.dtype.is_floating_point or self.dtype is torch.bool or type(exponent) is not int:
+def pow_everywhere(self: torch.Tensor, exponent: float) -> torch.Tensor:
+    """Products, which wrap as eager's do, and roots, which a negative infinity has none of."""
+    if self.dtype.is_floating_point:
+        return torch.sqrt(self) if exponent == 0.5 else NotImplemented
+    if self.dtype is torch.bool or type(exponent) is not int:
         return NotImplemented  # type: ignore[no-any-return]
     return pow_scalar(self, exponent) if exponent in (1, 2, 3) else NotImplemented
 

@@ -24,6 +24,34 @@ def erfc(self: ir.Value) -> ir.Value:
     return op("Sub", constant(np.array(1, self.dtype.numpy())), erf(self))  # type: ignore[union-attr]
 
 
+@translates(aten.sigmoid.default)
+def sigmoid(self: ir.Value) -> ir.Value:
+    """Exact for large negative numbers too, which ONNX Runtime's operator gives zero for."""
+    one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
+    return op("Div", one, op("Add", one, op("Exp", op("Neg", self))))
+
+
+@translates(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(self: ir.Value, min: ir.Value | float) -> ir.Value:
+    """A Clip with one bound would cut infinity down to the largest number."""
+    return op("Max", self, min)
+
+
+@translates(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(self: ir.Value, max: ir.Value | float) -> ir.Value:
+    """The same at the other end."""
+    return op("Min", self, max)
+
+
+@translates(aten.sign.default)
+def sign(self: ir.Value) -> ir.Value:
+    """Zero for what is no number."""
+    result = op("Sign", self)
+    if self.dtype is None or not self.dtype.is_floating_point():
+        return result
+    return op("Where", op("IsNaN", self), constant(np.array(0, self.dtype.numpy())), result)
+
+
 @translates(aten.gelu.default)
 def gelu(self: ir.Value, approximate: str = "none") -> ir.Value:
     """By ONNX Runtime's own operators, at every opset."""

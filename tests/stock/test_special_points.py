@@ -1,0 +1,81 @@
+"""Exports give eager's values at kinks, ties and zeros, of infinities, NaN, and the smallest numbers."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from onnxruntime.capi import _pybind_state
+
+import torch2ort
+from tests.ops import special_points as sp
+
+# Of the smallest numbers, and infinity times zero, in the frozen runtime's own kernels.
+_WRONG_IN_1_19 = frozenset(
+    (
+        "cdist", "log", "log10", "log2", "pow -0.5", "pow 0.5", "prelu", "rms_norm", "rsqrt", "sqrt",
+        "where, log",
+    )
+)  # fmt: skip
+_LEFT_OUT = _WRONG_IN_1_19 if hasattr(_pybind_state, "OrtModuleGraphBuilder") else frozenset()
+# Eager's own kernels do not agree about the sign of infinity, at the zeros, and about gelu's end.
+_UNDEFINED = frozenset({"rsqrt", "pow -0.5", "gelu"})
+# ONNX Runtime's pools begin at the smallest number, which is above minus infinity.
+_WITHOUT_POOLS = {name: call for name, call in sp.OF_ROWS.items() if "max_pool" not in name}
+GROUPS = {
+    "one operand": (sp.UNARY, (sp.FINITE,)),
+    "infinities": (sp.UNARY, (sp.ENDLESS,)),
+    "two operands": (sp.BINARY, (sp.FINITE, sp.FINITE.flip(0))),
+    "equal operands": (sp.BINARY, (sp.FINITE, sp.FINITE)),
+    "rows": (sp.OF_ROWS, (sp.ROWS,)),
+    "smallest": (sp.UNARY, (sp.SMALLEST,)),
+    "pairs of ends": (sp.BINARY, sp.PAIRS),
+    "odd rows": (_WITHOUT_POOLS, (sp.ODD_ROWS,)),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_export_is_equal_to_eager_at_special_points(group):
+    operators, points = GROUPS[group]
+    chosen = {n: call for n, call in operators.items() if n not in _LEFT_OUT | _UNDEFINED}
+    model, inputs = sp.Points(chosen).eval(), {name: points for name in chosen}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found, expected = torch2ort.export(model, (inputs,))(inputs), model(inputs)
+    for name in chosen:
+        torch.testing.assert_close(
+            found[name],
+            expected[name],
+            rtol=1e-4,
+            atol=1e-6,
+            equal_nan=True,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_pool_keeps_what_is_no_number(dtype):
+    x = torch.arange(32, dtype=dtype).reshape(1, 2, 4, 4)
+    x[0, 1, 2, 2] = torch.nan
+    model = torch.nn.MaxPool2d(2).eval()
+    torch.testing.assert_close(torch2ort.export(model, x)(x), model(x), rtol=0, atol=0, equal_nan=True)
+
+
+class Product(torch.nn.Module):
+    def forward(self, x):
+        return x @ x.transpose(0, 1), x.median(-1).values
+
+
+def test_a_transposed_product_stands_beside_a_kernel_of_pytorch():
+    x = torch.arange(12.0).reshape(3, 4)
+    model = Product().eval()
+    torch.testing.assert_close(torch2ort.export(model, x)(x), model(x))
+
+
+@pytest.mark.parametrize("number", [-20.0, -50.0, -88.0])
+def test_a_probability_that_is_small_is_not_zero(number):
+    x = torch.full((16,), number)
+    model = torch.nn.Sigmoid().eval()
+    torch.testing.assert_close(torch2ort.export(model, x)(x), model(x), rtol=1e-5, atol=0)
