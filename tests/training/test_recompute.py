@@ -63,7 +63,7 @@ TWICE = {
 
 # What backward would have to read may change before it runs.
 ONCE = {
-    "added mask": lambda m, q, k, mask: F.softmax(q @ k + mask.float().log(), -1),
+    "added mask": lambda m, q, k, mask: F.softmax(q @ k + (mask.float() - 1) * 1e4, -1),
     "learned bias": lambda m, q, k, mask: F.softmax(q @ k + m.bias, -1),
     "returned": lambda m, q, k, mask: (p := F.softmax(q @ k, -1), p),
     "of a Function": lambda m, q, k, mask: F.softmax(Halve.apply(q @ k), -1),
