@@ -76,3 +76,9 @@ def test_a_file_calls_the_kernel_of_pytorch_where_no_type_will_do(tmp_path):
     path = tmp_path / "model.onnx"
     torch2ort.export(Cosine().eval(), x).save(path)
     torch.testing.assert_close(torch2ort.load(path)(x), torch.cos(x), rtol=0, atol=0)
+
+
+def test_a_silu_of_double_precision_stands_alone():
+    x = torch.linspace(-3, 3, 8, dtype=torch.float64)
+    model = torch.nn.SiLU().eval()
+    torch.testing.assert_close(torch2ort.export(model, x)(x), model(x))

@@ -103,11 +103,16 @@ def _is_of_float(value: ir.Value) -> bool:
 
 
 def _would_be_fused(node: ir.Node) -> bool:
-    """Whether onnxruntime-training joins a product and a transposition, which it cannot do in double."""
-    if node.op_type != "MatMul" or node.outputs[0].dtype != _DOUBLE:
+    """Whether onnxruntime-training makes an operator of several that it has no kernel for in double.
+
+    It joins a product and a transposition, and a sigmoid and a product with what it is of.
+    """
+    if node.outputs[0].dtype != _DOUBLE or node.op_type not in ("MatMul", "Sigmoid"):
         return False
     producers = [v.producer() for v in node.inputs if v is not None]
-    return any(p is not None and p.op_type in ("Transpose", "Cast") for p in producers)
+    return node.op_type == "Sigmoid" or any(
+        p is not None and p.op_type in ("Transpose", "Cast") for p in producers
+    )
 
 
 def _missing(typed: Typed) -> list[str]:
