@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.guards import CheckFunctionManager
 
 from torch2ort import io_schema
-from torch2ort.cache import dependencies
+from torch2ort.cache.key.key import dependencies
 
 
 def ours(model: nn.Module, x: torch.Tensor) -> tuple[int, Callable[[], object]]:

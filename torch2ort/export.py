@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort._built import Built, Call
-from torch2ort._lowering import lower, sizes_of
-from torch2ort._modes import Modes, traceable_modes
-from torch2ort._ordinary import ordinary, refuse_tensors, refuse_untraceable
-from torch2ort._reuse import reuse_or_build
-from torch2ort._trace import flat_dim_specs, trace
-from torch2ort._traceable import backward_hook
+from torch2ort.capture.modes import Modes, traceable_modes
+from torch2ort.capture.ordinary import ordinary, refuse_tensors, refuse_untraceable
+from torch2ort.capture.trace import flat_dim_specs, trace
+from torch2ort.capture.traceable import backward_hook
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel, Interface, frozen
+from torch2ort.exports.built import Built, Call
+from torch2ort.exports.reuse import reuse_or_build
+from torch2ort.graph.stages import save_stage
 from torch2ort.log import apply_level, logger
 from torch2ort.options import DEFAULT_OPSET, Options, with_arguments
-from torch2ort.runtime.stages import save_stage
+from torch2ort.symbolics.lowering import lower, sizes_of
 
 
 def export(

@@ -15,21 +15,18 @@ import onnx.external_data_helper
 import onnx.numpy_helper
 import torch
 
-from torch2ort import _seal, io_schema
-from torch2ort._file_checks import check_functions, check_interface
-from torch2ort._sizes import Sizes
+from torch2ort import io_schema
 from torch2ort.errors import ExportError, ModelLoadError, SchemaError, SchemaMismatchError
+from torch2ort.graph import checksum as _seal
+from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.file_checks import check_functions, check_interface
+from torch2ort.graph.graph import Graph, Mutation
+from torch2ort.graph.large import content_of
+from torch2ort.graph.nodes import load_sites
+from torch2ort.kernels.resolve import bind_classes
 from torch2ort.options import Options, with_arguments
 from torch2ort.pythonop import ONNX_TYPES, PythonOpSite, unstorable
-from torch2ort.runtime import (
-    Graph,
-    InferenceEngine,
-    Mutation,
-    bind_classes,
-    content_of,
-    inference_session,
-    load_sites,
-)
+from torch2ort.runtime import InferenceEngine, inference_session
 
 METADATA_KEY = "torch2ort"
 FORMAT_VERSION = 1

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from torch2ort import _torch_private as private
-from torch2ort._ordinary import refuse_untraceable
-from torch2ort._runner import Runner
+from torch2ort.capture.ordinary import refuse_untraceable
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
+from torch2ort.variants.runner import Runner
 
 
 class _Offered:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache import Key, model_key
+from torch2ort.cache.key.key import Key, model_key
 
 SOURCE = '''
 import enum

@@ -24,8 +24,8 @@ import torch2ort
 from tests.cache.nets import changed, key_of, key_of_source
 from tests.functions import Square
 from tests.models.test_transformers import bert, bert_batch
-from torch2ort.cache import Unkeyable
-from torch2ort.cache import _packages as packages
+from torch2ort.cache.key import packages as packages
+from torch2ort.cache.key.key import Unkeyable
 
 NET = """
 import collections, dataclasses, enum, functools, math, operator, types

@@ -12,8 +12,9 @@ from types import CodeType, ModuleType
 import pytest
 import torch.nn.functional
 
-from torch2ort.cache import _code, _definitions
-from torch2ort.cache._code import uses_of
+from torch2ort.cache.key import code as _code
+from torch2ort.cache.key import definitions as _definitions
+from torch2ort.cache.key.code import uses_of
 
 
 def compiled(text: str) -> CodeType:

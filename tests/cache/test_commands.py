@@ -11,7 +11,7 @@ import torch
 import torch2ort
 from tests.cache.nets import SOURCE, changed, imported
 from torch2ort.__main__ import main
-from torch2ort.cache import Store
+from torch2ort.cache.store.store import Store
 
 X = torch.zeros(3, 4)
 

@@ -16,7 +16,8 @@ import torch
 
 import torch2ort
 from tests.cache.nets import SOURCE, changed, imported, key_of, key_of_source
-from torch2ort.cache import Unkeyable, key
+from torch2ort.cache.key import key
+from torch2ort.cache.key.key import Unkeyable
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torch2ort.cache import _packages as packages
+from torch2ort.cache.key import packages as packages
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cache.nets import SOURCE, changed
-from torch2ort.cache import Store
+from torch2ort.cache.store.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
 

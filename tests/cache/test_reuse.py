@@ -18,9 +18,11 @@ from tests.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
 from tests.models.test_convolutional import ConvNet
 from tests.models.test_functions import Around, Mlp
 from tests.models.test_transformers import bert, bert_batch
-from torch2ort.cache import Store
+from torch2ort.cache.store.store import Store
+from torch2ort.engines.ort_training import gradient_graph as gradient
 from torch2ort.errors import ExportError, Torch2OrtWarning
-from torch2ort.runtime import gradient, kept, optimized
+from torch2ort.runtime import cached_session as kept
+from torch2ort.runtime import optimized
 from torch2ort.symbolics.policy import LARGE
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)

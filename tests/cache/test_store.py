@@ -19,9 +19,11 @@ from typing import NoReturn
 
 import pytest
 
-from torch2ort.cache import Kept, Key, RefusedError, Shelf, Store, _manifest
-from torch2ort.cache._manifest import Manifest, sha256
-from torch2ort.cache.store import manifest_of
+from torch2ort.cache.key.key import Key
+from torch2ort.cache.store import manifest as _manifest
+from torch2ort.cache.store.manifest import Manifest, sha256
+from torch2ort.cache.store.shelf import Kept, Shelf
+from torch2ort.cache.store.store import RefusedError, Store, manifest_of
 from torch2ort.errors import Torch2OrtWarning
 
 DIGEST = "a" * 64

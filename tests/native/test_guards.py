@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torch2ort import _native
-from torch2ort.cache._guards import PLAIN, Kind
+from torch2ort.cache.key.guards import PLAIN, Kind
 
 
 class Thing:

@@ -10,7 +10,8 @@ import torch
 
 import torch2ort
 from torch2ort import _native
-from torch2ort.pythonop import capture, self_test
+from torch2ort.pythonop import interception as capture
+from torch2ort.pythonop import self_test
 from torch2ort.versions import installed
 
 

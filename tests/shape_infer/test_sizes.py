@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from onnx_shape_inference import infer_symbolic_shapes  # noqa: F401 - its parser must read what we write
 
-from torch2ort.pythonop import sizes
+from torch2ort.sizes import expressions as sizes
 
 VALUES = {"batch": 3, "seq": 7, "a": 5, "b": 11}
 

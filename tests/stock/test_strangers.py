@@ -15,7 +15,7 @@ from onnx import helper
 import torch2ort
 from tests.functions import Square
 from tests.stock.models import Squares, plain_session, registered, run
-from torch2ort.symbolics.kernels import AtenKernel, encode_call
+from torch2ort.kernels.functions import AtenKernel, encode_call
 
 
 def python_op(model: onnx.ModelProto) -> onnx.NodeProto:

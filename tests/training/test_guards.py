@@ -20,7 +20,7 @@ from tests.comparison import assert_same
 from tests.conftest import LONG
 from tests.training.changes import IRRELEVANT, WAYS, Reads, Way, times
 from torch2ort import io_schema
-from torch2ort.cache import Dependencies, dependencies
+from torch2ort.cache.key.key import Dependencies, dependencies
 
 nn = torch.nn
 

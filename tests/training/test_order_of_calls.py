@@ -208,7 +208,7 @@ def test_gradients_that_forward_switches_on_under_no_grad_are_refused():
 def test_verify_sees_a_lost_gradient(monkeypatch):
     model = Model()
     ort = torch2ort.ORTModule(model, options=torch2ort.Options(verify=True))
-    monkeypatch.setattr("torch2ort._variants.Variant.differentiable", False)
+    monkeypatch.setattr("torch2ort.variants.family.Variant.differentiable", False)
     with pytest.raises(torch2ort.EngineError) as caught:
         ort(X)
     assert str(caught.value) == (

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch2ort.cache import RefusedError, Store
-from torch2ort.cache.explain import differences, nearest
-from torch2ort.cache.store import Listed
+from torch2ort.cache.store.explain import differences, nearest
+from torch2ort.cache.store.store import Listed, RefusedError, Store
 from torch2ort.options import Options
 
 _UNITS = ("B", "KiB", "MiB", "GiB")

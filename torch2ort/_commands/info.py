@@ -13,8 +13,8 @@ import onnx
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.exported_model import METADATA_KEY
+from torch2ort.graph.nodes import python_op_nodes
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
-from torch2ort.runtime import python_op_nodes
 
 
 def add_parser(commands: Any) -> None:

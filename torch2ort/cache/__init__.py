@@ -1,11 +1,9 @@
 """The export cache: what could change a graph (``key``), and where graphs are kept (``store``)."""
 
-from torch2ort.cache._atoms import words
-from torch2ort.cache._guards import Armed, Change, Written
-from torch2ort.cache._packages import package_of_module
 from torch2ort.cache._torch_private import global_hook_tables
-from torch2ort.cache._unread import NOTHING, Unread
-from torch2ort.cache.key import (
+from torch2ort.cache.key.atoms import words
+from torch2ort.cache.key.guards import Armed, Change, Written
+from torch2ort.cache.key.key import (
     Dependencies,
     Key,
     Unkeyable,
@@ -14,8 +12,10 @@ from torch2ort.cache.key import (
     named_tensors,
     tensor_of,
 )
-from torch2ort.cache.shelf import Kept, Shelf, keep
-from torch2ort.cache.store import RefusedError, Store
+from torch2ort.cache.key.packages import package_of_module
+from torch2ort.cache.key.unread import NOTHING, Unread
+from torch2ort.cache.store.shelf import Kept, Shelf, keep
+from torch2ort.cache.store.store import RefusedError, Store
 
 __all__ = [
     "NOTHING",

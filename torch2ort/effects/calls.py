@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from torch2ort._source_lines import is_users, line_in
+from torch2ort.capture.source_lines import is_users, line_in
 from torch2ort.errors import ExportError
 
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 # The module whose `forward` calls the model's.
-_TRACES = "torch2ort._trace"
+_TRACES = "torch2ort.capture.trace"
 _SEEDS = "Seed before the call, and leave torch's random state alone in forward"
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from torch2ort.cache import package_of_module
+from torch2ort.cache.key.packages import package_of_module
 from torch2ort.effects.reached import HOOKS_OF_ALL, Position, Reached, State, Variable, readable
 from torch2ort.effects.recipes import Recipes, UnmadeError
 from torch2ort.effects.writes import ContentsWritten, ItemsWritten, KeysWritten, Write
-from torch2ort.pythonop.state import Holder, Items, Named
-from torch2ort.pythonop.traces import Generators, Unknown
+from torch2ort.pythonop.abstract_run.state import Holder, Items, Named
+from torch2ort.pythonop.abstract_run.traces import Generators, Unknown
 
 # Kept by torch for itself: the parameters of a recurrent layer once more.
 _OF_TORCH = frozenset({"_flat_weights", "_flat_weight_refs"})

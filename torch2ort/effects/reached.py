@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch2ort.cache import global_hook_tables, package_of_module, words
-from torch2ort.pythonop.state import Holder, Named, Snapshot
+from torch2ort.cache import global_hook_tables
+from torch2ort.cache.key.atoms import words
+from torch2ort.cache.key.packages import package_of_module
+from torch2ort.pythonop.abstract_run.state import Holder, Named, Snapshot
 
 # Classes of the standard library whose instances hold a user's data.
 _CARRIERS = words("_thread argparse builtins collections dataclasses enum functools types")

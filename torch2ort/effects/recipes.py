@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from torch2ort import io_schema
-from torch2ort._numbers import Number, ReadInPythonError
+from torch2ort.capture.numbers import Number, ReadInPythonError
 from torch2ort.errors import SchemaError
 
 # What is the same in each call, whoever made it.

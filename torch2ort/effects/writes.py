@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from torch2ort.cache import NOTHING, Unread
+from torch2ort.cache.key.unread import NOTHING, Unread
 from torch2ort.effects.recipes import Recipe
-from torch2ort.pythonop.state import Holder, Named
+from torch2ort.pythonop.abstract_run.state import Holder, Named
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch2ort.pythonop.attributes import (
     node_attributes,
     unstorable,
 )
-from torch2ort.pythonop.capture import Capture, internal_site
+from torch2ort.pythonop.interception import Capture, internal_site
 from torch2ort.pythonop.registry import (
     Exporter,
     InplaceMap,

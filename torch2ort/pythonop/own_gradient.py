@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from torch2ort.pythonop.abstract_run.observe import run_forward
 from torch2ort.pythonop.native import native
-from torch2ort.pythonop.observe import run_forward
 from torch2ort.pythonop.site import TENSOR, Site
 
 

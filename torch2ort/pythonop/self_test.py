@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.capture import Capture
+from torch2ort.pythonop.interception import Capture
 from torch2ort.versions import installed, remedy
 
 _lock = threading.Lock()

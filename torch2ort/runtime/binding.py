@@ -18,16 +18,16 @@ import onnx
 import torch
 
 from torch2ort.errors import EngineError, ExportError
+from torch2ort.graph.nodes import function_of, python_op_nodes
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
-from torch2ort.pythonop.anew import anew
+from torch2ort.pythonop.abstract_run.anew import anew
 from torch2ort.pythonop.native import native, note_exported
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.pythonop.unobserved import watched
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.chains import Chain
 from torch2ort.runtime.inplace import InplacePlan
-from torch2ort.runtime.nodes import function_of, python_op_nodes
-from torch2ort.runtime.pool import pool
+from torch2ort.runtime.training_kernel.context_table import pool
 
 Callee = native.Site | native.Chain
 

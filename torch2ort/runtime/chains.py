@@ -14,8 +14,8 @@ from typing import Any
 
 import onnx
 
+from torch2ort.graph.nodes import function_of, values_read
 from torch2ort.pythonop import Site
-from torch2ort.runtime.nodes import function_of, values_read
 
 
 @dataclass(frozen=True, slots=True)

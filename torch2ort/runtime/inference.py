@@ -8,14 +8,14 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.cache import Shelf
+from torch2ort.cache.store.shelf import Shelf
 from torch2ort.errors import EngineError
+from torch2ort.graph.graph import Graph
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.cached_session import can_keep, kept_session
 from torch2ort.runtime.feeds import Feeds
-from torch2ort.runtime.graph import Graph
-from torch2ort.runtime.kept import can_keep, kept_session
 from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import surroundings, take_error, tuned_session

@@ -13,8 +13,8 @@ from typing import Any
 
 import onnx
 
+from torch2ort.graph.nodes import function_of
 from torch2ort.pythonop import TENSOR, Site
-from torch2ort.runtime.nodes import function_of
 
 _MAP = "tensor_reuse_map"
 _BACKWARD_MAP = "bw_tensor_reuse_map"

@@ -14,11 +14,11 @@ import onnx
 import torch
 
 from torch2ort.errors import EngineError, ModelLoadError
+from torch2ort.graph.nodes import ancestors
+from torch2ort.kernels.allowed import check_index_text
+from torch2ort.kernels.index_check import refuse_index
 from torch2ort.pythonop import Site
-from torch2ort.runtime.kernel_calls import check_index_text
-from torch2ort.runtime.nodes import ancestors
 from torch2ort.runtime.values import to_tensor
-from torch2ort.symbolics import refuse_index
 
 # Makes a session of a model and of the sites of its PythonOp nodes.
 MakeSession = Callable[[onnx.ModelProto, Mapping[str, Site]], Any]

@@ -11,6 +11,7 @@ import onnx
 import torch
 
 from torch2ort.errors import EngineError
+from torch2ort.graph.large import loadable
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
@@ -18,11 +19,10 @@ from torch2ort.runtime import binding, stock
 from torch2ort.runtime.binding import Callee
 from torch2ort.runtime.centering import center_normalizations, disabled_optimizers
 from torch2ort.runtime.chains import join_python_ops
-from torch2ort.runtime.guard import contexts_in, python_op_lock
+from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.inplace import plan_inplace
-from torch2ort.runtime.large import loadable
-from torch2ort.runtime.memory import forget_output_sizes, lent_allocator
-from torch2ort.runtime.pool import pool
+from torch2ort.runtime.training_kernel.context_table import pool
+from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
 
 _RUN_METHODS = ("run", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector")
 

@@ -18,15 +18,15 @@ import onnx
 import torch
 
 from torch2ort.errors import EngineError
+from torch2ort.graph.nodes import python_op_nodes
+from torch2ort.kernels.resolve import bind_classes
 from torch2ort.pythonop import Site, load_site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _torch_private as private
 from torch2ort.runtime import binding
 from torch2ort.runtime.chains import join_python_ops
-from torch2ort.runtime.classes import bind_classes
+from torch2ort.runtime.custom_op.lent_outputs import is_sole_holder
 from torch2ort.runtime.inplace import views_only
-from torch2ort.runtime.memory import is_sole_holder
-from torch2ort.runtime.nodes import python_op_nodes
 
 KEY_ATTRIBUTE = "site_key"
 # The library adds it to the options that it is registered with.

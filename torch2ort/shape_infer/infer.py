@@ -27,7 +27,7 @@ def infer(model: ir.Model, names: Mapping[str, sympy.Expr] | None = None) -> Non
 
     Args:
         model: an exported graph.
-        names: symbol of torch's -> what the graph calls it, see :mod:`torch2ort.pythonop.symbols`.
+        names: symbol of torch's -> what the graph calls it, see :mod:`torch2ort.sizes.symbols`.
 
     Raises:
         ExportError: two operators of the graph contradict each other about a shape.

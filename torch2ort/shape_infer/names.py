@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 import sympy
 
-from torch2ort.pythonop import sizes
+from torch2ort.sizes import expressions as sizes
 
 
 def name_sizes(model: ir.Model, names: Mapping[str, sympy.Expr]) -> None:

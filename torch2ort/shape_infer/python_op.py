@@ -18,10 +18,10 @@ from torch2ort.pythonop import (
     Site,
     UnstoredObject,
     load_site,
-    sizes,
 )
-from torch2ort.pythonop.inference import Dim, InferredTensor, infer_outputs
+from torch2ort.pythonop.abstract_run.answers import Dim, InferredTensor, infer_outputs
 from torch2ort.pythonop.registry import inferer_of
+from torch2ort.sizes import expressions as sizes
 
 _RANKS = "output_tensor_ranks"
 _TYPES = "output_tensor_types"

@@ -2,19 +2,13 @@
 
 from torch2ort.symbolics._prepare import prepare
 from torch2ort.symbolics._translate import Translated, translate
-from torch2ort.symbolics.index_check import refuse_index
-from torch2ort.symbolics.kernels import may_keep_results
 from torch2ort.symbolics.mutation import Mutation
-from torch2ort.symbolics.repeatable import repeatable
 from torch2ort.symbolics.stop_gradient import lower_stop_gradients
 
 __all__ = [
     "Mutation",
     "Translated",
     "lower_stop_gradients",
-    "may_keep_results",
     "prepare",
-    "refuse_index",
-    "repeatable",
     "translate",
 ]

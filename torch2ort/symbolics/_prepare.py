@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.kernels.functions import decode_call
+from torch2ort.kernels.index_check import decode_check
+from torch2ort.kernels.recurrent import restore
 from torch2ort.pythonop import Site
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
@@ -18,9 +21,7 @@ from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
-from torch2ort.symbolics.index_check import decode_check
 from torch2ort.symbolics.indices import check_indices
-from torch2ort.symbolics.kernels import decode_call
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import (
     DECOMPOSED,
@@ -29,7 +30,6 @@ from torch2ort.symbolics.policy import (
     is_better_in_pytorch,
     wants_kernel,
 )
-from torch2ort.symbolics.recurrent import restore
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker, arguments_of
 from torch2ort.symbolics.source import source_line

@@ -12,15 +12,15 @@ import onnxscript.version_converter
 import torch
 
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
+from torch2ort.kernels.index_check import define_checks
 from torch2ort.pythonop import Site, site_by_key
-from torch2ort.pythonop.observe import UserError
+from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.fitting import fit_types
-from torch2ort.symbolics.index_check import define_checks
 from torch2ort.symbolics.mending import mend
 from torch2ort.symbolics.mutation import Mutation, add_mutation_outputs
 from torch2ort.symbolics.registered import user_operators

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.kernels.functions import encode_call
+from torch2ort.kernels.index_check import Check
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.index_bounds import is_within
-from torch2ort.symbolics.index_check import Check
-from torch2ort.symbolics.kernels import encode_call
 from torch2ort.symbolics.sites import arguments_of
 from torch2ort.symbolics.source import source_line
 

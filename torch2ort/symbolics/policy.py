@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from torch2ort.kernels.derivatives import DERIVATIVES
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.derivatives import DERIVATIVES
 from torch2ort.symbolics.sites import arguments_of, is_random
 
 aten = torch.ops.aten

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.pythonop import TENSOR, Site, internal_site
+from torch2ort.kernels.derivatives import DERIVATIVES
+from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel, encode_call, is_callable
+from torch2ort.kernels.index_check import IndexCheck
+from torch2ort.kernels.recurrent import ORIGINALS, original
+from torch2ort.pythonop import TENSOR, Site
+from torch2ort.pythonop.interception import internal_site
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.derivatives import DERIVATIVES
 from torch2ort.symbolics.gradients import requires_grad
-from torch2ort.symbolics.index_check import IndexCheck
-from torch2ort.symbolics.kernels import AtenKernel, DropoutNoise, PairedKernel, encode_call, is_callable
-from torch2ort.symbolics.recurrent import ORIGINALS, original
 from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default

@@ -14,11 +14,11 @@ import onnx
 import torch
 
 from torch2ort.errors import InplaceMapError
-from torch2ort.pythonop import sizes
 from torch2ort.pythonop.attributes import ONNX_TYPES, call_attributes
 from torch2ort.pythonop.registry.inferers import Inferer
 from torch2ort.pythonop.registry.inplace import InplaceMap
 from torch2ort.pythonop.site import TENSOR, PythonOpSite, Site
+from torch2ort.sizes import expressions as sizes
 
 _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 

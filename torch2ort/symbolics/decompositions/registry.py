@@ -7,8 +7,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from torch2ort.kernels.derivatives import DERIVATIVES
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.derivatives import DERIVATIVES
 from torch2ort.symbolics.policy import is_large
 
 Decomposition: TypeAlias = Callable[..., Any]

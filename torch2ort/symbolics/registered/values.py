@@ -9,7 +9,8 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from torch2ort.pythonop import ONNX_TYPES, sizes
+from torch2ort.pythonop import ONNX_TYPES
+from torch2ort.sizes import expressions as sizes
 
 _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from torch2ort.kernels.index_check import CHECKED_INDEX
 from torch2ort.symbolics import operators
 from torch2ort.symbolics.graph_builder import op
-from torch2ort.symbolics.index_check import CHECKED_INDEX
 from torch2ort.symbolics.translations.registry import translates
 
 

@@ -1,0 +1,391 @@
+"""The key of an export: everything that the graph depends on, as components that are hashed one by one.
+
+Values of parameters and buffers are no part of it, as a graph takes them as inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.cache import _torch_private as private
+from torch2ort.cache.key.atoms import words
+from torch2ort.cache.key.code import KNOWN_PYTHONS
+from torch2ort.cache.key.guards import Armed, Guard, Written
+from torch2ort.cache.key.packages import own_digest, version
+from torch2ort.cache.key.registered import walk_registrations
+from torch2ort.cache.key.unread import NOTHING, Unread
+from torch2ort.cache.key.values import Values, describe
+from torch2ort.cache.key.walk import Unkeyable, Walk
+from torch2ort.log import logger
+
+__all__ = ["Key", "Unkeyable", "model_key"]
+
+_SIZES = "sizes of "
+
+# Packages whose code makes the graph, besides torch and torch2ort.
+_MAKERS = ("onnx", "onnx-ir", "onnxscript", "onnx-shape-inference", "optree", "sympy", "numpy")
+
+
+# Code that asks a tensor how it lies in memory reads one of these names.
+_OF_MEMORY = words(
+    """as_strided data_ptr dim_order is_contiguous is_non_overlapping_and_dense set_ storage storage_offset
+    stride untyped_storage"""
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """What names an entry of the cache.
+
+    Attributes:
+        name: class of the model, for people.
+        digest: 64 hexadecimal digits.
+        components: what the digest is made of; in the order of the walk.
+        functions: the Functions that the model's code refers to, by qualified name, in the order of the walk.
+    """
+
+    name: str
+    digest: str
+    components: Mapping[str, str]
+    functions: Mapping[str, Sequence[type[torch.autograd.Function]]]
+
+    @classmethod
+    def of(
+        cls, name: str, components: Mapping[str, str], functions: Mapping[str, Sequence[Any]] | None = None
+    ) -> Key:
+        """The key that ``components`` make."""
+        text = json.dumps(list(components.items()))
+        return cls(name, hashlib.sha256(text.encode()).hexdigest(), components, functions or {})
+
+    def with_sizes(self, sizes: Sequence[str]) -> Key:
+        """This key with other descriptions of the inputs' sizes."""
+        names = [name for name in self.components if name.startswith(_SIZES)]
+        changed = dict(zip(names, sizes, strict=True))
+        return Key.of(self.name, {**self.components, **changed}, self.functions)
+
+    @functools.cached_property
+    def family(self) -> str:
+        """Digest of all but the sizes: the same for all graphs of one model and kind of call."""
+        others = {name: text for name, text in self.components.items() if not name.startswith(_SIZES)}
+        return Key.of(self.name, others).digest
+
+    @functools.cached_property
+    def sizes(self) -> list[str]:
+        """The descriptions of the inputs' sizes, in their order."""
+        return [text for name, text in self.components.items() if name.startswith(_SIZES)]
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """All that a graph is made from besides the values of its inputs.
+
+    Attributes:
+        name: class of the model, for people.
+        components: name -> content or digest; the same in each process.
+        functions: the Functions that the model's code refers to, by qualified name.
+        refusals: why the components do not tell two processes apart; empty if they do.
+        unseen: what may change without that a guard tells so; empty if all of it is guarded.
+        is_partial: whether more is found once the model has run.
+        reads_memory: whether the model's code may ask how a tensor lies in memory.
+        asks_types: whether it may ask for the very type of a value.
+        guards: where all of it stands in this process.
+        pinned: what only its identity tells, in the order of the walk, each with its component's name.
+        names: every attribute name that the model's code reads; ``None`` if it may read any.
+        traced_names: those that its code outside of Functions reads.
+    """
+
+    name: str
+    components: Mapping[str, str]
+    functions: Mapping[str, Sequence[type[torch.autograd.Function]]]
+    refusals: Sequence[str]
+    unseen: Sequence[str]
+    is_partial: bool
+    reads_memory: bool
+    asks_types: bool
+    guards: Sequence[Guard]
+    pinned: Sequence[tuple[str, Any]]
+    names: frozenset[str] | None
+    traced_names: frozenset[str] | None
+
+    def key(self) -> Key:
+        """The key of an export.
+
+        Raises:
+            Unkeyable: something that the graph depends on cannot be compared between processes; the message
+                says what, and what to do where that is known.
+        """
+        if self.refusals:
+            raise Unkeyable(self.refusals[0])
+        return Key.of(self.name, self.components, self.functions)
+
+    def changes(self, before: Dependencies, written: Written | None = None) -> list[str]:
+        """Names of the components that are other than ``before``, sizes apart, in this process.
+
+        Args:
+            before: another state.
+            written: what Functions write to, which does not count.
+        """
+        ours, theirs = self.components, before.components
+        passed = written.components if written is not None else ()
+        changed = [
+            name
+            for name in dict.fromkeys((*ours, *theirs))
+            if not name.startswith(_SIZES) and name not in passed and ours.get(name) != theirs.get(name)
+        ]
+        if not changed and self._pins(passed) != before._pins(passed):
+            changed.append("an object that cannot be looked into")
+        return changed
+
+    def _pins(self, passed: Container[str]) -> list[int]:
+        return [id(value) for label, value in self.pinned if label not in passed]
+
+    def armed(self, written: Written | None = None) -> Armed:
+        """The guards, which compare with the state of this moment from now on.
+
+        Args:
+            written: what Functions write to; more is noted there.
+        """
+        return Armed(self.guards, self.names, self.traced_names, written or Written())
+
+
+def dependencies(
+    model: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    sizes: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    with_hooks: bool = True,
+    in_process: bool = False,
+    unread: Unread = NOTHING,
+) -> Dependencies:
+    """What the graph of one call of ``model`` depends on, found by a walk over all that its code reaches.
+
+    Args:
+        model: the model, in its present state.
+        tensors: the call's tensors, flat.
+        schema: the structure around them.
+        sizes: per tensor, what the graph depends on of its sizes and memory order.
+        settings: plain values that the graph depends on besides (opset, mode, ...).
+        with_hooks: whether hooks of the model itself are part of the graph.
+        in_process: whether what is found is compared within this process alone: what nobody reads is not
+            looked at, and identities stand for large tensors.
+        unread: what the graph does not depend on, though the code names it.
+
+    Raises:
+        Unkeyable: an object of the user's raised while it was looked at.
+    """
+    if sys.version_info[:2] not in KNOWN_PYTHONS:
+        raise Unkeyable(
+            f"compiled code of Python {sys.version_info[0]}.{sys.version_info[1]} is not known to torch2ort, "
+            f"which reads what a model uses out of it (known: {_known_pythons()})"
+        )
+    weights = named_tensors(model)
+    walk = Walk(
+        {id(tensor): name for name, tensor in weights.items()},
+        {id(module): path for path, module in model.named_modules()},
+        in_process=in_process,
+    )
+    values = Values(walk, () if with_hooks else {id(model)}, unread)
+    for name, value in {**_versions(), **_torch_settings(), **settings}.items():
+        walk.components[name] = str(value)
+    modes = private.active_modes()
+    if modes:
+        mode = type(modes[0]).__qualname__
+        walk.refuse(f"the mode {mode} is active, which may change what every operator does", modes[0])
+    try:
+        _walk_model(model, weights, walk, values)
+        _walk_call(tensors, schema, sizes, walk, values)
+        walk.refer("hooks of all modules", "hooks", lambda: _write_global_hooks(walk, values))
+        walk_registrations(walk, values)
+        walk.components.update({topic: _TOPICS[topic]() for topic in sorted(walk.topics)})
+    except Unkeyable:
+        raise
+    except Exception as error:  # a property or method of the user's objects may do anything
+        logger.debug("walking the model failed", exc_info=True)
+        raise Unkeyable(f"looking at the model raised {type(error).__name__}: {error}") from error
+    values.definitions.installed.guard_classes()
+    walk.guards.value(_settings_in_a_step, torch, "torch's settings")
+    traced, traced_names = walk.traced()
+    return Dependencies(
+        type(model).__qualname__,
+        walk.components,
+        dict(walk.functions),
+        tuple(walk.refusals),
+        tuple(walk.unseen),
+        walk.is_partial,
+        not _OF_MEMORY.isdisjoint(walk.names),
+        walk.asks_types,
+        walk.guards.found(traced),
+        [(finder.label, value) for finder, value in walk.guards.pinned],
+        None if walk.any_name else frozenset(walk.names),
+        traced_names,
+    )
+
+
+def model_key(
+    model: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    sizes: Sequence[str],
+    settings: Mapping[str, Any],
+) -> Key:
+    """The key of one export; arguments are those of :func:`dependencies`.
+
+    Returns:
+        The key; the same in each process and on each rank.
+
+    Raises:
+        Unkeyable: something that the graph depends on cannot be compared between processes; the message
+            says what, and what to do where that is known.
+    """
+    return dependencies(model, tensors, schema, sizes, settings).key()
+
+
+def _write_global_hooks(walk: Walk, values: Values) -> None:
+    for table in private.global_hook_tables():
+        walk.guards.items(table, "hooks of all modules")
+    values.write(private.global_hooks())
+
+
+def _settings_in_a_step() -> tuple[Any, ...]:
+    """The settings of torch that programs change between steps, cheaply."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+        private.active_modes(),
+    )
+
+
+def _known_pythons() -> str:
+    return ", ".join(".".join(map(str, version)) for version in KNOWN_PYTHONS)
+
+
+def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name; a tied one has several names."""
+    return {
+        **dict(model.named_buffers(remove_duplicate=False)),
+        **dict(model.named_parameters(remove_duplicate=False)),
+    }
+
+
+def tensor_of(model: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """The tensor that stands at an attribute of one of the model's modules, if there is one."""
+    path, _, attribute = name.rpartition(".")
+    try:
+        tensor = getattr(model.get_submodule(path), attribute)
+    except AttributeError:
+        return None
+    return tensor if isinstance(tensor, torch.Tensor) else None
+
+
+def _walk_model(
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], walk: Walk, values: Values
+) -> None:
+    walk.reads(("forward",))
+    first: dict[int, str] = {}
+    for name, tensor in weights.items():
+        walk.components[f"tensor {name}"] = _describe_weight(name, tensor, first)
+        walk.guards.attributes(tensor.__dict__, name)
+        if tensor.__dict__:
+            fill = functools.partial(values.write, dict(tensor.__dict__))
+            walk.refer(f"attributes of {name}", ("attributes", name), fill)
+    modes = "".join("t" if module.training else "e" for module in model.modules())
+    walk.components["modes of the modules"] = modes
+    # Everything calls methods of tensors, whose class need not be named anywhere.
+    tensors = functools.partial(values.definitions.inspect_package_class, torch.Tensor)
+    walk.refer("changes to torch.Tensor", "changes to torch.Tensor", tensors)
+    values.module(model)
+
+
+def _describe_weight(name: str, tensor: torch.Tensor, first: dict[int, str]) -> str:
+    # Tensors that share memory are told by where it begins, and are named after the first of them.
+    shared = first.setdefault(private.address_of(tensor), name)
+    return describe(tensor) + (f" the same memory as {shared}" if shared != name else "")
+
+
+def _walk_call(
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    sizes: Sequence[str],
+    walk: Walk,
+    values: Values,
+) -> None:
+    for leaf, tensor, size in zip(schema.leaves, tensors, sizes, strict=True):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        walk.components[f"input {_name(leaf)}"] = (
+            f"{type(tensor).__name__} {dtype} of rank {tensor.dim()} on {tensor.device} "
+            f"requires_grad={tensor.requires_grad}"
+        )
+        walk.components[f"{_SIZES}{_name(leaf)}"] = size
+    for leaf, tensor in zip(schema.leaves, tensors, strict=True):
+        walk.weights.setdefault(id(tensor), f"input {leaf.index}")
+    # Structure and constants, and the classes whose methods forward may call.
+    arguments = [io_schema.unflatten(tensors, schema), [type(tensor) for tensor in tensors]]
+    walk.refer("arguments", "arguments", lambda: values.write_arguments(arguments))
+
+
+def _name(leaf: io_schema.TensorSpec) -> str:
+    return leaf.name or "(the tensor)"
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": f"{sys.version}, optimize {sys.flags.optimize}",
+        "torch": torch.__version__,
+        "torch2ort": own_digest(),
+        **{name: version(name) for name in _MAKERS},
+    }
+
+
+def _ranks() -> str:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return "none"
+    return f"{distributed.get_rank()} of {distributed.get_world_size()}"
+
+
+def _devices() -> str:
+    if not torch.cuda.is_available():
+        return "none"
+    count, current = torch.cuda.device_count(), torch.cuda.current_device()
+    kinds = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(count)]
+    return f"{current} of {kinds}"
+
+
+# Only models whose code asks have these in their key: the others' is the same on each rank.
+_TOPICS = {"ranks": _ranks, "devices": _devices}
+
+
+def _torch_settings() -> dict[str, Any]:
+    """What tracing reads of torch's global state."""
+    devices = ("cpu", "cuda")
+    return {
+        "torch.get_default_dtype": torch.get_default_dtype(),
+        "torch.get_default_device": torch.get_default_device(),
+        "torch.is_grad_enabled": torch.is_grad_enabled(),
+        "torch.is_inference_mode_enabled": torch.is_inference_mode_enabled(),
+        "autocast": [(torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in devices],
+        "torch.cuda.is_available": torch.cuda.is_available(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fast path of attention": torch.backends.mha.get_fastpath_enabled(),
+        "kernels of attention": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+        ),
+        "order of an einsum": (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
+        "settings of torch's own": private.changed_settings(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+    }

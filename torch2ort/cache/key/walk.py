@@ -1,0 +1,349 @@
+"""Named components of a model, written down piece by piece until nothing reachable is left.
+
+A *component* is one thing that can change by itself: the code of a function, a class, a module's
+attributes, a global variable. Its content is made of plain values and of references to other components
+and objects, none of which holds an address. What is in it is the business of ``_values`` and
+``_definitions``; here is the book-keeping.
+
+Reachable is what a component refers to; a method counts once its name is read anywhere, and so does an
+attribute that cannot be written down. So the walk covers at least what can run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch2ort.cache.key.atoms import atom, form
+from torch2ort.cache.key.guards import GuardList
+from torch2ort.cache.key.packages import Package, package_of_class
+
+
+class Unkeyable(Exception):  # noqa: N818 - the answer to a question, not an error
+    """A model cannot be keyed; the message is the reason, a sentence without an end stop."""
+
+
+Fill = Callable[[], "str | None"]
+# Between a digest and the plain attributes behind it.
+NOTE = "; "
+LONGEST_NOTE = 40
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A component that is still to be written.
+
+    Attributes:
+        label: the component's name.
+        fill: writes its content, or returns it as a text that says it exactly.
+        own: whether it is the user's; of a package's code, only what is read by name counts.
+        via: names of attributes, one of which must be read somewhere for it to matter; ``None``: it matters.
+        of_function: whether it is a Function's, whose code runs for real in each call of a graph.
+        attribute: the name of the attribute whose value it is, if it is one.
+        done: whether it was written.
+        refers: the components that it refers to.
+        names: the attribute names that it reads; ``None`` if it may read any.
+    """
+
+    label: str
+    fill: Fill
+    own: bool
+    via: set[str] | None
+    of_function: bool = False
+    attribute: str | None = None
+    done: bool = False
+    refers: set[Job] = field(default_factory=set)
+    names: set[str] | None = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Unread:
+    """An attribute that was not written, which does not matter until something reads its name.
+
+    Attributes:
+        name: of the attribute.
+        label: the component that it was found in.
+        reason: why it cannot be compared between processes; ``None`` if nobody has tried.
+        write: writes it.
+        read: whether something reads the name.
+        found_by: what refers to it.
+    """
+
+    name: str
+    label: str
+    reason: str | None
+    write: Callable[[], None]
+    found_by: Job
+    read: bool = False
+
+
+class Walk:
+    """The components found so far, and what is still to be looked at.
+
+    Args:
+        weights: id of each parameter and buffer of the model -> its name.
+        modules: id of each module of the model -> its path.
+        in_process: whether the components are compared within this process alone.
+
+    Attributes:
+        components: name -> sha256 of its content and its plain attributes, or the content itself if a
+            person can read it; in an order that depends on the model alone.
+        names: every attribute name that reached code reads.
+        any_name: whether reached code may read attributes of any name.
+        functions: the Functions found, by qualified name, in the order found.
+        topics: what the code asks torch about the process it runs in: ``"ranks"``, ``"devices"``.
+        guards: where each of all this was found, to be compared later in this process.
+        refusals: why the components are not enough to tell two processes apart; empty if they are. What
+            cannot be written down is pinned by its identity, for this process.
+        unseen: why they and the guards are not enough in this process either; empty if they are.
+        is_partial: whether more can be seen once the code has run.
+        asks_types: whether code asks for the very type of a value, which a subclass does not have.
+    """
+
+    def __init__(self, weights: dict[int, str], modules: dict[int, str], *, in_process: bool = False) -> None:
+        self.in_process = in_process
+        self.weights = weights
+        self.modules = modules
+        self.components: dict[str, str] = {}
+        self.names: set[str] = set()
+        self.any_name = False
+        self.functions: defaultdict[str, list[type]] = defaultdict(list)
+        self.topics: set[str] = set()
+        self.guards = GuardList()
+        # What is found outside of all components is found by this one.
+        self._job = self._top = self.guards.finder = Job("", lambda: None, False, None)
+        self.refusals: list[str] = []
+        self.unseen: list[str] = []
+        self.is_partial = False
+        self.asks_types = False
+        self._attempts = 0
+        self._out = bytearray()
+        self._notes: list[str] = []
+        self._memo: dict[int, tuple[bytes, Job]] = {}
+        self._kept: list[Any] = []
+        self._jobs: list[Job] = []
+        self._job_of: dict[Hashable, Job] = {}
+        self._taken: dict[str, int] = {}
+        self._unread: list[_Unread] = []
+        self._once: dict[Hashable, None] = {}
+        self._packages: dict[int, tuple[type, Package | None]] = {}
+
+    @property
+    def place(self) -> str:
+        """What people call the component that is being written."""
+        return self._job.label
+
+    def write(self, data: bytes) -> None:
+        """Add bytes to the present component."""
+        self._out += data
+
+    def note(self, name: str, value: Any) -> None:
+        """Write down a plain attribute of the present component where a person can read it."""
+        text = repr(value)
+        if len(text) <= LONGEST_NOTE and NOTE not in text:
+            self._notes.append(f"{NOTE}{name} = {text}")
+
+    def atom(self, value: Any) -> None:
+        """Add a plain value to the present component."""
+        data = atom(value)
+        assert data is not None, f"{value!r} is not plain"
+        self._out += data
+
+    def seen(self, value: Any) -> bool:
+        """Write a reference to ``value`` if it was met before; else remember where it is now."""
+        met = self._memo.get(id(value))
+        if met is not None:
+            place, job = met
+            self._out += place
+            self._job.refers.add(job)
+            return True
+        place = form(b"@", b"%d %s" % (len(self._out), self._job.label.encode()))
+        self._memo[id(value)] = place, self._job
+        self._kept.append(value)  # so that its id stays its own
+        return False
+
+    def attempt(self, write_value: Callable[[], None]) -> str | None:
+        """Write a value, or nothing and return the reason if that is impossible."""
+        written, kept, jobs, once = len(self._out), len(self._kept), len(self._jobs), len(self._once)
+        self._attempts += 1
+        try:
+            write_value()
+        except Unkeyable as reason:
+            del self._out[written:]
+            for value in self._kept[kept:]:
+                del self._memo[id(value)]
+            del self._kept[kept:]
+            dropped = set(map(id, self._jobs[jobs:]))
+            self._job_of = {key: job for key, job in self._job_of.items() if id(job) not in dropped}
+            del self._jobs[jobs:]
+            for key in list(self._once)[once:]:
+                del self._once[key]
+            return str(reason)
+        finally:
+            self._attempts -= 1
+        return None
+
+    def refuse(self, reason: str, value: Any = None) -> None:
+        """Note that ``value`` cannot be compared between processes; in this one its identity stands for it.
+
+        Raises:
+            Unkeyable: inside of :meth:`attempt`, which drops what it has written.
+        """
+        if self._attempts:
+            raise Unkeyable(reason)
+        self.refusals.append(f"{self._job.label}: {reason}" if self._job.label else reason)
+        self.guards.pin(value)
+
+    def refuse_unseen(self, reason: str, value: Any = None) -> None:
+        """Note that nothing tells whether ``value`` stays what it is, in this process either."""
+        if self.in_process and not self._attempts:
+            self.unseen.append(f"{self.place}: {reason}")
+        self.refuse(reason, value)
+
+    def check(self, rule: Callable[..., None], *arguments: Any) -> None:
+        """Call ``rule``, which raises :class:`Unkeyable` for what cannot be compared between processes."""
+        try:
+            rule(*arguments)
+        except Unkeyable as reason:
+            self.refuse(str(reason), arguments[-1])
+
+    def attribute(self, name: str, write_value: Callable[[], None]) -> None:
+        """Write an attribute's value; if that is impossible, it counts only once something reads ``name``.
+
+        Within a process nothing is lost by looking at it only then, and large data that nobody reads is
+        spared.
+        """
+        self.atom(name)
+        reason = None if self.in_process else self.attempt(write_value)
+        if self.in_process or reason is not None:
+            self.write(b"?")
+            self._unread.append(_Unread(name, self._job.label, reason, write_value, self._job))
+
+    def reads(self, names: Collection[str], *, any_name: bool = False) -> None:
+        """Note the attribute names that the present component reads."""
+        self.names.update(names)
+        self.any_name = self.any_name or any_name
+        if any_name:
+            self._job.names = None
+        elif self._job.names is not None:
+            self._job.names.update(names)
+
+    def refer(
+        self,
+        label: str,
+        identity: Hashable,
+        fill: Fill,
+        *,
+        own: bool = True,
+        via: str | None = None,
+        of_function: bool = False,
+        attribute: str | None = None,
+    ) -> None:
+        """Write a reference to the component of ``identity``, and see to it that it is written, too.
+
+        Args:
+            label: the component's name; ``#2`` is added for a second identity of that name.
+            identity: the same for the same thing, for as long as the walk lasts.
+            fill: writes the component's content, or returns it as a text that says it exactly.
+            own: whether it is the user's own. What is not is only looked through: no reference is written,
+                and there is no component if it has nothing to say.
+            via: it matters only once an attribute of this name is read; ``None``: it matters.
+            of_function: whether it is a Function.
+            attribute: the name under which a Function has it.
+        """
+        job = self._job_of.get(identity)
+        if job is None:
+            job = Job(self._numbered(label), fill, own, set(), of_function, attribute)
+            self._job_of[identity] = job
+            self._jobs.append(job)
+        self._job.refers.add(job)
+        if via is None:
+            job.via = None
+        elif job.via is not None:
+            job.via.add(via)
+        if own:
+            self.write(form(b"&", job.label.encode()))
+
+    def _numbered(self, label: str) -> str:
+        number = self._taken[label] = self._taken.get(label, 0) + 1
+        return label if number == 1 else f"{label}#{number}"
+
+    def once(self, key: Hashable) -> bool:
+        """Whether ``key`` is asked about for the first time."""
+        first = key not in self._once
+        self._once[key] = None
+        return first
+
+    def package_of(self, cls: type) -> Package | None:
+        """The package of a class, as :func:`package_of_class` tells; asked once a walk."""
+        known = self._packages.get(id(cls))
+        if known is None:
+            known = self._packages[id(cls)] = (cls, package_of_class(cls))
+        return known[1]
+
+    def run(self) -> None:
+        """Write every component that can be reached."""
+        progress = True
+        while progress:
+            progress = False
+            for job in self._jobs:  # grows while it is worked off
+                if not job.done and self._matters(job):
+                    job.done = progress = True
+                    self._fill(job)
+            for unread in self._unread:
+                if not unread.read and (self.any_name or unread.name in self.names):
+                    unread.read = progress = True
+                    label = f"{unread.label}, attribute {unread.name}"
+                    if unread.reason is not None:
+                        self.refusals.append(f"{label}: {unread.reason}")
+                    # Now it counts, so that what is in it is looked at as far as that goes.
+                    job = Job(self._numbered(label), unread.write, True, None, attribute=unread.name)
+                    unread.found_by.refers.add(job)
+                    self._fill(job)
+
+    def traced(self) -> tuple[set[Job], frozenset[str] | None]:
+        """What an export reads, as against what only Functions read, whose code runs in each call.
+
+        Returns:
+            The components, and the attribute names that they read; ``None``: they may read any.
+        """
+        traced: set[Job] = set()
+        functions: set[Job] = set()
+        names: set[str] | None = set()
+        later = [self._top]
+        while later:
+            job = later.pop()
+            if job.of_function:
+                functions.add(job)
+            elif job not in traced:
+                traced.add(job)
+                names = None if names is None or job.names is None else names | job.names
+                later.extend(job.refers)
+            if not later:
+                # A model may read an attribute of a Function, or call a method of it.
+                inner = [inner for function in functions for inner in function.refers - traced]
+                later = [j for j in inner if j.attribute and (names is None or j.attribute in names)]
+        return traced, None if names is None else frozenset(names)
+
+    def _matters(self, job: Job) -> bool:
+        if job.via is None or (job.own and self.any_name):
+            return True
+        return not self.names.isdisjoint(job.via)
+
+    def _fill(self, job: Job) -> None:
+        self._out, self._job, self._notes = bytearray(), job, []
+        self.guards.finder = job
+        try:
+            text = job.fill()
+        except RecursionError:
+            text = None
+            self.refuse("it is nested too deep to be compared")
+        finally:
+            self.guards.finder = self._job = self._top
+        if text is None:
+            text = hashlib.sha256(self._out).hexdigest() + "".join(self._notes)
+        if job.own or self._out:
+            self.components[job.label] = text

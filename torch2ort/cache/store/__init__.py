@@ -1,0 +1,1 @@
+"""Entries of the cache on disk: atomic, verified, shared by any number of processes."""

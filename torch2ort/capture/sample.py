@@ -1,0 +1,92 @@
+"""The model's eager run on its sample, for Functions that an export can only run on real tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.capture.numbers import with_values
+from torch2ort.pythonop.abstract_run.sample import Sample, Undone
+from torch2ort.pythonop.abstract_run.traces import Generators, untouched
+from torch2ort.pythonop.interception import Sampling
+
+
+def run_on_sample(
+    model: torch.nn.Module,
+    signature: io_schema.Signature,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    sample: Sample,
+    *,
+    with_hooks: bool,
+    numbers: frozenset[int] = frozenset(),
+) -> None:
+    """Run ``model`` as eager PyTorch does, and leave no trace but in ``sample``.
+
+    Args:
+        model: in the mode that is exported.
+        signature: of its forward.
+        tensors: of the sample call; they are not written to.
+        schema: of the sample call.
+        sample: gets what Functions get.
+        with_hooks: whether hooks of the model itself run.
+        numbers: positions of the tensors that stand for numbers.
+
+    Raises:
+        Exception: whatever the model raises.
+    """
+    name, generators = type(model).__name__, Generators()
+    try:
+        runs = eager_runs(model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers)
+        with untouched(name, model, code=True), Sampling(sample), runs as run:
+            run()
+    finally:
+        generators.restore()
+
+
+@contextlib.contextmanager
+def eager_runs(
+    model: torch.nn.Module,
+    signature: io_schema.Signature,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    *,
+    with_hooks: bool,
+    numbers: frozenset[int],
+) -> Iterator[Callable[[], Any]]:
+    """A function that runs ``model`` on its sample; what it writes to tensors is undone behind it.
+
+    Args:
+        model: in the mode that is exported.
+        signature: of its forward.
+        tensors: of the sample call; they are not written to.
+        schema: of the sample call.
+        with_hooks: whether hooks of the model itself run.
+        numbers: positions of the tensors that stand for numbers.
+    """
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    args, kwargs = signature.unbind(io_schema.unflatten(with_values(copies, numbers), schema))
+    with _other_buffers(model), Undone(copies):
+        yield lambda: (model if with_hooks else model.forward)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _other_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Copies in place of the buffers: an autograd graph of the user's may hold those, and sees writes."""
+    copies: dict[int, torch.Tensor] = {}
+    holders = {id(m._buffers): m._buffers for m in model.modules()}
+    before = [(buffers, dict(buffers)) for buffers in holders.values()]
+    for buffers, values in before:
+        for name, buffer in values.items():
+            if buffer is not None:
+                buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+    try:
+        yield
+    finally:
+        for buffers, values in before:
+            buffers.clear()
+            buffers.update(values)

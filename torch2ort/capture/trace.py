@@ -1,0 +1,419 @@
+"""From a model and one call of it to an ``ExportedProgram`` over flat tensors.
+
+The model is traced inside :class:`FlatCall`, whose inputs and outputs are tensors only. So nested data
+is the business of ``io_schema`` alone, and torch.export's own pytrees are never involved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from torch2ort import _torch_private as private
+from torch2ort import io_schema
+from torch2ort.capture.constants import connect_constants
+from torch2ort.capture.modes import same_grad_mode
+from torch2ort.capture.numbers import with_numbers
+from torch2ort.capture.ordinary import ordinary_tensors
+from torch2ort.capture.origins import Origin, origins_of
+from torch2ort.capture.sample import eager_runs, run_on_sample
+from torch2ort.capture.source_lines import line_in, users_line, way_out
+from torch2ort.capture.tensor_attributes import TensorAttributes
+from torch2ort.capture.traceable import TracedCode, assigned_buffers_written, traceable_modules
+from torch2ort.capture.views import View, views_of
+from torch2ort.effects import (
+    NO_EFFECTS,
+    EffectError,
+    Effects,
+    Reads,
+    Watched,
+    line_of,
+    refused_calls,
+    tried,
+)
+from torch2ort.errors import ExportError, Torch2OrtWarning
+from torch2ort.log import logger
+from torch2ort.pythonop import Site, check_interception
+from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
+from torch2ort.pythonop.abstract_run.traces import untouched
+from torch2ort.pythonop.interception import Capture
+
+# What torch.export takes for one tensor: nothing, or a Dim (or None) for some of its dimensions.
+DimSpec = Mapping[int, Any] | Sequence[Any] | None
+
+PREFIX = "model."  # FlatCall's attribute: in front of every parameter's and buffer's name in the program
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one trace gives.
+
+    Attributes:
+        program: inputs and outputs are flat tensors.
+        output_schema: structure of what the model returned.
+        sites: every Function call, by key.
+        guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
+        hooked: where the model's code put a hook on a gradient; empty if nowhere.
+        outside: where it used a tensor that requires a gradient and is none of the model's; empty if nowhere.
+        returned: which caches among the outputs are caches of the call.
+        origins: what each output is if it is a tensor that was there before.
+        views: how each output is a view of such a tensor, or of another output.
+        tracked: whether each output requires a gradient.
+        effects: what the call leaves in Python objects; its tensors are the last outputs.
+    """
+
+    program: torch.export.ExportedProgram
+    output_schema: io_schema.Schema
+    sites: dict[str, Site]
+    guards: tuple[str, ...]
+    hooked: str
+    outside: str
+    returned: io_schema.Returned
+    origins: tuple[Origin, ...]
+    views: tuple[View | None, ...]
+    tracked: tuple[bool, ...]
+    effects: Effects
+
+
+class FlatCall(torch.nn.Module):
+    """Calls ``model`` with arguments rebuilt from flat tensors, and flattens what it returns and leaves."""
+
+    output_schema: io_schema.Schema | None = None
+    capture: Capture | None = None
+    returned: io_schema.Returned = ()
+    origins: tuple[Origin, ...] = ()
+    tracked: tuple[bool, ...] = ()
+    effects: Effects = NO_EFFECTS
+    dropped: str = ""
+    reads: Reads | None = None
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        signature: io_schema.Signature,
+        schema: io_schema.Schema,
+        *,
+        with_hooks: bool,
+        leaves: bool,
+        numbers: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._numbers = numbers
+        self._leaves = leaves
+        self._with_hooks = with_hooks
+        self._signature = signature
+        self._schema = schema
+        self._attributes = TensorAttributes(model)
+        self.code = TracedCode(model)
+        self.training = model.training
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the model on ``tensors``, one per leaf of its input schema."""
+        if self.capture is not None:
+            self.capture.restart()
+        self._attributes.hang_on(self.model)
+        bound = io_schema.unflatten(with_numbers(tensors, self._numbers), self._schema)
+        caches = io_schema.GivenCaches(bound)
+        args, kwargs = self._signature.unbind(bound)
+        run = self.model if self._with_hooks else self.model.forward
+        required = [t.requires_grad for t in tensors]
+        with Watched(self.model, self.reads, left=self._leaves) as watched:
+            with (
+                refused_calls(self.model),
+                self.code,
+                assigned_buffers_written(self.model),
+                same_grad_mode(self.model),
+            ):
+                result = run(*args, **kwargs)
+                outputs, self.output_schema = io_schema.flatten(result)
+                self.returned = caches.returned_in(result)
+            watched.find()
+        self.effects, self.dropped = watched.effects, watched.dropped
+        outputs = [*outputs, *watched.tensors]
+        self._refuse_gradients_in_inputs(tensors, required)
+        self.origins = origins_of(outputs, tensors, self.model)
+        self.tracked = tuple(t.requires_grad for t in outputs)
+        return tuple(outputs)
+
+    def _refuse_gradients_in_inputs(self, tensors: Sequence[torch.Tensor], before: Sequence[bool]) -> None:
+        """Refuse a write that makes a tensor of the caller's depend on what requires a gradient."""
+        for leaf, tensor, required in zip(self._schema.leaves, tensors, before, strict=True):
+            if tensor.requires_grad and not required:
+                raise ExportError(
+                    f"{type(self.model).__name__}: forward writes a value that requires a gradient into its "
+                    f"argument '{leaf.name}', and a graph cannot pass that gradient on. Return the value "
+                    f"instead, or write its detach()"
+                )
+
+
+def _apart(tensors: Sequence[torch.Tensor], model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    """Each tensor as an object of its own: of two that are one, torch.export would make one input."""
+    seen = {id(t) for t in (*model.parameters(), *model.buffers())}
+    found: list[torch.Tensor] = []
+    for tensor in tensors:
+        again = id(tensor) in seen
+        seen.add(id(tensor))
+        found.append(tensor.detach().requires_grad_(tensor.requires_grad) if again else tensor)
+    return tuple(found)
+
+
+def trace(
+    model: torch.nn.Module,
+    signature: io_schema.Signature,
+    tensors: Sequence[torch.Tensor],
+    schema: io_schema.Schema,
+    dim_specs: Sequence[DimSpec],
+    *,
+    training: bool | None,
+    with_hooks: bool = True,
+    numbers: frozenset[int] = frozenset(),
+    leaves: bool = False,
+) -> Trace:
+    """Trace ``model`` on ``tensors``; see :func:`torch2ort.export` for the arguments.
+
+    What ``forward`` leaves in Python objects, runs of the graph leave if ``leaves`` says so; else there is a
+    warning.
+
+    Raises:
+        ExportError: the model cannot be traced; says where and why. An exception of the model's own
+            code arrives as it is.
+    """
+    check_interception()
+    dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
+    sample = Sample()
+
+    def call() -> FlatCall:
+        return FlatCall(model, signature, schema, with_hooks=with_hooks, leaves=leaves, numbers=numbers)
+
+    def eager() -> contextlib.AbstractContextManager[Callable[[], Any]]:
+        return eager_runs(model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers)
+
+    with _in_mode(model, training), _same_rng():
+        while True:
+            try:
+                traced = _trace(call(), tensors, dynamic, sample)
+                if not traced.effects:
+                    return traced
+                reads = Reads(traced.effects.writes)
+                effects = _with_reads(traced.effects, reads, call(), tensors, dynamic, sample)
+                if effects.need_a_trial:
+                    with eager() as run:
+                        writes = tried(model, effects.writes, effects.unread, run)
+                    effects = effects.of(writes)
+                effects.forget()
+                return replace(traced, effects=effects)
+            except NeedsSample as need:
+                sample.calls[need.function] = []
+            except EffectError as error:
+                with eager() as run:
+                    line = line_of(model, error.key, run)
+                raise ExportError(
+                    f"{type(model).__name__}: {line or 'forward'} {error.what}, {error.remedy}"
+                ) from None
+            except Exception:
+                if sample.sizes_needed or not sample.calls:
+                    raise
+                # A size that nobody knows breaks code that runs with any number.
+                sample.sizes_needed = True
+                continue
+            run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks, numbers=numbers)
+
+
+def _with_reads(
+    effects: Effects,
+    reads: Reads,
+    call: FlatCall,
+    tensors: Sequence[torch.Tensor],
+    dynamic: Any,
+    sample: Sample,
+) -> Effects:
+    """``effects`` with what forward reads of them, found by one more trace."""
+    call.reads = reads
+    try:
+        _trace(call, tensors, dynamic, sample)
+    except NeedsSample:
+        raise
+    except Exception as error:
+        logger.info("what forward reads is not known, as noting it failed: %s", error)
+        return effects
+    return effects.with_reads(*reads.unread())
+
+
+def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:
+    """One trace.
+
+    Raises:
+        ExportError: see :func:`trace`.
+        NeedsSample: a Function must see what it gets on the sample.
+    """
+    model = call.model
+    with contextlib.ExitStack() as stack:
+        # torch.export puts copies in the place of what the model's attributes hold.
+        stack.enter_context(untouched(type(model).__name__, model, code=False))
+        stack.enter_context(ordinary_tensors(model))
+        stack.enter_context(traceable_modules(model))
+        capture = stack.enter_context(Capture(training=model.training, model=model, sample=sample))
+        call.capture = capture
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                program = torch.export.export(
+                    call, _apart(tensors, model), dynamic_shapes=dynamic, strict=False
+                )
+        except private.DATA_DEPENDENT as error:
+            raise ExportError(
+                f"{type(model).__name__}: the model's Python code depends on a value inside a "
+                f"tensor{users_line(error)}, "
+                f"so one graph cannot stand for every input ({_first_line(error)}). {way_out(error)}"
+            ) from error
+        except Exception as error:
+            failure = _failure(model, call, error)
+            if failure is None:
+                raise
+            raise failure from error
+        connect_constants(program, call, call.code.used)
+    assert call.output_schema is not None
+    if call.dropped:
+        warnings.warn(
+            f"{type(model).__name__}: forward {call.dropped}, which calls of the exported model do not do. "
+            f"Return what they are to give",
+            Torch2OrtWarning,
+            stacklevel=2,
+        )
+    guards = tuple(map(_readable_guard, private.size_guards(program)))
+    return Trace(
+        program,
+        call.output_schema,
+        capture.sites,
+        guards,
+        line_in(call.code.hooked),
+        line_in(call.code.outside),
+        call.returned,
+        call.origins,
+        views_of(program, call.origins, call.tracked, PREFIX),
+        call.tracked,
+        call.effects,
+    )
+
+
+def _failure(model: torch.nn.Module, call: FlatCall, error: Exception) -> ExportError | None:
+    """What to say of an export that failed with ``error``; ``None`` if the model's own code raised it."""
+    name = type(model).__name__
+    if isinstance(error, NotImplementedError) and "Sparse" in str(error):
+        return ExportError(
+            f"{name}: forward makes a sparse tensor{users_line(error)}, which a graph cannot hold. Use "
+            f"dense tensors, or put that part of the model into a torch.autograd.Function"
+        )
+    if not _is_of_torch_export(error):
+        return None
+    if call.code.derived:
+        return ExportError(
+            f"{name}: {line_in(call.code.derived)} lets a tensor of forward's own require a gradient, and a "
+            f"graph cannot compute a derivative inside of forward. Put that part of the model into a "
+            f"torch.autograd.Function"
+        )
+    return ExportError(f"{name}: torch.export failed{users_line(error)}: {error}")
+
+
+def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
+    """``dynamic_shapes`` as ``torch.export.export`` takes it, laid along the flat tensors.
+
+    Args:
+        bound: the call's arguments by name.
+        dynamic_shapes: ``None``; or a mapping from argument names, or a sequence in their order, of
+            specs nested like the arguments, with a dict or sequence of dimensions at each tensor.
+        count: number of tensors in ``bound``.
+
+    Raises:
+        ExportError: ``dynamic_shapes`` is not nested like the arguments.
+    """
+    if dynamic_shapes is None:
+        return [None] * count
+    if not isinstance(dynamic_shapes, Mapping):
+        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
+    unknown = [name for name in dynamic_shapes if name not in bound]
+    if unknown:
+        raise ExportError(
+            f"dynamic_shapes names {unknown[0]!r}, which is not an argument of the call; expected some of "
+            f"{list(bound)}"
+        )
+    specs: list[DimSpec] = []
+    for name, value in bound.items():
+        _lay_specs(value, dynamic_shapes.get(name), name, specs)
+    return specs
+
+
+def _lay_specs(value: Any, spec: Any, path: str, specs: list[DimSpec]) -> None:
+    if isinstance(value, torch.Tensor):
+        specs.append(spec)
+        return
+    children = _children(value)
+    for position, (key, child) in enumerate(children):
+        if spec is None:
+            part = None
+        elif isinstance(spec, Mapping):
+            part = spec.get(key)
+        elif isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == len(children):
+            part = spec[position]
+        else:
+            raise ExportError(
+                f"dynamic_shapes for '{path}': expected None, a mapping or a sequence of {len(children)} "
+                f"entries like the "
+                f"argument itself ({type(value).__name__}), got {spec!r}"
+            )
+        _lay_specs(child, part, f"{path}[{key!r}]", specs)
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in fields(value)]
+    return []
+
+
+@contextlib.contextmanager
+def _in_mode(model: torch.nn.Module, training: bool | None) -> Iterator[None]:
+    """The model in the wanted mode; every submodule's own flag is as before afterwards."""
+    if training is None or training == model.training:
+        yield
+        return
+    flags = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+@contextlib.contextmanager
+def _same_rng() -> Iterator[None]:
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+
+
+def _readable_guard(guard: str) -> str:
+    return re.sub(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]", r"size(\1, \2)", guard)
+
+
+def _is_of_torch_export(error: Exception) -> bool:
+    """Whether tracing failed, and not the model's own code or an operator that it called."""
+    raised = traceback.extract_tb(error.__traceback__)[-1].filename.replace("\\", "/")
+    return type(error).__module__.startswith("torch.") or bool(
+        re.search(r"/torch/(_?export|_functorch)/", raised)
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,178 @@
+"""What torch.export cannot trace and PyTorch can run, made traceable for the time of an export."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torch2ort import _torch_private as private
+from torch2ort._torch_private import BatchNorm, mask_is_a_mask
+from torch2ort.capture.source_lines import line_in
+from torch2ort.effects import refuse_call
+from torch2ort.errors import ExportError, Torch2OrtWarning
+from torch2ort.kernels.recurrent import stand_in
+
+
+@contextlib.contextmanager
+def traceable_modules(model: torch.nn.Module) -> Iterator[None]:
+    """Let the modules below ``model`` be traced; they are as before afterwards."""
+    changed = [m for m in model.modules() if isinstance(m, BatchNorm) and _averages_over_all_batches(m)]
+    for module in changed:
+        module.__dict__["forward"] = functools.partial(_cumulative_batch_norm, module)
+    try:
+        with mask_is_a_mask():
+            yield
+    finally:
+        for module in changed:
+            del module.__dict__["forward"]
+
+
+def _averages_over_all_batches(module: BatchNorm) -> bool:
+    return (
+        module.training
+        and module.track_running_stats
+        and module.momentum is None
+        and "forward" not in module.__dict__
+    )
+
+
+def _cumulative_batch_norm(module: BatchNorm, x: torch.Tensor) -> torch.Tensor:
+    """BatchNorm with ``momentum=None``: the running statistics are the plain average over all batches.
+
+    PyTorch's own forward computes the factor ``1 / num_batches_tracked`` as a Python number.
+    """
+    module._check_input_dim(x)
+    assert module.num_batches_tracked is not None
+    assert module.running_mean is not None
+    assert module.running_var is not None
+    with torch.no_grad():
+        module.num_batches_tracked.add_(1)
+        factor = module.num_batches_tracked.to(x.dtype).reciprocal()
+        variance, mean = torch.var_mean(x, [0, *range(2, x.dim())])
+        module.running_mean.copy_(module.running_mean * (1 - factor) + mean * factor)
+        module.running_var.copy_(module.running_var * (1 - factor) + variance * factor)
+    return torch.nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
+
+
+@contextlib.contextmanager
+def assigned_buffers_written(model: torch.nn.Module) -> Iterator[None]:
+    """Write to a buffer what the code inside assigns to it: torch.export sees that in one module only.
+
+    Where a graph cannot do that, for another size or a gradient that is carried from call to call, there is a
+    warning.
+    """
+    before = {
+        (prefix + name): (module._buffers, name, buffer)
+        for path, module in model.named_modules()
+        for prefix in [f"{path}." if path else ""]
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    }
+    yield
+    for path, (holder, name, buffer) in before.items():
+        assigned = holder.get(name)
+        if assigned is buffer or assigned is None:
+            continue
+        holder[name] = buffer
+        alike = assigned.shape == buffer.shape and assigned.dtype == buffer.dtype
+        if alike and not assigned.requires_grad:
+            with torch.no_grad():
+                buffer.copy_(assigned)
+        else:
+            warnings.warn(
+                f"{type(model).__name__}: forward assigns to its buffer '{path}' a {_kind(assigned)} where "
+                f"it holds a {_kind(buffer)}. A graph does not carry that from call to call: each call "
+                f"starts with the buffer as it is now. Assign a detached tensor of the buffer's size and "
+                f"dtype if the next call is to see it",
+                Torch2OrtWarning,
+                stacklevel=2,
+            )
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    gradient = " that needs a gradient" if tensor.requires_grad else ""
+    return f"{dtype} tensor of shape {list(tensor.shape)}{gradient}"
+
+
+class TracedCode(TorchFunctionMode):
+    """Stands between the model's code and torch while it is traced.
+
+    ``x.data`` is ``x.detach()``, as torch.export loses the former, and recurrent layers are operators of
+    torch2ort's own, as torch.export would fix their length. A hook on a gradient is noted, as a graph
+    cannot hold it.
+
+    Attributes:
+        hooked: the stack when the model's code put a hook on a gradient; empty if it did not.
+        derived: the stack when it let a tensor of its own require a gradient; empty if it did not.
+        used: ids of the tensors that require a gradient and were used past the modules that hold them.
+        outside: the stack when the code used one of those that is none of the model's; empty if it did not.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self._own = {id(parameter) for parameter in model.parameters()}
+        self.used: set[int] = set()
+        self.outside: list[traceback.FrameSummary] = []
+        self.hooked: list[traceback.FrameSummary] = []
+        self.derived: list[traceback.FrameSummary] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``func``, or what stands for it."""
+        if func == _DATA:
+            return args[0].detach()
+        if func in _LEAVES and True in (*args[1:], *(kwargs or {}).values(), len(args) == 1):
+            self.derived = self.derived or traceback.extract_stack()
+        if func in _HOOKS:
+            self.hooked = self.hooked or traceback.extract_stack()
+        refuse_call(self._model, func, kwargs or {}, derived=bool(self.derived))
+        for value in (*args, *(kwargs or {}).values()):
+            self._note(value)
+        if func == private.pack_padded_sequence:
+            raise ExportError(
+                f"{line_in(traceback.extract_stack())} packs sequences, whose lengths are values inside a "
+                f"tensor, so one graph cannot stand for every input. Give the padded sequences to the "
+                f"recurrent layer, and take each one's last output with torch.gather"
+            )
+        func = stand_in(func, args) or func
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                self._note(item)
+        # The tensors of the trace itself are of other types.
+        elif type(value) in (torch.Tensor, torch.nn.Parameter) and value.requires_grad:
+            self.used.add(id(value))
+            if id(value) not in self._own and not self.outside:
+                self.outside = traceback.extract_stack()
+
+
+_DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_LEAVES: tuple[Any, ...] = (
+    torch.Tensor.requires_grad_,
+    torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+)
+_HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
+
+
+def backward_hook(model: torch.nn.Module) -> str | None:
+    """Name of a module below ``model`` that has a hook on its gradients, or ``None``."""
+    name: str
+    for name, module in model.named_modules():
+        if name and (module._backward_hooks or module._backward_pre_hooks):
+            return name
+    return None

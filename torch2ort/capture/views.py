@@ -1,0 +1,347 @@
+"""Outputs that are views: of an argument, of a parameter or buffer, or of another output.
+
+A graph gives copies. The caller may write to a view, or compare memory, so the operators that made the view
+in the trace run again on the caller's own tensor, or on the output that it is a view of, with autograd as in
+eager PyTorch. A view of what the caller never gets stays a copy, unless another output covers all of that
+memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sympy
+import torch
+
+from torch2ort import _torch_private as private
+from torch2ort.capture.origins import Origin
+from torch2ort.pythonop.attributes import dump_constant, load_constant
+from torch2ort.sizes import expressions as sizes
+from torch2ort.sizes.symbols import named, program_size_names
+
+_ITEM: Final = "item"
+_STRIDED: Final = torch.ops.aten.as_strided.default
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator that makes a view of its first argument.
+
+    Attributes:
+        operator: as ``aten.view.default``, or ``item`` for one of several results.
+        args: further arguments; a text stands for a size.
+        kwargs: those by name.
+    """
+
+    operator: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """How an output is made of a tensor that the caller has.
+
+    Attributes:
+        base: where that is from.
+        steps: what is done with it.
+    """
+
+    base: tuple[str, int | str]
+    steps: tuple[Step, ...]
+
+    def stored(self) -> Any:
+        """As JSON."""
+        steps = [[s.operator, dump_constant(s.args), dump_constant(dict(s.kwargs or {}))] for s in self.steps]
+        return [list(self.base), steps]
+
+    @classmethod
+    def loaded(cls, data: Any) -> View:
+        """What :meth:`stored` wrote."""
+        base, steps = data
+        made = (Step(name, load_constant(args), load_constant(kwargs)) for name, args, kwargs in steps)
+        return cls((base[0], base[1]), tuple(made))
+
+    def of(self, base: torch.Tensor, values: Mapping[str, int]) -> torch.Tensor | None:
+        """The view; ``None`` if it is a copy, of a tensor whose strides are other than the sample's.
+
+        Args:
+            base: the tensor.
+            values: the sizes of the call's arguments, by symbol.
+        """
+        result: Any = base
+        for step in self.steps:
+            args = _evaluated(step.args, values)
+            if step.operator == _ITEM:
+                result = result[args[0]]
+            else:
+                result = view_operator(step.operator)(result, *args, **_evaluated(step.kwargs or {}, values))
+        same = result.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        return result if same else None
+
+
+def view_operator(name: str) -> Any:
+    """The ATen operator ``name``.
+
+    Raises:
+        ValueError: it is none that makes views.
+    """
+    namespace, packet, overload = name.split(".")
+    found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if namespace == "aten" else None
+    if found is None or not _makes_views(found):
+        raise ValueError(f"{name} makes no view")
+    return found
+
+
+def views_of(
+    program: torch.export.ExportedProgram, origins: Sequence[Origin], tracked: Sequence[bool], prefix: str
+) -> tuple[View | None, ...]:
+    """How each output of ``program`` is a view; ``None`` for those that are none.
+
+    Args:
+        program: as torch.export gave it.
+        origins: the outputs that are whole tensors of the caller's, or of one another.
+        tracked: whether each output requires a gradient.
+        prefix: of the names of parameters and buffers in the program.
+    """
+    return _Search(program, origins, tracked, prefix).views()
+
+
+class _Search:
+    """Follows each output of a program to where its memory is from."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        origins: Sequence[Origin],
+        tracked: Sequence[bool],
+        prefix: str,
+    ) -> None:
+        self._names = program_size_names(program)
+        self._tracked = tracked
+        signature = program.graph_signature
+        weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        self._given: dict[torch.fx.Node, tuple[str, int | str]] = {}
+        self._symbols: set[str] = set()
+        for node in program.graph.nodes:
+            if node.name in signature.user_inputs:
+                self._given[node] = ("input", signature.user_inputs.index(node.name))
+                dims = (named(size, self._names) for size in node.meta["val"].shape)
+                self._symbols |= {d for d in dims if isinstance(d, str)}
+            elif node.name in weights:
+                self._given[node] = ("weight", weights[node.name].removeprefix(prefix))
+        (last,) = (node for node in program.graph.nodes if node.op == "output")
+        mutated = len(last.args[0]) - len(origins)
+        self._outputs = list(last.args[0][mutated:])
+        self._written = {
+            _memory(node.args[0])
+            for node in program.graph.nodes
+            if _is_write(node) and isinstance(node.args[0], torch.fx.Node)
+        }
+        self._chains: list[list[tuple[torch.fx.Node, tuple[Step, ...]]]] = [
+            [] if origin is not None or not isinstance(node, torch.fx.Node) else list(self._chain(node))
+            for node, origin in zip(self._outputs, origins, strict=True)
+        ]
+        # What the walk from each output begins with is the output itself.
+        self._position = {chain[0][0]: i for i, chain in reversed([*enumerate(self._chains)]) if chain}
+
+    def views(self) -> tuple[View | None, ...]:
+        """One per output."""
+        found = [self._view(i) if chain else None for i, chain in enumerate(self._chains)]
+        bases = {v.base for v in found if v is not None}
+        return tuple(
+            self._sibling(i, found) if v is None and ("output", i) not in bases else v
+            for i, v in enumerate(found)
+        )
+
+    def _view(self, position: int) -> View | None:
+        chain = self._chains[position]
+        for node, steps in reversed(chain[1:]):
+            base: tuple[str, int | str] | None = self._given.get(node)
+            if base is not None and self._tracked[position] and _memory(node) in self._written:
+                # The write may carry a gradient, which the caller's tensor does not know of.
+                return None
+            if base is None and node in self._position:
+                base = ("output", self._position[node])
+            if base is not None and steps and _memory(node) == _memory(chain[0][0]):
+                return View(base, steps)
+        return None
+
+    def _sibling(self, position: int, views: Sequence[View | None]) -> View | None:
+        """The output as a part of another one that covers all of the memory that both are views of."""
+        chain = self._chains[position]
+        if not chain or len(chain) == 1:
+            return None
+        mine, root = chain[0][0], chain[-1][0]
+        if root in self._given or _memory(mine) != _memory(root):
+            return None
+        for other, their in enumerate(self._chains):
+            if views[other] is not None or not their or their[-1][0] is not root:
+                continue
+            if not _is_all_of(their[0][0], root):
+                continue
+            value = mine.meta["val"]
+            where = self._sizes((tuple(value.shape), value.stride(), value.storage_offset()))
+            # The first that covers it is the one that the others are views of.
+            if other == position or where is None:
+                return None
+            return View(("output", other), (Step(str(_STRIDED), where),))
+        return None
+
+    def _chain(self, node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, tuple[Step, ...]]]:
+        """The tensors that ``node`` is a view of, itself first, and what makes it of each."""
+        steps: tuple[Step, ...] = ()
+        node = _original(node)
+        yield node, steps
+        while (step := self._step(node)) is not None:
+            steps = (step, *steps)
+            inner = node.args[0]
+            assert isinstance(inner, torch.fx.Node)
+            if step.operator == _ITEM:
+                node = inner
+                continue
+            node = _original(inner)
+            yield node, steps
+
+    def _step(self, node: torch.fx.Node) -> Step | None:
+        if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
+            return None
+        if node.target is operator.getitem:
+            return Step(_ITEM, (node.args[1],)) if _makes_views(node.args[0].target) else None
+        if not _makes_views(node.target):
+            return None
+        args, kwargs = self._sizes(node.args[1:]), self._sizes(dict(node.kwargs))
+        return None if args is None or kwargs is None else Step(str(node.target), args, kwargs)
+
+    def _sizes(self, value: Any) -> Any:
+        """``value`` with a text for each size that varies; ``None`` if a text cannot say it."""
+        try:
+            return self._said(value)
+        except ValueError:
+            return None
+
+    def _said(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._said, value))
+        if isinstance(value, dict):
+            return {key: self._said(v) for key, v in value.items()}
+        if isinstance(value, torch.fx.Node):
+            value = value.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            text = named(value, self._names)
+            free: set[Any] = sizes.parse(str(text)).free_symbols
+            if not {s.name for s in free} <= self._symbols:
+                raise ValueError(text)
+            return text if isinstance(text, str) else int(text)
+        if value is None or isinstance(value, (bool, int, torch.dtype, torch.memory_format, torch.layout)):
+            return value
+        raise ValueError(value)
+
+
+def _makes_views(target: Any) -> bool:
+    """Whether an operator's results are views of its first argument, or may be, and it writes nothing."""
+    if not isinstance(target, private.OpOverload):
+        return False
+    schema = target._schema
+    if schema.is_mutable or not schema.arguments or not schema.returns:
+        return False
+    return schema.arguments[0].alias_info is not None and schema.returns[0].alias_info is not None
+
+
+def _is_write(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, private.OpOverload) and node.target._schema.is_mutable and bool(node.args)
+
+
+def _original(node: torch.fx.Node) -> torch.fx.Node:
+    """The tensor that an operator in place wrote to and returned."""
+    while _is_write(node):
+        inner = node.args[0]
+        if not isinstance(inner, torch.fx.Node) or _geometry(inner) != _geometry(node):
+            return node
+        node = inner
+    return node
+
+
+def _geometry(node: torch.fx.Node) -> str:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return f"{_memory(node)} {value.shape} {value.stride()} {value.storage_offset()}"
+
+
+def _memory(node: Any) -> object:
+    """Equal for tensors of one memory in the trace."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else node
+
+
+def _is_all_of(whole: torch.fx.Node, root: torch.fx.Node) -> bool:
+    """Whether a view is every element of a contiguous tensor, in order."""
+    view, tensor = whole.meta.get("val"), root.meta.get("val")
+    if not isinstance(view, torch.Tensor) or not isinstance(tensor, torch.Tensor):
+        return False
+    in_order = _in_order(view) and _in_order(tensor) and view.storage_offset() == 0
+    return in_order and sympy.sympify(str(view.numel())) == sympy.sympify(str(tensor.numel()))
+
+
+def _in_order(tensor: torch.Tensor) -> bool:
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if str(stride) != str(expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def _evaluated(value: Any, values: Mapping[str, int]) -> Any:
+    if isinstance(value, str):
+        return sizes.evaluate(sizes.parse(value), values)
+    if isinstance(value, tuple):
+        return tuple(_evaluated(v, values) for v in value)
+    if isinstance(value, Mapping):
+        return {key: _evaluated(v, values) for key, v in value.items()}
+    return value
+
+
+def put_views(
+    outputs: list[torch.Tensor],
+    views: Sequence[View | None],
+    tracked: Sequence[bool],
+    inputs: Sequence[torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+    dims: Sequence[Sequence[int | str]],
+) -> None:
+    """Put views in the place of the graph's copies of them, in ``outputs``.
+
+    Args:
+        outputs: of the run, with the tensors that were there before in their places.
+        views: how each is a view.
+        tracked: whether each requires a gradient.
+        inputs: the call's tensors.
+        weights: the model's tensors, by name.
+        dims: each input's sizes: numbers, or the names of symbols.
+    """
+    values = {
+        name: size
+        for names, tensor in zip(dims, inputs, strict=True)
+        for name, size in zip(names, tensor.shape, strict=True)
+        if isinstance(name, str)
+    }
+    for position, view in enumerate(views):
+        if view is None:
+            continue
+        kind, where = view.base
+        if isinstance(where, str):
+            base = weights.get(where)
+        else:
+            base = (inputs if kind == "input" else outputs)[where]
+        if base is None:
+            continue
+        # Under the caller's grad mode a view of what requires no gradient in eager would require one.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and tracked[position]):
+            found = view.of(base, values)
+        if found is not None:
+            outputs[position] = found

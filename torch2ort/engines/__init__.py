@@ -1,0 +1,1 @@
+"""What trains a graph, behind one interface."""

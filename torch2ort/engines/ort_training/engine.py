@@ -1,0 +1,305 @@
+"""Training session: onnxruntime-training's gradient graph over an exported graph.
+
+ONNX Runtime runs the forward half up to the model's outputs, keeps the state, and runs the backward half
+when autograd hands over the outputs' gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from torch2ort.cache.store.shelf import Shelf
+from torch2ort.engines.ort_training.gradient_graph import (
+    GradientGraph,
+    build_gradient_graph,
+    kept_gradient_graph,
+    no_gradient,
+)
+from torch2ort.engines.ort_training.missing_gradients import Edge, Reach
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.nodes import ancestors
+from torch2ort.graph.stages import save_optimized, save_stage
+from torch2ort.options import Options
+from torch2ort.pythonop.native import native
+from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.binding import bind_sites, install_runners, rename_functions, reraise
+from torch2ort.runtime.centering import disabled_optimizers
+from torch2ort.runtime.feeds import Feeds
+from torch2ort.runtime.optimized import identity, run_as_it_is
+from torch2ort.runtime.training_kernel.context_table import pool
+from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
+from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule
+
+# More sets of missing gradients than these are not remembered at once; most models give one.
+_MOST_SETS = 256
+# Outputs without a gradient, what the Functions left out, and the Functions that take None for a gradient.
+_Missing = tuple[tuple[bool, ...], frozenset[tuple[str, int]], frozenset[str]]
+
+
+def session_settings(options: Options) -> Any:
+    """Settings of a session that runs gradient graphs."""
+    settings = private.onnxruntime().SessionOptions()
+    settings.enable_mem_pattern = False
+    # Buffers cross to PyTorch and back; their lifetime is the tensors', not the plan's.
+    settings.enable_mem_reuse = False
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
+    settings.inter_op_num_threads = 1
+    # Backward's branches, the gradients of weights, run as soon as they can, which frees activations early.
+    # The default order leaves many of them, and what they read, to the end.
+    settings.execution_order = private.onnxruntime().ExecutionOrder.MEMORY_EFFICIENT
+    settings.use_deterministic_compute = options.deterministic
+    # A pool that spins between operators takes the cores from PyTorch's threads, which the Functions and the
+    # optimizer run on: with 2 threads on 2 cores a step took three times as long.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Weights are inputs that every step changes: a packed copy would go stale.
+    settings.add_session_config_entry("session.disable_prepacking", "1")
+    return settings
+
+
+def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Options) -> Any:
+    settings = session_settings(options)
+    if gradient.optimized:
+        run_as_it_is(settings)
+    model = rename_functions(gradient.model, functions)
+    save_stage(options, "gradient", model)
+    save_optimized(options, "optimized", settings)
+    try:
+        return private.onnxruntime().InferenceSession(
+            model,
+            settings,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=disabled_optimizers(),
+        )
+    except Exception as error:
+        raise no_gradient(error) from error
+
+
+@dataclass(slots=True)
+class ForwardState:
+    """What one forward leaves for its backward.
+
+    Attributes:
+        partial: ONNX Runtime's state between the two halves of the graph.
+        run: contexts of the Functions.
+        outputs: shape, dtype and device of each fetched output, for the gradients that are missing.
+        epoch: of the pool that onnxruntime keeps its own contexts in.
+    """
+
+    partial: Any
+    run: native.Run
+    outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
+    epoch: int
+
+
+class TrainingEngine:
+    """Gradient graph and session for one graph and one set of tensors that require gradients.
+
+    Args:
+        graph: the exported graph.
+        requires_grad: the graph inputs (model inputs and weights) that require gradients.
+        options: threads and debugging.
+        shelf: where the gradient graph is kept for the next process.
+
+    Attributes:
+        differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
+        needed: positions of the feeds that the backward half reads, so that they must not change
+            between forward and backward.
+        read_outputs: positions of the fetched outputs whose memory the backward half reads.
+        copied: positions of the feeds that the model itself writes to and that its outputs depend on: what
+            forward and backward read is a copy from before.
+        read: positions of the other feeds.
+        uses_rng: whether a run draws from PyTorch's random generator.
+        weights: names of the tensors that are fed behind the model's inputs.
+
+    Raises:
+        RuntimeNotFoundError: no training build of onnxruntime is installed.
+        UnsupportedOperatorError: the engine has no gradient or kernel for an operator.
+    """
+
+    def __init__(
+        self, graph: Graph, requires_grad: frozenset[str], options: Options, shelf: Shelf | None = None
+    ) -> None:
+        self._ort = private.training_pybind()
+        self._graph = graph
+        self._reach = Reach(graph)
+        # Per set of missing gradients: which inputs the others reach.
+        self._reached_by: dict[_Missing, frozenset[str]] = {}
+        # The builder refuses tensors that no output depends on.
+        requires_grad &= self._reach.inputs(graph.outputs)
+        self._requires_grad = requires_grad
+        self.differentiable = tuple(
+            i
+            for i, name in enumerate(graph.fetches)
+            if i < len(graph.outputs) and self._reach.inputs([name]) & requires_grad
+        )
+        self.copied, self.read = _copied_and_read(graph)
+        self.uses_rng = graph.uses_rng
+        self.weights = tuple(graph.weights.values())
+        self._feeds = Feeds(len(graph.inputs))
+        self._bools = bool_outputs(graph.proto.graph, graph.fetches)
+        self._lock: Any = python_op_lock if graph.sites else contextlib.nullcontext()
+        install_runners()
+        if shelf is None:
+            gradient = build_gradient_graph(graph, requires_grad)
+        else:
+            gradient = kept_gradient_graph(
+                graph, requires_grad, session_settings(options), identity(options), shelf
+            )
+        # onnxruntime knows by name what nodes call; here it lives.
+        self._bound = bind_sites(graph.sites, gradient.plans, gradient.chains, training=True)
+        self._site_nodes = {site.key: name for name, site in self._bound.sites.items()}
+        # What the model writes to and no output depends on, no gradient depends on either.
+        relevant = {*self.copied, *self.read}
+        self.needed = tuple(i for i in gradient.needed if i in relevant)
+        position = {name: i for i, name in enumerate(graph.feeds)}
+        self.read_outputs = gradient.read_outputs
+        # Positions of the outputs that are memory of a feed or of another output, once a run has shown it.
+        self._shared: tuple[int, ...] | None = None
+        self._feed_order = [position[name] for name in gradient.feeds]
+        self._skipped = set(gradient.skipped)
+        self._gradient_of = gradient.gradient_of
+        self._session = _session(gradient, self._bound.functions, options)
+        private.drop_model_bytes(self._session)
+        device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
+        self._agent = self._ort.TrainingAgent(
+            self._session._sess,
+            list(gradient.feeds),
+            [device] * gradient.fetched,
+            list(gradient.gradients),
+            [device] * len(gradient.gradients),
+            0,
+        )
+
+    @property
+    def remembering(self) -> str:
+        """Name of a Function by which a second run of forward would show elsewhere; empty if none."""
+        return self._graph.remembering
+
+    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
+        """Run the forward half.
+
+        Args:
+            feeds: one tensor per entry of ``graph.feeds``.
+
+        Returns:
+            One tensor per entry of ``graph.fetches``, and the state for :meth:`backward`.
+
+        Raises:
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
+        ort = self._ort
+        made = self._feeds.values(feeds)
+        values = ort.OrtValueVector()
+        values.reserve(len(made))
+        for index in self._feed_order:
+            values.push_back(made[index])
+        fetched = ort.OrtValueVector()
+        partial = ort.PartialGraphExecutionState()
+        run = native.Run()
+        with self._lock, contexts_in(run):
+            if self._bound.callees:
+                pool.tidy()
+                pool.add(len(self._bound.callees))
+            epoch = pool.epoch
+            try:
+                self._agent.run_forward(values, fetched, partial, None)
+            except Exception as error:
+                reraise(error)
+        if self._shared is None:
+            self._shared = _shared(made, fetched)
+        outputs = _tensors(fetched)
+        for index in self._shared:
+            outputs[index] = outputs[index].clone()
+        restore_bools(outputs, self._bools)
+        return outputs, ForwardState(partial, run, [(t.shape, t.dtype, t.device) for t in outputs], epoch)
+
+    def backward(
+        self, state: ForwardState, gradients: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None] | None:
+        """Run the backward half.
+
+        Args:
+            state: what :meth:`forward` left; it serves once.
+            gradients: one per fetched output; ``None`` where the loss does not depend on it.
+
+        Returns:
+            One entry per feed: its gradient, or ``None`` where autograd would give none. ``None`` as a whole
+            if onnxruntime has dropped the state's contexts: the forward must be run again.
+
+        Raises:
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
+        given = self._ort.OrtValueVector()
+        for i, gradient in enumerate(gradients):
+            if i in self._skipped:
+                continue
+            if gradient is None:
+                # The builder's backward breaks on a scalar zero: always the full shape.
+                shape, dtype, device = state.outputs[i]
+                gradient = torch.zeros(shape, dtype=dtype, device=device)
+            given.push_back(to_capsule(plain(gradient)), False)
+        computed = self._ort.OrtValueVector()
+        with self._lock, contexts_in(state.run):
+            if self._bound.callees and state.epoch != pool.epoch:
+                return None
+            try:
+                self._agent.run_backward(given, computed, state.partial)
+            except Exception as error:
+                reraise(error)
+            pool.add(-len(self._bound.callees))
+        found = _tensors(computed)
+        reached = self._reached(state.run, gradients)
+        state.run.clear()
+        return [
+            found[self._gradient_of[name]] if name in reached and name in self._gradient_of else None
+            for name in self._graph.feeds
+        ]
+
+    def _reached(self, run: native.Run, gradients: Sequence[torch.Tensor | None]) -> frozenset[str]:
+        undefined = frozenset(run.undefined)
+        unmaterialized = frozenset(run.unmaterialized) if undefined else frozenset()
+        key = tuple([gradient is None for gradient in gradients]), undefined, unmaterialized
+        found = self._reached_by.get(key)
+        if found is None:
+            outputs = [n for n, none in zip(self._graph.fetches, key[0], strict=True) if not none]
+            edges: list[Edge] = [(self._site_nodes[site], position) for site, position in undefined]
+            if len(self._reached_by) >= _MOST_SETS:
+                self._reached_by.clear()
+            nodes = [self._site_nodes[site] for site in unmaterialized]
+            found = self._reached_by[key] = self._reach.inputs(outputs, edges, nodes)
+        return found
+
+
+def _copied_and_read(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of the feeds that the model writes to and reads, and of those that it does not write to."""
+    written = {m.target for m in graph.mutations}
+    origins = list(enumerate([*graph.inputs, *graph.weights.values()]))
+    relevant = ancestors(graph.proto.graph, graph.outputs) if written else set()
+    copied = tuple(i for i, origin in origins if origin in written and graph.feeds[i] in relevant)
+    return copied, tuple(i for i, origin in origins if origin not in written)
+
+
+def _shared(feeds: Sequence[Any], fetched: Any) -> tuple[int, ...]:
+    """Positions of the fetched values whose memory the caller has already, by a feed or another of them."""
+    known = {value.data_ptr() for value in feeds}
+    found = []
+    for index in range(len(fetched)):
+        address = fetched[index].data_ptr()
+        if address in known and fetched[index].has_value():
+            found.append(index)
+        known.add(address)
+    return tuple(found)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    tensors: list[torch.Tensor] = values.to_dlpacks(from_dlpack)
+    for index in values.bool_tensor_indices():
+        tensors[index] = tensors[index].view(torch.bool)
+    return tensors

@@ -1,0 +1,118 @@
+"""The first step of a graph beside eager PyTorch, for ``Options.verify``."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.capture.ordinary import ordinary, ordinary_tensors
+from torch2ort.effects import EffectError, Watched
+from torch2ort.errors import EngineError
+
+RTOL = 1e-3
+ATOL = 1e-5
+
+
+class Verification:
+    """One eager run on a copy of the model, with the random numbers that the graph's run will draw.
+
+    Args:
+        model: the module; it is copied, so that its buffers stay as they are.
+        signature: names of its arguments.
+        schema: structure of the call.
+        tensors: the call's tensors.
+
+    Attributes:
+        RTOL and ATOL of this module bound the differences, as in ``torch.testing.assert_close``.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        signature: io_schema.Signature,
+        schema: io_schema.Schema,
+        tensors: Sequence[torch.Tensor],
+    ) -> None:
+        with ordinary_tensors(model):
+            eager = copy.deepcopy(model)
+        self._inputs = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
+        # What forward leaves in objects that are no part of the copy is taken back.
+        with torch.random.fork_rng(devices=[]), Watched(eager, None, left=True) as watched:
+            outputs: Any = eager.forward(*args, **kwargs)
+            with contextlib.suppress(EffectError):  # of what Functions do, which is their own affair
+                watched.find(known=False)
+        self._outputs, described = io_schema.flatten(outputs)
+        self._returned = len(self._outputs)
+        self._outputs += watched.tensors
+        self._output_names = [leaf.name or "output" for leaf in described.leaves]
+        self._output_names += [f"left in {place}" for place in watched.places]
+        self._input_names = [leaf.name for leaf in schema.leaves]
+        self._weights = dict(eager.named_parameters(remove_duplicate=False))
+
+    def check_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Compare the graph's outputs.
+
+        Raises:
+            EngineError: one differs; names it.
+        """
+        if len(outputs) != len(self._outputs):
+            # What is left was found in another form, as it is a tensor from before.
+            outputs, self._outputs = outputs[: self._returned], self._outputs[: self._returned]
+        for name, actual, expected in zip(self._output_names, outputs, self._outputs, strict=False):
+            if actual.requires_grad != expected.requires_grad:
+                kinds = ["requires" if t.requires_grad else "does not require" for t in (expected, actual)]
+                raise EngineError(
+                    f"verify: output '{name}': eager PyTorch's {kinds[0]} a gradient, ONNX Runtime's "
+                    f"{kinds[1]} one"
+                )
+            _compare(f"output '{name}'", actual, expected)
+
+    def check_gradients(
+        self,
+        given: Sequence[torch.Tensor | None],
+        weights: Sequence[str],
+        gradients: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Compare the gradients of inputs and weights.
+
+        Args:
+            given: gradient of each output.
+            weights: names of the weights behind the graph's feeds that are not inputs.
+            gradients: gradient of each feed: the inputs, then the weights.
+
+        Raises:
+            EngineError: one differs; names it.
+        """
+        if any(gradient is not None for gradient in given[len(self._outputs) :]):
+            return
+        names = [*(f"input '{n}'" for n in self._input_names), *(f"'{n}'" for n in weights)]
+        leaves = [*self._inputs, *(self._weights.get(name) for name in weights)]
+        wanted = [i for i, leaf in enumerate(leaves) if leaf is not None and leaf.requires_grad]
+        pairs = [
+            (o, g) for o, g in zip(self._outputs, given, strict=False) if g is not None and o.requires_grad
+        ]
+        if not pairs or not wanted:
+            return
+        outputs, grad_outputs = zip(*pairs, strict=True)
+        inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        expected = torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True, retain_graph=True)
+        for i, gradient in zip(wanted, expected, strict=True):
+            _compare(f"gradient of {names[i]}", gradients[i], gradient)
+
+
+def _compare(what: str, actual: torch.Tensor | None, expected: torch.Tensor | None) -> None:
+    if actual is None or expected is None:
+        if actual is expected:
+            return
+        kinds = ["none" if t is None else "a tensor" for t in (expected, actual)]
+        raise EngineError(f"verify: {what}: eager PyTorch gives {kinds[0]}, ONNX Runtime gives {kinds[1]}")
+    try:
+        torch.testing.assert_close(actual.detach(), expected.detach(), rtol=RTOL, atol=ATOL, equal_nan=True)
+    except AssertionError as error:
+        raise EngineError(f"verify: {what} differs from eager PyTorch's: {error}") from None

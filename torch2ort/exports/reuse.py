@@ -1,0 +1,322 @@
+"""Exports out of the cache: what is stored of one, and how another process puts it together again.
+
+Nothing is traced on a hit. The weights are the live model's tensors, and each PythonOp node calls the
+class that the key's walk found in the live model's code, at the place where it was found when the entry
+was made: keys are equal only if what stands there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort import io_schema
+from torch2ort.cache.key.functions import locate_function, located_function
+from torch2ort.cache.key.key import Key, Unkeyable, model_key, tensor_of
+from torch2ort.cache.store.explain import differences, nearest
+from torch2ort.cache.store.shelf import Kept, Shelf, keep
+from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
+from torch2ort.capture.views import View
+from torch2ort.errors import ExportError, SchemaError, Torch2OrtError, Torch2OrtWarning
+from torch2ort.exported_model import CacheReport, Interface
+from torch2ort.exports.built import Built, Call
+from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.graph import Graph, Mutation
+from torch2ort.graph.nodes import load_sites
+from torch2ort.kernels.resolve import bind_classes
+from torch2ort.log import logger
+from torch2ort.options import Options
+from torch2ort.pythonop import Site, UnstoredObject, dump_site, load_site
+
+_FILE = "graph.onnx"
+_KIND = "graph"
+_FAILED = "failed export"
+_VARIES = "varies like"
+
+
+def reuse_or_build(
+    model: torch.nn.Module,
+    call: Call,
+    settings: Mapping[str, Any],
+    options: Options,
+    build: Callable[[], Built],
+    *,
+    any_sizes: bool,
+) -> Built:
+    """The graph of ``call`` out of the cache of ``options``, or built and put there.
+
+    Args:
+        model: the model.
+        call: the sample call.
+        settings: plain values that the graph depends on besides.
+        options: folder of the cache, and its limit.
+        build: exports the model.
+        any_sizes: whether a graph serves, too, in which more sizes vary than the call asks for.
+
+    Raises:
+        ExportError: as ``build`` does.
+    """
+    if options.cache_dir is None:
+        return build()
+    if options.save_onnx_dir is not None:
+        reason = "save_onnx_dir asks for the graph of every stage, which only an export makes."
+        return _bypassed(build(), reason)
+    try:
+        store = Store(options.cache_dir, options.cache_limit or DEFAULT_LIMIT)
+    except RefusedError as error:
+        warnings.warn(str(error), Torch2OrtWarning, stacklevel=2)
+        return _bypassed(build(), str(error))
+    try:
+        keys = _keys(model, call, settings)
+    except Unkeyable as reason:
+        return _bypassed(build(), f"{reason}.")
+    found, key = _find(store, keys, model, call, any_sizes=any_sizes)
+    if found is not None:
+        return found
+    with store.lock(keys[0].digest) as locked:
+        if locked:
+            # Another process may have built it while this one waited.
+            found, key = _find(store, keys, model, call, any_sizes=any_sizes)
+            if found is not None:
+                return found
+        _log_miss(store, key)
+        # Who takes any sizes has another way if an export with sizes that vary fails.
+        failures = _Failures(store, keys[0]) if any_sizes and any(call.dim_specs) else None
+        built = build() if failures is None else failures.build(build)
+        try:
+            kept = _pack(built, model, key)
+        except Unkeyable as reason:
+            return _bypassed(built, f"{reason}.")
+        if locked:
+            keep(store, key, _KIND, kept)
+    return replace(built, report=CacheReport(False, key.digest), shelf=Shelf(store, key))
+
+
+class _Failures:
+    """Remembers that an export fails, for those who do something else then.
+
+    Args:
+        store: where.
+        key: what is exported.
+    """
+
+    def __init__(self, store: Store, key: Key) -> None:
+        self._store = store
+        self._key = Key.of(key.name, {"graph": key.digest, "kind": _FAILED})
+
+    def build(self, build: Callable[[], Built]) -> Built:
+        """What ``build`` gives, unless it is known to fail.
+
+        Raises:
+            ExportError: it fails, or did so before.
+        """
+        known = self._store.read(self._key.digest)
+        if known is not None:
+            raise ExportError(str(known.manifest.data["reason"]))
+        try:
+            return build()
+        except ExportError as error:
+            keep(self._store, self._key, _FAILED, Kept({"reason": str(error)}, {}))
+            raise
+
+
+def _bypassed(built: Built, reason: str) -> Built:
+    logger.info("the export is not cached: %s", reason)
+    return replace(built, report=CacheReport(bypass_reason=reason))
+
+
+def _keys(model: torch.nn.Module, call: Call, settings: Mapping[str, Any]) -> tuple[Key, ...]:
+    """Keys to look under: for any size of the dimensions that vary, and for just these sizes."""
+    sizes = [_describe_sizes(t, spec) for t, spec in zip(call.tensors, call.dim_specs, strict=True)]
+    key = model_key(model, call.tensors, call.schema, sizes, settings)
+    if not any(call.dim_specs):
+        return (key,)
+    return key, key.with_sizes([f"{s} for {list(t.shape)}" for s, t in zip(sizes, call.tensors, strict=True)])
+
+
+def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
+    """Fixed sizes, what is said about those that vary, and the order in memory."""
+    rules = dict(spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()))
+    rules = {axis: rule for axis, rule in rules.items() if rule is not None}
+    dims = []
+    for axis, size in enumerate(tensor.shape):
+        rule = rules.get(axis)
+        if rule is None:
+            dims.append(str(size))
+        else:
+            # torch.export treats sizes 0 and 1 apart.
+            bounds = [getattr(rule, name, None) for name in ("min", "max")]
+            dims.append(f"{type(rule).__name__} {rule} {bounds} {_VARIES} {min(size, 2)}")
+    memory = _order(tensor) if rules else f"strides {list(tensor.stride())}"
+    return f"[{', '.join(dims)}] {memory}"
+
+
+def _order(tensor: torch.Tensor) -> str:
+    strides = tensor.stride()
+    return f"order {sorted(range(tensor.dim()), key=lambda axis: -strides[axis])}"
+
+
+def _find(
+    store: Store, keys: Sequence[Key], model: torch.nn.Module, call: Call, *, any_sizes: bool
+) -> tuple[Built | None, Key]:
+    """The first entry that takes the call's sizes; else ``None``, and the first key that is free."""
+    free = keys[-1]
+    for key in keys:
+        entry = store.read(key.digest)
+        if entry is None:
+            free = key
+            break
+        found = _use(store, entry, key, model, call)
+        if found is not None:
+            return found, key
+    for key in _relatives(store, keys[0], call) if any_sizes else ():
+        entry = store.read(key.digest)
+        found = None if entry is None else _use(store, entry, key, model, call)
+        if found is not None:
+            return found, key
+    return None, free
+
+
+def _relatives(store: Store, key: Key, call: Call) -> Iterator[Key]:
+    """Keys of the graphs of the same model and kind of call in which sizes vary."""
+    for manifest in store.find(key.family):
+        relative = Key(manifest.name, manifest.digest, manifest.components, key.functions)
+        if manifest.kind != _KIND or relative.family != key.family:
+            continue
+        varying = [_VARIES in size for size in relative.sizes]
+        ordered = (_order(t) in s for t, s in zip(call.tensors, relative.sizes, strict=True))
+        if any(varying) and all(same for varies, same in zip(varying, ordered, strict=True) if varies):
+            yield relative
+
+
+def _use(store: Store, entry: Entry, key: Key, model: torch.nn.Module, call: Call) -> Built | None:
+    """What an entry holds, if it takes the call's sizes."""
+    try:
+        built = _unpack(Kept(entry.manifest.data, entry.files), model, call, key)
+    except (Torch2OrtError, Unkeyable) as error:
+        logger.info("the cache entry %s does not fit this process: %s", key.digest, error)
+        return None
+    if built.interface.sizes.mismatch([tensor.shape for tensor in call.tensors]) is not None:
+        return None
+    return replace(built, report=CacheReport(True, key.digest), shelf=Shelf(store, key))
+
+
+def _log_miss(store: Store, key: Key) -> None:
+    logger.info("no cache entry for %s (%s)", key.name, key.digest)
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    for name, content in key.components.items():
+        logger.debug("  %s: %s", name, content)
+    other = nearest(_KIND, key.name, key.components, store.listed())
+    if other is not None:
+        changes = "; ".join(map(str, differences(other.manifest.components, key.components)))
+        logger.debug("the nearest entry, %s, differs in %s", other.manifest.digest, changes)
+
+
+# --- an entry's content
+
+
+def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
+    graph, interface = built.graph, built.interface
+    if built.effects:
+        raise Unkeyable(f"forward changes {built.effects.places[0]}, an object of this process")
+    for name, tensor in _weights(model, graph.weights).items():
+        if tensor.data_ptr() != built.weights[name].data_ptr():
+            raise Unkeyable(f"the tensor {graph.weights[name]} is another one in the graph than in the model")
+    sizes = interface.sizes
+    data = {
+        "family": key.family,
+        "training": built.training,
+        "outputs": _stored_schema(interface.outputs),
+        "dims": [list(d) for d in sizes.dims],
+        "ranges": {name: list(bounds) for name, bounds in sizes.ranges.items()},
+        "guards": list(sizes.guards),
+        "returned": [list(pair) for pair in interface.returned],
+        "graph_inputs": list(graph.inputs),
+        "graph_outputs": list(graph.outputs),
+        "weights": dict(graph.weights),
+        "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
+        "origins": [None if o is None else list(o) for o in built.origins],
+        "views": [None if v is None else v.stored() for v in built.views],
+        "tracked": list(built.tracked),
+        "functions": {name: _place_of(site, key) for name, site in graph.sites.items() if not site.internal},
+    }
+    return Kept(data, {_FILE: graph.proto.SerializeToString()})
+
+
+def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
+    data = kept.data
+    proto = onnx.load_from_string(kept.files[_FILE])
+    sites = load_sites(proto.graph)
+    bind_classes(site for site in sites.values() if site.internal)
+    for name, site in sites.items():
+        if not site.internal:
+            site.function = located_function(data["functions"][name], key)
+    graph = Graph(
+        proto=proto,
+        inputs=tuple(data["graph_inputs"]),
+        weights=dict(data["weights"]),
+        outputs=tuple(data["graph_outputs"]),
+        mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
+        sites=sites,
+    )
+    ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
+    interface = Interface(
+        call.signature,
+        call.schema,
+        io_schema.Schema.from_json(data["outputs"]),
+        Sizes(graph.inputs, data["dims"], ranges, data["guards"]),
+        tuple((output, given) for output, given in data["returned"]),
+    )
+    return Built(
+        graph,
+        _weights(model, graph.weights),
+        interface,
+        bool(data["training"]),
+        tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
+        tuple(None if v is None else View.loaded(v) for v in data["views"]),
+        tuple(data["tracked"]),
+    )
+
+
+def _place_of(site: Site, key: Key) -> list[str | int]:
+    """Where the site's class is found in another process."""
+    assert site.function is not None
+    if site.keeps_state:
+        raise Unkeyable(f"{site.func_name}: forward writes to an argument that the model holds")
+    text = load_site(site.func_name, dump_site(site))
+    for position, value in enumerate((*text.arguments, *text.known_result.outputs)):
+        if isinstance(value, UnstoredObject):
+            what = f"argument {position}" if position < len(text.arguments) else "an output"
+            raise Unkeyable(f"{site.func_name}: {what} is {value!r}, and exists in this process alone")
+    return locate_function(site.function, key)
+
+
+def _stored_schema(schema: io_schema.Schema) -> str:
+    try:
+        text = schema.to_json()
+        if io_schema.Schema.from_json(text) == schema:
+            return text
+        reason = "it is another one when it is read back"
+    except SchemaError as error:
+        reason = str(error).rstrip(".")
+    raise Unkeyable(f"the structure of the model's outputs cannot be written down: {reason}")
+
+
+def _weights(model: torch.nn.Module, origins: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The model's parameters, buffers and tensor attributes behind a graph's inputs."""
+    weights: dict[str, torch.Tensor] = {}
+    for name, origin in origins.items():
+        tensor = tensor_of(model, origin)
+        if tensor is None:
+            raise Unkeyable(
+                f"the tensor {origin} of the graph is no parameter, buffer or attribute of the model"
+            )
+        weights[name] = tensor
+    return weights

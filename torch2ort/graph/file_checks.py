@@ -1,0 +1,106 @@
+"""Whether the parts of a file fit together, before anything runs by them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx
+
+from torch2ort.errors import ModelLoadError
+from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.graph import Graph
+from torch2ort.io_schema import Schema
+
+# What only a session's graph has, and what stands for a call of a Function nowhere but in the graph itself.
+_CALLS = frozenset(
+    {("com.microsoft", "PythonOp"), ("com.microsoft", "PythonOpGrad"), ("org.pytorch.aten", "ATen")}
+)
+
+
+def check_functions(model: onnx.ModelProto) -> None:
+    """Refuse calls of Functions in places where their sites are not looked for.
+
+    Raises:
+        ModelLoadError: names the place.
+    """
+    for function in model.functions:
+        for node in _all_nodes(function.node):
+            if (node.domain, node.op_type) in _CALLS:
+                raise ModelLoadError(
+                    f"its local function '{function.name}' holds the {node.op_type} node '{node.name}', but "
+                    f"calls of Functions belong into the graph; inline the function"
+                )
+    for node in _all_nodes(model.graph.node):
+        if (node.domain, node.op_type) == ("com.microsoft", "PythonOpGrad"):
+            raise ModelLoadError(
+                f"it holds the PythonOpGrad node '{node.name}', which only a training session makes"
+            )
+
+
+def _all_nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Those of bodies included."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(body.node)
+
+
+def check_interface(
+    graph: Graph, inputs: Schema, outputs: Schema, sizes: Sizes, returned: Sequence[tuple[int, int]]
+) -> None:
+    """Compare a graph with what its file says of calling it.
+
+    Raises:
+        ModelLoadError: they do not fit; says what was found and what was expected.
+    """
+    proto = graph.proto.graph
+    # State was taken out of the initializers; it is fed beside the inputs of the call.
+    weights = {*graph.weights, *(tensor.name for tensor in proto.initializer)}
+    given = [value.name for value in proto.input if value.name not in weights]
+    _same("graph_inputs", list(graph.inputs), "the graph's inputs", given)
+    _same(
+        "graph_outputs and mutations",
+        list(graph.fetches),
+        "the graph's outputs",
+        [o.name for o in proto.output],
+    )
+    _same("inputs", len(inputs.leaves), "the number of the graph's inputs", len(graph.inputs))
+    _same("outputs", len(outputs.leaves), "the number of the graph's outputs", len(graph.outputs))
+    ranks = [leaf.rank for leaf in inputs.leaves]
+    _same("dims", [len(dims) for dims in sizes.dims], "the ranks of the inputs", ranks)
+    for dims in sizes.dims:
+        for size in dims:
+            if type(size) is not str and (type(size) is not int or size < 0):
+                raise _damaged("dims", size, "a size or its name", "0 or more")
+    for name, (low, high) in sizes.ranges.items():
+        if type(low) is not int or type(high) not in (int, type(None)):
+            raise _damaged("ranges", {name: [low, high]}, "two sizes", "[int, int or null]")
+    for pair in returned:
+        for number, caches in zip(pair, (outputs.cache_count, inputs.cache_count), strict=True):
+            if not 0 <= number < caches:
+                raise _damaged("returned", list(pair), "numbers of caches below", caches)
+    for mutation in graph.mutations:
+        if mutation.kind not in ("buffer", "input"):
+            raise _damaged("mutations", mutation.kind, "what is written to", "'buffer' or 'input'")
+        if mutation.kind == "input" and mutation.target not in graph.inputs:
+            raise _damaged("mutations", mutation.target, "an input", list(graph.inputs))
+
+
+def _same(name: str, given: Any, what: str, expected: Any) -> None:
+    if given != expected:
+        raise _damaged(name, given, what, expected)
+
+
+def _damaged(name: str, given: Any, what: str, expected: Any) -> ModelLoadError:
+    return ModelLoadError(
+        f"its torch2ort metadata is damaged ('{name}' is {_short(given)}; expected {what}, "
+        f"{_short(expected)})"
+    )
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -1,0 +1,101 @@
+"""Which of PyTorch's operators a file may call.
+
+An exported graph gives operators to PyTorch's own kernels, by name. A file may name any, and not all of them
+are calculations: some read or write files, or trust their arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+from torch2ort.errors import ModelLoadError
+from torch2ort.kernels.functions import decode_call
+from torch2ort.kernels.index_check import decode_check
+from torch2ort.pythonop import Site
+from torch2ort.runtime._torch_private import schema_of
+
+_RETURNED = frozenset({"Tensor", "List[Tensor]"})
+# Types of arguments that are values, with Optional and List taken off.
+_VALUES = frozenset({"Tensor", "int", "float", "bool", "number", "complex", "Device"})
+# Arguments whose text chooses between ways to calculate.
+_MODES = frozenset(
+    (
+        "activation", "approximate", "driver", "equation", "indexing", "interpolation", "mode", "norm", "ord",
+        "p", "pad_mode", "padding", "padding_side", "reduce", "rounding_mode", "side", "UPLO",
+    )
+)  # fmt: skip
+_UNCHECKED = re.compile(
+    r"unsafe(?!_view|_index|_split|_chunk)|^_nested_view|^segment_reduce|^_segment_reduce"
+)
+
+
+def check_kernel_call(site: Site) -> None:
+    """Refuse a site of a file that does other than calculate with tensors.
+
+    Args:
+        site: calls ``AtenKernel`` or ``PairedKernel``.
+
+    Raises:
+        ModelLoadError: names the operator.
+    """
+    _check_text(_text(site))
+
+
+def check_index_check(site: Site) -> None:
+    """Refuse a site of a file that calls, for its error, an operator that does other than calculate.
+
+    Args:
+        site: calls ``IndexCheck``.
+
+    Raises:
+        ModelLoadError: names the operator.
+    """
+    check_index_text(_text(site))
+
+
+def check_index_text(text: str) -> None:
+    """The same for what describes a check.
+
+    Raises:
+        ModelLoadError: names the operator.
+    """
+    _check_text(decode_check(text).call)
+
+
+def _text(site: Site) -> str:
+    text = site.arguments[0] if site.arguments else None
+    if not isinstance(text, str):
+        raise ModelLoadError(
+            f"PythonOp {site.func_name}: its first argument is {text!r}, not the call of an operator; "
+            f"export the model again"
+        )
+    return text
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_text(text: str) -> None:
+    schema = schema_of(decode_call(text).operator)
+    if not _calculates(schema):
+        raise ModelLoadError(
+            f"the model calls {schema.name}, which no file may call, as it does more than calculate with "
+            f"tensors. If the model is yours, put the call into a torch.autograd.Function"
+        )
+
+
+def _calculates(schema: Any) -> bool:
+    returned = [str(value.type) for value in schema.returns]
+    return (
+        bool(returned)
+        and not schema.is_mutable
+        and _RETURNED.issuperset(returned)
+        and not _UNCHECKED.search(schema.name.partition("::")[2])
+        and all(_is_value(argument) for argument in schema.arguments)
+    )
+
+
+def _is_value(argument: Any) -> bool:
+    kind = re.sub(r"Optional|List|[\[\]]", "", str(argument.type))
+    # A generator that is not given is PyTorch's own.
+    return kind in _VALUES or kind == "Generator" or (kind == "str" and argument.name in _MODES)

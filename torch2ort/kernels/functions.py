@@ -1,0 +1,339 @@
+"""Operators that run in PyTorch's own kernels, as Functions of torch2ort.
+
+What onnxruntime-training has no correct gradient for becomes a ``PythonOp`` whose Function calls the
+ATen operator and, in backward, PyTorch's own derivative of it. Random operators come here too: they
+draw from PyTorch's generator, so that ``torch.manual_seed`` means what it means in eager. A chain of
+tokens (each random call's last output is the next one's last input) keeps ONNX Runtime from
+reordering them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+
+from torch2ort.errors import ModelLoadError
+from torch2ort.kernels.derivatives import DERIVATIVES, Derivative
+from torch2ort.kernels.recurrent import abstract
+from torch2ort.pythonop import Site
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics._torch_private import OpOverload
+
+# What a file must not be able to call: it reads the disk.
+_FORBIDDEN = frozenset({"from_file"})
+
+# Operators of libraries whose own kernels run, forward and backward. A file may name these alone, as an
+# operator that somebody made can do anything.
+LIBRARY_OPERATORS = frozenset({"transformers::grouped_mm_fallback"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an ATen operator whose tensors are still to be filled in.
+
+    Attributes:
+        operator: the overload to call.
+        arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site.
+        keywords: keyword arguments, likewise.
+        random: whether it draws from PyTorch's generator, so that it takes and gives a token.
+        views: whether its result is a view of an argument.
+        tensors: number of tensor arguments, the token not counted.
+    """
+
+    operator: OpOverload
+    arguments: Sequence[Any]
+    keywords: dict[str, Any]
+    random: bool
+    views: bool
+    tensors: int
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Call the operator; its outputs as a flat tuple of tensors."""
+        arguments = [_decode(a, tensors) for a in self.arguments]
+        keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
+        operator = abstract(self.operator) if private.is_abstract(tensors) else self.operator
+        result = operator(*arguments, **keywords)
+        flat: list[torch.Tensor] = []
+        for value in (result,) if isinstance(result, torch.Tensor) else result:
+            flat.extend(value if isinstance(value, (list, tuple)) else (value,))
+        return tuple(t.clone() for t in flat) if self.views else tuple(flat)
+
+
+def encode_call(
+    operator: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any], *, random: bool
+) -> str:
+    """The text that :func:`decode_call` turns back into a :class:`Call`.
+
+    Args:
+        operator: an overload of an ``aten`` operator, or one of :data:`LIBRARY_OPERATORS`.
+        arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes.
+        keywords: keyword arguments, likewise.
+        random: whether the operator draws from PyTorch's generator.
+
+    Raises:
+        TypeError: an argument is of a type that the text cannot hold.
+    """
+    assert is_callable(operator), f"{operator} is not an ATen operator"
+    name = operator.name().removeprefix("aten::")
+    return json.dumps(
+        {
+            "operator": name,
+            "arguments": [_encode(a) for a in arguments],
+            "keywords": {k: _encode(a) for k, a in keywords.items()},
+            "random": random,
+        },
+        sort_keys=True,
+    )
+
+
+def is_callable(operator: OpOverload) -> bool:
+    """Whether a graph may call ``operator`` in PyTorch's kernel, or in that of its library."""
+    return operator.namespace == "aten" or operator.name() in LIBRARY_OPERATORS
+
+
+def _packet(name: str) -> Any:
+    """The operator of this name, all its overloads.
+
+    Raises:
+        ModelLoadError: it is of a library that is not imported.
+    """
+    if name not in LIBRARY_OPERATORS:
+        return getattr(torch.ops.aten, name)
+    namespace, _, base = name.partition("::")
+    try:
+        return getattr(getattr(torch.ops, namespace), base)
+    except AttributeError:
+        raise ModelLoadError(
+            f"the model calls the operator {name}, which nothing defined in this process; import the module "
+            f"of {namespace} that does, as the model's own code does, before the model is loaded"
+        ) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_call(text: str) -> Call:
+    """The call that ``text`` describes.
+
+    Raises:
+        ModelLoadError: the text names no ATen operator that a graph may call.
+    """
+    try:
+        record = json.loads(text)
+        base, _, overload = record["operator"].partition(".")
+        operator = getattr(_packet(base), overload or "default")
+        arguments, keywords, random = record["arguments"], dict(record["keywords"]), bool(record["random"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"not a call of an ATen operator: {text!r} ({error})") from None
+    if base in _FORBIDDEN or operator._schema.is_mutable:
+        raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
+    views = any(r.alias_info is not None for r in operator._schema.returns)
+    return Call(operator, arguments, keywords, random, views, _count_tensors([arguments, keywords]))
+
+
+class AtenKernel(Function):
+    """One ATen operator, forward and backward, in PyTorch's kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Outputs of the call that ``text`` describes, then a token if it is random."""
+        call = decode_call(text)
+        ctx.set_materialize_grads(False)
+        inputs = tensors[: call.tensors]
+        outputs = _forward_with_graph(ctx, call, inputs) if any(ctx.needs_input_grad) else call(inputs)
+        ctx.mark_non_differentiable(*(o for o in outputs if not o.is_floating_point()))
+        if call.random:
+            token = torch.zeros(1, dtype=torch.int64)
+            ctx.mark_non_differentiable(token)
+            return (*outputs, token)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Gradients by PyTorch's derivative of the operator."""
+        graph: _Graph = ctx.graph
+        graph.saved = ctx.saved_tensors
+        pairs = [
+            (e, g) for e, g in zip(graph.outputs, grads, strict=False) if e is not None and g is not None
+        ]
+        if not pairs:
+            return (None,) * len(ctx.needs_input_grad)
+        edges, known = zip(*pairs, strict=True)
+        wanted = [edge for edge in graph.inputs if edge is not None]
+        # The graph lives as long as ctx does: a second backward of the user's must find it.
+        found = iter(torch.autograd.grad(edges, wanted, known, allow_unused=True, retain_graph=True))
+        graph.saved = ()
+        result = [None if edge is None else _compact(next(found)) for edge in graph.inputs]
+        return (None, *result, *(None,) * (len(ctx.needs_input_grad) - 1 - len(result)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _decode_paired(text: str) -> tuple[Derivative, dict[str, Any], tuple[str, ...]]:
+    """The pair, its arguments by name (an index for a tensor), and the tensors' names in order."""
+    call = decode_call(text)
+    derivative = DERIVATIVES.get(call.operator)
+    names = [a.name for a in call.operator._schema.arguments]
+    if derivative is None or len(call.arguments) != len(names):
+        raise ModelLoadError(f"not a call of an operator with a derivative of its own: {text!r}")
+    arguments = dict(zip(names, call.arguments, strict=True))
+    tensors = [name for name, value in arguments.items() if isinstance(value, dict)]
+    return derivative, arguments, tuple(tensors)
+
+
+class PairedKernel(Function):
+    """One ATen operator and the one that is its derivative, see torch2ort.kernels.derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> torch.Tensor:
+        """The result of the call that ``text`` describes; all its arguments are positional in it."""
+        derivative, arguments, names = _decode_paired(text)
+        given = {**arguments, **dict(zip(names, tensors, strict=True))}
+        result, saved = derivative.forward(given)
+        ctx.text = text
+        ctx.save_for_backward(*saved)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the tensor arguments that need one."""
+        derivative, arguments, names = _decode_paired(ctx.text)
+        needed = frozenset(n for n, need in zip(names, ctx.needs_input_grad[1:], strict=True) if need)
+        found = derivative.backward(grad, ctx.saved_tensors, arguments, needed)
+        return (None, *(found.get(name) if name in needed else None for name in names))
+
+
+def may_keep_results(site: Site) -> bool:
+    """Whether the Function of ``site`` may hold what it returned: all do but pairs that save their input."""
+    if site.function is not PairedKernel:
+        return True
+    derivative: Derivative = _decode_paired(site.arguments[0])[0]
+    return derivative.saves_result
+
+
+class DropoutNoise(Function):
+    """The factor that eager dropout on CPU multiplies with: 0, or 1 / (1 - p)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, p: float, order: tuple[int, ...], like: torch.Tensor, *token: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Noise of the shape of ``like``, and a token.
+
+        Args:
+            ctx: the context.
+            p: probability of a zero.
+            order: dimensions of the eager tensor from the slowest to the fastest in memory, along
+                which PyTorch fills in random numbers.
+            like: any tensor of the wanted shape and element type.
+            token: the previous random call's token, if there is one.
+        """
+        del token
+        shape = [like.shape[d] for d in order]
+        noise = torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - p).div_(1 - p)
+        if tuple(order) != tuple(sorted(order)):
+            noise = noise.permute([order.index(d) for d in range(len(order))]).contiguous()
+        after = torch.zeros(1, dtype=torch.int64)
+        ctx.mark_non_differentiable(noise, after)
+        return noise, after
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
+        """Noise has no gradient."""
+        return (None,) * len(ctx.needs_input_grad)
+
+
+def _compact(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    # Without elements any strides count as contiguous in PyTorch, but not across DLPack.
+    if tensor is None or tensor.numel():
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+@dataclass(slots=True)
+class _Graph:
+    """PyTorch's graph of one call; the tensors that it saved lie in ctx, where the runtime sees them."""
+
+    inputs: list[GradientEdge | None]
+    outputs: list[GradientEdge | None]
+    saved: Sequence[torch.Tensor] = ()
+
+
+class _Entry(Function):
+    """Makes a tensor require a gradient without a leaf that would keep its memory."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+_anchor = torch.empty(0, requires_grad=True)
+
+
+def _forward_with_graph(ctx: Any, call: Call, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    graph = _Graph([], [])
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> int:
+        saved.append(tensor.detach())
+        return len(saved) - 1
+
+    with torch.enable_grad():
+        entries = [
+            _Entry.apply(_anchor, t) if needed else t
+            for t, needed in zip(tensors, ctx.needs_input_grad[1:], strict=False)
+        ]
+        with saved_tensors_hooks(pack, lambda index: graph.saved[index]):
+            outputs = call(entries)
+    if private.is_abstract(tensors) and abstract(call.operator) is not call.operator:
+        # What stands for the operator saves nothing, while the operator itself reads its arguments again.
+        saved += [t.detach() for t in tensors]
+    graph.inputs = [get_gradient_edge(t) if t.requires_grad else None for t in entries]
+    graph.outputs = [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
+    ctx.graph = graph
+    ctx.save_for_backward(*saved)
+    return tuple(t.detach() for t in outputs)
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_encode(v) for v in value]
+    if isinstance(value, dict) and set(value) == {"tensor"}:
+        return value
+    for kind in (torch.dtype, torch.layout, torch.memory_format):
+        if isinstance(value, kind):
+            return {kind.__name__: str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    raise TypeError(f"an argument of type {type(value).__name__} cannot be written into a graph")
+
+
+def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "device":
+        return torch.device(content)
+    return getattr(torch, content)
+
+
+def _count_tensors(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_count_tensors(v) for v in value)
+    if isinstance(value, dict):
+        return 1 if set(value) == {"tensor"} else sum(_count_tensors(v) for v in value.values())
+    return 0

@@ -1,0 +1,71 @@
+"""Which classes the names in a file stand for, and whether those classes still are what was exported."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+import torch
+
+from torch2ort.errors import ModelLoadError
+from torch2ort.kernels.allowed import check_index_check, check_kernel_call
+from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel
+from torch2ort.kernels.index_check import IndexCheck
+from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
+
+FunctionClass = type[torch.autograd.Function]
+
+# Names that exported graphs give to PyTorch's own kernels; nobody has to register them.
+_KERNELS = (AtenKernel, PairedKernel)
+_OWN: dict[str, FunctionClass] = {qualified_name(f): f for f in (*_KERNELS, DropoutNoise, IndexCheck)}
+
+
+def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ()) -> None:
+    """Give each of a file's sites its class.
+
+    A name stands for one of ``functions``, for what ``register_function`` was given, or for a kernel of
+    torch2ort's own. Nothing is imported.
+
+    Args:
+        sites: as :func:`torch2ort.pythonop.load_site` gives them.
+        functions: classes, those of one qualified name in the order of their numbers.
+
+    Raises:
+        FunctionNotFoundError: names stand for nothing; lists all of them.
+        ModelLoadError: a class cannot be called the way the site calls it, or a kernel is not for files.
+    """
+    sites = list(sites)
+    classes = resolve([s.func_name for s in sites if s.func_name not in _OWN], functions)
+    signatures: dict[FunctionClass, inspect.Signature | None] = {}
+    for site in sites:
+        function = site.function = _OWN.get(site.func_name) or classes[site.func_name]
+        if function not in signatures:
+            signatures[function] = _signature(function)
+        _check_signature(site, function, signatures[function])
+        if site.function in _KERNELS:
+            check_kernel_call(site)
+        elif site.function is IndexCheck:
+            check_index_check(site)
+
+
+def _signature(function: FunctionClass) -> inspect.Signature | None:
+    """Of ``forward``; ``None`` if that is not written in Python, so that the call itself will tell."""
+    try:
+        return inspect.signature(function.forward)
+    except (TypeError, ValueError):
+        return None
+
+
+def _check_signature(site: Site, function: FunctionClass, signature: inspect.Signature | None) -> None:
+    """Raise :class:`ModelLoadError` if ``forward`` does not take as many arguments as the site has."""
+    if signature is None:
+        return
+    context = () if uses_setup_context(function) else (None,)
+    try:
+        signature.bind(*context, *site.own_arguments)
+    except TypeError as error:
+        raise ModelLoadError(
+            f"PythonOp {site.func_name}: the model calls it with {len(site.own_arguments)} arguments, but "
+            f"{qualified_name(function)}.forward{signature} does not take them ({error}). Supply the class "
+            f"as it was when the model was exported, or export the model again"
+        ) from error

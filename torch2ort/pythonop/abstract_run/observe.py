@@ -1,0 +1,226 @@
+"""One run of a site's ``forward``, watched: all that the graph must know of it but no caller is told."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.abstract_run.sample import memory
+from torch2ort.pythonop.native import native
+from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
+
+
+class UserError(Exception):
+    """Carries an exception of the user's ``forward`` out of torch's dispatcher unchanged."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Watch(private.TorchDispatchMode):
+    """Notices operators that draw from the random generator, and the memory that operators write to.
+
+    A tensor's version does not tell: nothing counts writes below autograd, where fake tensors are run.
+
+    Args:
+        own: the memory of the tensors that ``forward`` gets.
+    """
+
+    def __init__(self, own: Sequence[StorageWeakRef]) -> None:
+        super().__init__()
+        self.uses_rng = False
+        self.written: set[StorageWeakRef] = set()
+        self._own = set(own)
+        self.found: set[StorageWeakRef] = set()
+        self.made: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.uses_rng = True
+        for value in private.written_arguments(func, args, kwargs):
+            self.written.add(StorageWeakRef(value.untyped_storage()))
+        self.found |= self.written - self._own
+        result = func(*args, **kwargs)
+        self._own |= memory(result) - memory((*args, *kwargs.values()))
+        for value in result if isinstance(result, (list, tuple)) else (result,):
+            # What an operator wrote to is older.
+            if isinstance(value, torch.Tensor) and not any(value is given for given in args):
+                self.made.append(weakref.ref(value))
+        return result
+
+
+def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -> Any:
+    """``forward`` of the site's Function on ``arguments``, in either of its two styles."""
+    function = site.function
+    if function is None:
+        raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
+    with torch.no_grad():
+        if private.uses_setup_context(function):
+            outputs = function.forward(*arguments)
+            function.setup_context(context, tuple(arguments), outputs)
+            return outputs
+        return function.forward(context, *arguments)
+
+
+def fresh_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape, strides and type over memory of its own."""
+    # Storage of its own: whether it outlives the call then tells what the Function kept.
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def real_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Made-up data of the sizes that ``tensor`` has in the sample."""
+    shape = [private.size_hint(s) for s in tensor.shape]
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return torch.rand(shape, device=tensor.device).to(tensor.dtype)
+    return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one run of ``forward`` showed.
+
+    Attributes:
+        result: what the graph must know.
+        outputs: a tensor of the shape, strides and type of each tensor output.
+        aliases: pairs of an output's position and the position of the argument whose memory it is.
+        contiguous: positions of the tensor arguments that were contiguous, as they are in a runtime.
+        storages: the memory of each tensor output of the run.
+        made: the tensors of the run; whoever holds one now keeps it.
+        found: memory that was there before the run, and that it wrote to.
+    """
+
+    result: Result
+    outputs: list[torch.Tensor]
+    aliases: frozenset[tuple[int, int]]
+    contiguous: frozenset[int]
+    storages: tuple[StorageWeakRef, ...]
+    made: tuple[weakref.ref[torch.Tensor], ...]
+    found: tuple[StorageWeakRef, ...]
+
+
+def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
+    """Run ``forward`` on ``tensors`` (which this empties) and note all that the graph must know.
+
+    Raises:
+        ExportError: ``forward`` returned tensors inside a container.
+        Exception: whatever ``forward`` raises.
+    """
+    positions = site.tensor_positions
+    _require_gradients(site, tensors)
+    storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]
+    context = native.Context(site.needs_input_grad)
+    observation = _describe(site, context, tensors, storages)
+    # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
+    tensors.clear()
+    kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
+    held = tuple(i for i, storage in enumerate(observation.storages) if not storage.expired())
+    return replace(observation, result=replace(observation.result, kept=kept, kept_results=held))
+
+
+def _require_gradients(site: Site, tensors: list[torch.Tensor]) -> None:
+    for position, tensor in zip(site.tensor_positions, tensors, strict=True):
+        if site.needs_input_grad[position] and tensor.dtype.is_floating_point:
+            tensor.requires_grad_(True)
+
+
+def _describe(
+    site: Site, context: native.Context, tensors: list[torch.Tensor], storages: list[StorageWeakRef]
+) -> Observation:
+    """Run ``forward`` and describe what it did; nothing of the run is held afterwards but ``context``."""
+    positions = site.tensor_positions
+    versions = [private.version_of(t) for t in tensors]
+    watch = _Watch(storages)
+    with watch:
+        returned = run_forward(site, context, site.call_arguments(tensors))
+    values = returned if isinstance(returned, tuple) else (returned,)
+    if any(private.is_value(v, ()) for v in values):
+        raise TypeError("forward returns a number that depends on values")
+    _refuse_nested_tensors(site, values)
+    dirty = {id(t) for t in context.dirty_tensors or ()}
+    mutated = tuple(
+        p
+        for p, t, version, storage in zip(positions, tensors, versions, storages, strict=True)
+        if id(t) in dirty or storage in watch.written or private.version_of(t) != version
+    )
+    where = {id(t): p for p, t in zip(positions, tensors, strict=True)}
+    returned_inputs = {i: where[id(v)] for i, v in enumerate(values) if where.get(id(v)) in mutated}
+    hidden = tuple(p for p in mutated if p not in returned_inputs.values())
+    outputs = [v for v in values if isinstance(v, torch.Tensor)]
+    all_outputs = [*outputs, *(tensors[positions.index(p)] for p in hidden)]
+    result = Result(
+        inputs=tuple(TensorType(t.dtype, t.dim()) for t in tensors),
+        outputs=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
+        tensors=tuple(TensorType(t.dtype, t.dim()) for t in all_outputs),
+        returns_tuple=isinstance(returned, tuple),
+        non_differentiable=_without_gradient(context, outputs),
+        mutated=mutated,
+        returned_inputs=tuple(sorted(returned_inputs.items())),
+        hidden=hidden,
+        uses_rng=watch.uses_rng,
+    )
+    aliases = frozenset(
+        (i, p)
+        for i, v in enumerate(values)
+        for p, storage in zip(positions, storages, strict=True)
+        if isinstance(v, torch.Tensor) and _begins(v, storage)
+    )
+    contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if _is_contiguous(t))
+    storages_out = tuple(StorageWeakRef(t.untyped_storage()) for t in all_outputs)
+    made = (*watch.made, *map(weakref.ref, tensors))
+    copies = [fresh_like(t.detach()) for t in all_outputs]
+    return Observation(result, copies, aliases, contiguous, storages_out, made, tuple(watch.found))
+
+
+def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> tuple[int, ...]:
+    """Positions of the outputs that were marked so, or whose dtype has no gradient."""
+    marked = {id(t) for t in context.non_differentiable or ()}
+    return tuple(
+        i
+        for i, t in enumerate(outputs)
+        if id(t) in marked or not (t.dtype.is_floating_point or t.dtype.is_complex)
+    )
+
+
+def _begins(tensor: torch.Tensor, storage: StorageWeakRef) -> bool:
+    """Whether ``tensor`` lies at the begin of ``storage``. Asks nothing of symbols that would bind them."""
+    offset = tensor.storage_offset()
+    return isinstance(offset, int) and offset == 0 and StorageWeakRef(tensor.untyped_storage()) == storage
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    expected: int | torch.SymInt = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if str(stride) != str(expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def _refuse_nested_tensors(site: Site, values: tuple[Any, ...]) -> None:
+    for i, value in enumerate(values):
+        if isinstance(value, (list, tuple, dict)) and holds_tensor(value):
+            raise ExportError(
+                f"{site.func_name}: forward returned a {type(value).__name__} with tensors in it as output "
+                f"{i}; expected a tensor or a tuple of tensors and constants. Return the tensors themselves"
+            )
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether there is a tensor anywhere inside ``value``."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(holds_tensor(v) for v in value)
+    if isinstance(value, dict):
+        return any(holds_tensor(v) for v in value.values())
+    return False

@@ -1,0 +1,289 @@
+"""What the abstract runs of an export write to Python objects, and how no trace of it is left.
+
+A Function may write to its arguments, to its class, to what its closure or a global holds: a counter, an
+observer's range, a table. An export runs it on fake or sample data. What such a run writes is seen by the
+Functions that run after it, as in eager; the model's code sees :class:`Unknown` in its place, as what it read
+there would be a number of the export's in the graph; and when the export ends, all is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.abstract_run.observe import Observation, observe
+from torch2ort.pythonop.abstract_run.sample import Undone
+from torch2ort.pythonop.abstract_run.state import Holder, Items, Named, Snapshot
+from torch2ort.pythonop.site import TENSOR, Site
+
+
+class Unknown:
+    """Stands where a Function wrote, until the export ends: a value that only a run of the graph has."""
+
+    def __init__(self, what: str, writer: str) -> None:
+        self.__dict__.update(_what=what, _writer=writer)
+
+    def refuse(self) -> NoReturn:
+        """Say that the model must not read this.
+
+        Raises:
+            ExportError: always.
+        """
+        raise ExportError(
+            f"the model reads {self.__dict__['_what']} after {self.__dict__['_writer']}.forward wrote to it; "
+            f"a graph does not hold what a Function leaves in Python objects. Return it from forward, as a "
+            f"tensor where it varies"
+        )
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self.refuse()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Torch got one as an argument."""
+        for value in (*args, *(kwargs or {}).values()):
+            if isinstance(value, cls):
+                value.refuse()
+        raise ExportError("the model reads a value that a Function wrote; return it from forward")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """See :meth:`refuse`."""
+        self.refuse()
+
+
+_OPERATIONS = (
+    "abs", "add", "and", "bool", "call", "contains", "delitem", "divmod", "enter", "eq", "exit",
+    "float", "floordiv", "format", "ge", "getitem", "gt", "hash", "index", "int", "invert", "iter",
+    "le", "len", "lshift", "lt", "matmul", "mod", "mul", "ne", "neg", "next", "or", "pos", "pow",
+    "radd", "rand", "reduce_ex", "rfloordiv", "rlshift", "rmatmul", "rmod", "rmul", "ror", "round",
+    "rpow", "rrshift", "rshift", "rsub", "rtruediv", "rxor", "setattr", "setitem", "str", "sub",
+    "truediv", "xor",
+)  # fmt: skip
+for _operation in _OPERATIONS:
+    setattr(Unknown, f"__{_operation}__", Unknown._refuse)
+
+
+@dataclass(slots=True)
+class _Shadow:
+    """A place that abstract runs wrote to: what it held, what Functions see, and what the model sees."""
+
+    holder: Holder[Any]
+    before: Any
+    written: Any
+    shown: Any
+
+
+class Generators:
+    """The random generators of Python and numpy, as they are now."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def restore(self) -> list[str]:
+        """Have them be as they were; says which of them were not."""
+        changed = []
+        if random.getstate() != self._python:
+            changed.append("Python's random generator")
+            random.setstate(self._python)
+        if any(not np.array_equal(a, b) for a, b in zip(np.random.get_state(), self._numpy, strict=True)):
+            changed.append("numpy's random generator")
+            np.random.set_state(self._numpy)
+        return changed
+
+
+class Traces:
+    """What the abstract runs of one export wrote, until :meth:`remove`.
+
+    Args:
+        model: the model, before it is traced.
+
+    Attributes:
+        written: paths of what each site's forward wrote to, by the site's key.
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self.written: dict[str, list[str]] = {}
+        modules = () if model is None else model.modules()
+        tables = [table for module in modules for table in (module._parameters, module._buffers)]
+        self._tensors: list[tuple[Any, dict[str, Any]]] = [(table, dict(table)) for table in tables]
+        self._shadows: dict[Any, _Shadow] = {}
+        self._made: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self._over = False
+
+    @contextlib.contextmanager
+    def running(self, site: Site) -> Iterator[list[str]]:
+        """Have ``site``'s forward run inside.
+
+        Returns:
+            A list that gets the paths of what was written to.
+        """
+        written: list[str] = []
+        self._show(of_functions=True)
+        before = Snapshot(_roots(site))
+        generators = Generators()
+        try:
+            yield written
+            for holder, contents in before.changed():
+                written.append(_change(holder, contents))
+                self._note(site, holder, contents)
+            if self._over:
+                self.remove()
+        except BaseException:
+            before.restore()
+            raise
+        finally:
+            written += generators.restore()
+            self.written.setdefault(site.key, []).extend(written)
+            self._show(of_functions=False)
+
+    @contextlib.contextmanager
+    def real_tensors(self) -> Iterator[None]:
+        """Have the model's modules hold its own tensors inside, for which a trace puts others in."""
+        present = [(table, dict(table)) for table, _ in self._tensors]
+        try:
+            for table, values in self._tensors:
+                table.update(values)
+            yield
+        finally:
+            for table, values in present:
+                table.clear()
+                table.update(values)
+
+    def note_tensors(self, site: Site, made: Iterable[weakref.ref[torch.Tensor]]) -> None:
+        """Remember the tensors of a run, of which :meth:`remove` leaves none."""
+        self._made.extend((site.func_name, tensor) for tensor in made)
+
+    def remove(self) -> None:
+        """Leave no trace of the runs, and none of those to come."""
+        self._over = True
+        for shadow in self._shadows.values():
+            now = shadow.holder.read()
+            if isinstance(shadow.holder, Named):
+                # Other values are of the model's own making.
+                kept = {k: v for k, v in now.items() if not isinstance(v, Unknown)}
+                lost = {k: v for k, v in shadow.before.items() if k not in kept}
+                shadow.holder.write({**kept, **lost})
+            else:
+                shadow.holder.write(shadow.before)
+        self._shadows.clear()
+
+    def refuse_kept_tensors(self) -> None:
+        """Make sure that nobody holds a tensor of a run any more.
+
+        Raises:
+            ExportError: somebody does.
+        """
+        if any(tensor() is not None for _, tensor in self._made):
+            gc.collect()
+        name = next((name for name, tensor in self._made if tensor() is not None), None)
+        self._made.clear()
+        if name is not None:
+            raise ExportError(
+                f"{name}: forward keeps a tensor where an export cannot take it away again, and it is none "
+                f"of a run's: export runs forward once to see what it gives. Keep tensors in an attribute of "
+                f"the Function, of an argument or of the model, in a global or a closure"
+            )
+
+    def _note(self, site: Site, holder: Holder[Any], contents: Any) -> None:
+        shadow = self._shadows.get(holder.key)
+        if shadow is None:
+            shadow = self._shadows[holder.key] = _Shadow(holder, holder.before, contents, None)
+        shadow.written = contents
+        if isinstance(holder, Named):
+            shadow.shown = {
+                key: value if _same(shadow.before, key, value) else Unknown(holder.label(key), site.func_name)
+                for key, value in contents.items()
+            }
+        elif isinstance(holder, Items):
+            shadow.shown = [Unknown(holder.path, site.func_name)] * len(contents)
+        else:
+            shadow.shown = shadow.before
+
+    def _show(self, *, of_functions: bool) -> None:
+        for shadow in self._shadows.values():
+            if not of_functions:
+                shadow.holder.write(shadow.shown)
+                continue
+            if isinstance(shadow.holder, Named):
+                # What the model wrote meanwhile, Functions see.
+                now = shadow.holder.read()
+                shadow.written = {
+                    k: shadow.written.get(k) if isinstance(v, Unknown) else v for k, v in now.items()
+                }
+            shadow.holder.write(shadow.written)
+
+
+def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
+    """:func:`~torch2ort.pythonop.abstract_run.observe.observe`, which leaves no trace."""
+    if site.internal:
+        return observe(site, tensors)
+    traces = _open.get(site)
+    if traces is None:
+        traces = Traces()
+        traces.remove()
+    fake = any(private.is_fake(t) for t in tensors)
+    with (
+        private.unbound_values(next((private.environment(t) for t in tensors), None)),
+        contextlib.nullcontext() if fake else traces.real_tensors(),
+        contextlib.nullcontext() if fake else Undone(tensors),
+        traces.running(site) as written,
+    ):
+        seen = observe(site, tensors)
+        traces.note_tensors(site, seen.made)
+        # Of numpy's memory nobody tells that it is new, but what is new ends with the run.
+        written += ["a tensor" for memory in seen.found if not memory.expired()]
+    return replace(seen, result=replace(seen.result, effects=bool(written)))
+
+
+@contextlib.contextmanager
+def untouched(path: str, value: Any, *, code: bool) -> Iterator[None]:
+    """Have all that is reached from ``value`` afterwards be what it was.
+
+    Args:
+        path: how ``value`` is reached, for messages.
+        value: where to begin.
+        code: whether what its functions and classes reach counts too.
+    """
+    before = Snapshot([(path, value)], code=code)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+_open: weakref.WeakKeyDictionary[Site, Traces] = weakref.WeakKeyDictionary()
+
+
+def open_traces(site: Site, traces: Traces) -> None:
+    """Say in which export ``site`` is being traced."""
+    _open[site] = traces
+
+
+def _roots(site: Site) -> Iterator[tuple[str, Any]]:
+    yield site.func_name.rpartition(".")[2], site.function
+    for position, value in enumerate(site.arguments):
+        if value is not TENSOR:
+            yield f"argument {position}", value
+
+
+def _change(holder: Holder[Any], contents: Any) -> str:
+    """Path of the first value in a place that is another one."""
+    if isinstance(holder, Named):
+        keys = [*contents, *holder.before]
+        key = next(k for k in keys if not (k in contents and _same(holder.before, k, contents[k])))
+        return holder.label(key)
+    return holder.path
+
+
+def _same(before: dict[Any, Any], key: Any, value: Any) -> bool:
+    return key in before and before[key] is value

@@ -1,0 +1,290 @@
+"""Interception of ``Function.apply`` during an export.
+
+While :class:`Capture` is entered, every call of a user's Function on this thread becomes one call of
+the opaque operator ``torch2ort::python_op(Tensor[] inputs, str site) -> Tensor[]``, which torch.export
+records as it is. Other threads, and Functions of torch's own, go the usual way.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import operator
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.abstract_run.anew import find_fresh
+from torch2ort.pythonop.abstract_run.fake import fake_outputs
+from torch2ort.pythonop.abstract_run.observe import UserError, holds_tensor
+from torch2ort.pythonop.abstract_run.sample import Sample, place
+from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
+from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
+from torch2ort.versions import installed, remedy
+
+_library = torch.library.Library("torch2ort", "DEF")
+_library.define("python_op(Tensor[] inputs, str site) -> Tensor[]")
+# Eager runs every call, also one whose result nobody reads.
+torch.fx.node.has_side_effect(torch.ops.torch2ort.python_op.default)
+
+
+@torch.library.register_fake("torch2ort::python_op", lib=_library)
+def _fake_python_op(inputs: Sequence[torch.Tensor], site: str) -> list[torch.Tensor]:
+    # What a Function calls inside its forward, other Functions too, is its own affair.
+    with _interceptor.suspended():
+        return fake_outputs(site_by_key(site), inputs)
+
+
+class Capture:
+    """Context manager that collects the sites of one export.
+
+    What the abstract runs of the sites write to Python objects is gone afterwards.
+
+    Args:
+        training: the mode of the export.
+        model: the model, whose Functions may reach its tensors.
+        sample: what the Functions get that must be run on real tensors; ``None`` if nobody can know.
+
+    Attributes:
+        sites: every site by its key, in the order of the calls.
+    """
+
+    def __init__(
+        self, *, training: bool, model: torch.nn.Module | None = None, sample: Sample | None = None
+    ) -> None:
+        self.sites: dict[str, Site] = {}
+        self._training = training
+        self._sample = sample
+        self._traces = Traces(model)
+        self._calls: collections.Counter[type] = collections.Counter()
+        self._classes: defaultdict[str, list[type]] = defaultdict(list)
+
+    def __enter__(self) -> Capture:
+        _interceptor.enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _interceptor.leave()
+        self._traces.remove()
+        if error is None:
+            self._traces.refuse_kept_tensors()
+            find_fresh(self.sites.values(), self._traces)
+
+    def restart(self) -> None:
+        """Say that the model's forward begins, perhaps again."""
+        self._calls.clear()
+
+    def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
+        """Stand in for ``function.apply(*arguments)`` in the traced program."""
+        values = tuple(_concrete(function, i, a) for i, a in enumerate(arguments))
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        site = Site(
+            func_name=self._name(function),
+            function=function,
+            arguments=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
+            needs_input_grad=tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values),
+            training=self._training,
+        )
+        self.sites[site.key] = site
+        open_traces(site, self._traces)
+        if self._sample is not None:
+            place(site, self._sample, self._calls[function])
+        self._calls[function] += 1
+        try:
+            outputs = torch.ops.torch2ort.python_op(tensors, site.key)
+        except UserError as carrier:
+            raise carrier.error from None
+        return _returned(site, values, outputs)
+
+    def _name(self, function: type) -> str:
+        name = qualified_name(function)
+        classes = self._classes[name]
+        if function not in classes:
+            classes.append(function)
+        number = classes.index(function) + 1
+        return name if number == 1 else f"{name}#{number}"
+
+
+class Sampling:
+    """Context manager that records what Functions get while the model runs eager.
+
+    Args:
+        sample: gets the tensors.
+    """
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+
+    def __enter__(self) -> None:
+        _interceptor.enter(self)
+
+    def __exit__(self, *error: object) -> None:
+        _interceptor.leave()
+
+    def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
+        """Record ``function.apply(*arguments)``, and do it."""
+        self._sample.record(function, arguments)
+        with _interceptor.suspended():
+            return function.apply(*arguments)
+
+
+def internal_site(
+    function: type[torch.autograd.Function],
+    arguments: Sequence[Any],
+    needs_input_grad: Sequence[bool],
+    *,
+    training: bool,
+) -> Site:
+    """A site of torch2ort's own, by which an operator runs in PyTorch's kernel.
+
+    Args:
+        function: a Function of torch2ort (its module starts with ``torch2ort.``).
+        arguments: :data:`TENSOR` or the Python value of each argument of ``apply``.
+        needs_input_grad: one entry per argument.
+        training: the mode of the export.
+
+    Returns:
+        The site; the caller keeps it alive, and refers to it in
+        ``torch.ops.torch2ort.python_op(tensors, site.key)``.
+    """
+    return Site(
+        func_name=qualified_name(function),
+        function=function,
+        arguments=tuple(arguments),
+        needs_input_grad=tuple(needs_input_grad),
+        training=training,
+        internal=True,
+    )
+
+
+def _concrete(function: type, position: int, value: Any) -> Any:
+    """``value`` as a site keeps it; refuses what a node cannot hold."""
+    if isinstance(value, Unknown):
+        value.refuse()
+    if isinstance(value, torch.Tensor):
+        if private.is_functorch_wrapped(value):
+            raise ExportError(
+                f"{qualified_name(function)}: argument {position} is inside a torch.func transform (vmap, "
+                f"grad, ...), "
+                f"which an opaque call cannot be part of. Call the Function outside of the transform"
+            )
+        return value
+    if isinstance(value, torch.SymInt):
+        return int(value)  # specialises: torch.export fixes this size, and says so where it was asked to vary
+    if isinstance(value, torch.SymBool):
+        return bool(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    if isinstance(value, (list, tuple, dict, set, frozenset)) and holds_tensor(value):
+        raise ExportError(
+            f"{qualified_name(function)}: argument {position} is a {type(value).__name__} with tensors in "
+            f"it; autograd does "
+            f"not see those, and neither can a graph. Pass the tensors as arguments of their own"
+        )
+    if type(value) in (list, tuple):
+        made = [_concrete(function, position, v) for v in value]
+        # The very same object where nothing in it is of the trace: forward may write to it.
+        return value if all(map(operator.is_, made, value)) else type(value)(made)
+    return value
+
+
+def _returned(site: Site, arguments: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> Any:
+    """What the caller of ``apply`` gets, with the writes of a mutating Function replayed on the trace."""
+    result = site.known_result
+    supply = itertools.count()
+    returned_inputs = dict(result.returned_inputs)
+    values: list[Any] = []
+    for i, constant in enumerate(result.outputs):
+        if constant is not TENSOR:
+            values.append(constant)
+            continue
+        index = next(supply)
+        output = outputs[index].detach() if index in result.non_differentiable else outputs[index]
+        if i in returned_inputs:
+            argument = arguments[returned_inputs[i]]
+            argument.copy_(output)
+            output = argument
+        values.append(output)
+    for position, output in zip(result.hidden, outputs[next(supply) :], strict=True):
+        arguments[position].detach().copy_(output)
+    return tuple(values) if result.returns_tuple else values[0]
+
+
+def _is_users(function: type) -> bool:
+    module = function.__module__
+    if module == "torch.utils.checkpoint":
+        return True
+    return not (module == "torch" or module.startswith("torch."))
+
+
+class _Interceptor:
+    """Stands in front of ``apply`` while at least one thread captures."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._captures = 0
+
+    @property
+    def _stack(self) -> list[Capture | Sampling | None]:
+        stack: list[Capture | Sampling | None] = self._local.__dict__.setdefault("stack", [])
+        return stack
+
+    def current(self) -> Capture | Sampling | None:
+        """The capture of this thread, unless none is entered or it is suspended."""
+        stack = self._stack
+        return stack[-1] if stack else None
+
+    def enter(self, capture: Capture | Sampling) -> None:
+        with self._lock:
+            if self._captures == 0:
+                _intercept()
+            self._captures += 1
+        self._stack.append(capture)
+
+    def leave(self) -> None:
+        self._stack.pop()
+        with self._lock:
+            self._captures -= 1
+            if self._captures == 0:
+                private.end_interception()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let calls of this thread through to PyTorch."""
+        self._stack.append(None)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+
+def _intercept() -> None:
+    try:
+        private.intercept_apply(_stand_in)
+    except RuntimeError as error:
+        raise ExportError(
+            f"torch2ort cannot see the calls of autograd Functions in torch {installed('torch')}: "
+            f"`apply` cannot be intercepted, {error}. {remedy('torch')}"
+        ) from error
+
+
+def _stand_in(
+    function: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Any:
+    capture = _interceptor.current()
+    if capture is None or not _is_users(function):
+        return NotImplemented
+    return capture.call(function, private.positional(function, args, kwargs))
+
+
+_interceptor = _Interceptor()

@@ -1,0 +1,62 @@
+"""Inference sessions over graphs that an earlier process optimised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from torch2ort.cache.store.shelf import Kept, Shelf
+from torch2ort.graph.graph import Graph
+from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.binding import bind_nodes, bind_sites, rename_functions
+from torch2ort.runtime.centering import center_normalizations
+from torch2ort.runtime.chains import Chain, join_python_ops
+from torch2ort.runtime.inplace import InplacePlan, plan_inplace
+from torch2ort.runtime.optimized import MODEL_FILE, optimize, run_as_it_is
+from torch2ort.runtime.session import make_session
+
+
+def can_keep(graph: Graph) -> bool:
+    """Whether the optimised graph serves any process: it holds no weights, and names say what it calls."""
+    return bool(graph.weights) and (private.has_training() or not graph.sites)
+
+
+def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf: Shelf) -> Any:
+    """A session over ``graph`` out of the cache, or optimised and put there.
+
+    Args:
+        graph: the exported graph; see :func:`can_keep`.
+        settings: ``SessionOptions``; may be changed.
+        identity: engine, machine and settings, on which the optimised graph depends.
+        shelf: the graph's place in the cache.
+
+    Raises:
+        EngineError: onnxruntime refuses the model.
+    """
+
+    def make() -> Kept:
+        model = onnx.ModelProto()
+        model.CopyFrom(center_normalizations(graph.proto))
+        plans = plan_inplace(model.graph, graph.sites, graph.fetches)
+        bind_nodes(model.graph, graph.sites, training=False)
+        chains = join_python_ops(model.graph, graph.sites)
+        content: bytes = model.SerializeToString()
+        optimized = optimize(content, settings)
+        data = {
+            "optimized": optimized is not None,
+            "inplace": {name: plan.description() for name, plan in plans.items()},
+            "chains": [chain.description() for chain in chains],
+        }
+        return Kept(data, {MODEL_FILE: content if optimized is None else optimized})
+
+    kept = shelf.obtain("inference graph", identity, make)
+    if kept.data["optimized"]:
+        run_as_it_is(settings)
+    model = kept.files[MODEL_FILE]
+    if not graph.sites:
+        return make_session(model, (), settings)
+    plans = {name: InplacePlan.of(plan) for name, plan in kept.data["inplace"].items()}
+    bound = bind_sites(graph.sites, plans, map(Chain.of, kept.data["chains"]), training=False)
+    return make_session(rename_functions(model, bound.functions), list(bound.callees.values()), settings)

@@ -1,0 +1,1 @@
+"""PythonOp as a custom operator of any onnxruntime."""

@@ -1,0 +1,1 @@
+"""What the PythonOp kernels inside of onnxruntime-training ask for."""

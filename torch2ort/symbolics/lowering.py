@@ -1,0 +1,182 @@
+"""From a trace to the graph that engines run."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from torch2ort import io_schema, shape_infer, symbolics
+from torch2ort.capture.trace import PREFIX, Trace
+from torch2ort.errors import ExportError
+from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.graph import Graph
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.abstract_run.observe import UserError
+from torch2ort.pythonop.registry import report_unmatched
+from torch2ort.sizes.symbols import named, named_symbol, program_size_names
+from torch2ort.symbolics import Mutation
+from torch2ort.symbolics.constant_outputs import tie_constant_outputs
+from torch2ort.symbolics.effects import keep_order, run_unread
+from torch2ort.symbolics.naming import name_interface, separate_outputs
+from torch2ort.symbolics.registered import translating
+from torch2ort.symbolics.site_nodes import SiteNodes
+
+
+def lower(
+    model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, *, differentiate: bool, opset: int
+) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """Translate ``traced`` to ONNX, name what the user named, and infer the shapes.
+
+    Args:
+        model: the traced module.
+        traced: one trace of it.
+        inputs: schema of the call that was traced.
+        differentiate: whether every operator must have a correct gradient in the engine.
+        opset: ONNX opset.
+
+    Returns:
+        The graph, and its weights: graph input -> the model's tensor.
+
+    Raises:
+        UnsupportedOperatorError: an operator has no translation, or no correct gradient.
+        ExportError: the graph's shapes contradict each other.
+    """
+    size_names = program_size_names(traced.program)
+    nodes = SiteNodes(size_names, differentiate=differentiate, opset=opset)
+    with translating(size_names, training=differentiate, opset=opset):
+        translated = _translate(type(model).__name__, traced, nodes, differentiate=differentiate, opset=opset)
+    graph = translated.model.graph
+    sites = nodes.name(graph)
+    if sites:
+        # ONNX Runtime fuses into operators of this domain, and does not find them where a model that has
+        # others' nodes does not import it.
+        translated.model.opset_imports.setdefault("com.microsoft", 1)
+    keep_order(graph, {name for name, site in sites.items() if _leaves_more(site)})
+    weights = _lift_weights(translated.model, model, traced.program)
+    names = [leaf.name or "input" for leaf in inputs.leaves]
+    if differentiate:
+        tie_constant_outputs(translated.model)
+    separate_outputs(graph)
+    run_unread(graph, sites)
+    returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
+    left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
+    name_interface(graph, names, [*returned, *left], PREFIX)
+    shape_infer.infer(translated.model, size_names)
+    proto = ir.to_proto(translated.model)
+    onnx.checker.check_model(proto)
+    report_unmatched(site.function for site in traced.sites.values() if site.function is not None)
+    outputs = tuple(value.name for value in proto.graph.output)
+    count = len(traced.tracked)
+    result = Graph(
+        proto=proto,
+        inputs=tuple(names),
+        weights={value.name or "": origin for value, origin, _ in weights},
+        outputs=outputs[:count],
+        mutations=_named_mutations(translated.mutations, outputs[count:], traced, names),
+        sites=sites,
+    )
+    return result, {value.name or "": tensor for value, _, tensor in weights}
+
+
+def _leaves_more(site: Site) -> bool:
+    """Whether a call does more than give its results, so that it stays between those before and after it."""
+    return site.known_result.uses_rng or site.known_result.effects
+
+
+def _translate(
+    name: str, traced: Trace, nodes: SiteNodes, *, differentiate: bool, opset: int
+) -> symbolics.Translated:
+    with warnings.catch_warnings():
+        # torch 2.13 copies its own deprecated tree specs.
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            program = symbolics.prepare(traced.program, training=differentiate)
+            return symbolics.translate(
+                program, training=differentiate, opset=opset, python_op=nodes.translate
+            )
+        except UserError as carrier:
+            raise carrier.error from None
+        except RuntimeError as error:
+            written = re.match(r"Constant model\.(\S+) is mutated in the forward method", str(error))
+            if written is None:
+                raise
+            raise ExportError(
+                f"{name}: forward writes to the tensor '{written[1]}', which is no buffer, so that a graph "
+                f"would not. Make it one with register_buffer"
+            ) from error
+
+
+def _named_mutations(
+    mutations: Sequence[Mutation], outputs: Sequence[str], traced: Trace, names: Sequence[str]
+) -> tuple[Mutation, ...]:
+    """``mutations`` with the final names of their outputs and targets."""
+    placeholders = list(traced.program.graph_signature.user_inputs)
+    named = []
+    for mutation, output in zip(mutations, outputs, strict=True):
+        if mutation.kind == "buffer":
+            target = mutation.target.removeprefix(PREFIX)
+        else:
+            target = names[placeholders.index(mutation.target)]
+        named.append(Mutation(output, mutation.kind, target))
+    return tuple(named)
+
+
+def _lift_weights(
+    model: ir.Model, module: torch.nn.Module, program: torch.export.ExportedProgram
+) -> list[tuple[ir.Value, str, torch.Tensor]]:
+    """Turn parameters, buffers and tensor attributes from initializers into graph inputs.
+
+    Returns:
+        The graph input, its name in the model, and the model's tensor.
+    """
+    live: dict[str, torch.Tensor] = {
+        **dict(module.named_buffers(remove_duplicate=False)),
+        **dict(module.named_parameters(remove_duplicate=False)),
+    }
+    constants = {
+        name.removeprefix(PREFIX): value
+        for name, value in program.constants.items()
+        if name.startswith(PREFIX) and isinstance(value, torch.Tensor)
+    }
+    lifted: list[tuple[ir.Value, str, torch.Tensor]] = []
+    for name, value in list(model.graph.initializers.items()):
+        if not name.startswith(PREFIX):
+            # A constant of the program's own, which may have the name of a buffer.
+            continue
+        origin = name.removeprefix(PREFIX)
+        tensor = live.get(origin, constants.get(origin))
+        if tensor is None:
+            continue
+        del model.graph.initializers[name]
+        value.const_value = None
+        model.graph.inputs.append(value)
+        lifted.append((value, origin, tensor))
+    return lifted
+
+
+def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
+    """The sizes for which ``traced`` holds; ``names`` are those of its inputs."""
+    program = traced.program
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    size_names = program_size_names(program)
+    dims = [
+        [named(d, size_names) for d in values[name].shape]
+        for name in program.graph_signature.user_inputs
+        if isinstance(name, str)
+    ]
+    ranges: dict[str, tuple[int, int | None]] = {}
+    for symbol, bounds in program.range_constraints.items():
+        if not bounds.lower.is_Integer:
+            # No size, but a number that forward reads out of a tensor.
+            continue
+        upper = bounds.upper
+        ranges[named_symbol(symbol, size_names)] = (
+            int(bounds.lower),
+            int(upper) if upper.is_Integer else None,
+        )
+    return Sizes(names, dims, ranges, traced.guards)

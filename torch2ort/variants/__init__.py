@@ -1,0 +1,1 @@
+"""Which graph serves a call of an ORTModule."""

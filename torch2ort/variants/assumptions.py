@@ -1,0 +1,201 @@
+"""Which graphs of an ORTModule hold in a call: those made from what the model and its surroundings are now.
+
+A graph is made from one state of all that the model's code reads. The walk of the cache's key finds that
+state and leaves guards; before each call they are compared. Where a guard does not hold, the state is walked
+anew, and the graphs of an equal state serve on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.cache.key.guards import Armed, Change, Written
+from torch2ort.cache.key.key import Dependencies, Unkeyable, dependencies, named_tensors
+from torch2ort.cache.key.unread import NOTHING, Unread
+from torch2ort.errors import ExportError
+from torch2ort.variants.family import Family
+
+
+@dataclass(eq=False)
+class Assumed:
+    """One state, and the graphs made from it.
+
+    Attributes:
+        states: what was found in the walks that came out equal; the first is the one it was made from.
+        guards: where all of it stands.
+        written: what Functions write to while they run, which is read when they run again.
+        unread: what its graphs write and do not depend on, so that it is no part of the state.
+        family: the graphs.
+    """
+
+    states: list[Dependencies]
+    guards: Armed
+    written: Written
+    unread: Unread = NOTHING
+    family: Family = field(default_factory=Family)
+
+    def is_made_from(self, found: Dependencies) -> bool:
+        """Whether ``found`` is an equal state; its guards are compared from now on."""
+        if any(not found.changes(state, self.written) for state in self.states):
+            self.guards = found.armed(self.written)
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def while_functions_run(self) -> Iterator[None]:
+        """Note what Functions write to their own state inside of the block."""
+        guards = self.guards
+        before = guards.changed_of_functions()
+        try:
+            yield
+        finally:
+            guards.note_written(before)
+
+
+class Assumptions:
+    """The states of a model that graphs were made from.
+
+    Args:
+        model: the model. Its own hooks are no part of its graphs.
+        trust: whether what no guard can be left at is taken for what it was.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, trust: bool = False) -> None:
+        self._model = model
+        self._trust = trust
+        self._reads_memory = False
+        # Whether code may ask for the very type of a value.
+        self.asks_types = False
+        self._known: dict[Hashable, list[Assumed]] = {}
+        self._written = Written()
+        self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
+        # What did not hold, when a state was met for the first time.
+        self.change: Change | None = None
+
+    def now(
+        self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
+    ) -> tuple[Assumed, int]:
+        """The state that the model is in.
+
+        Args:
+            key: what else a graph depends on: only states under the same key are compared.
+            tensors: the call's.
+            schema: the structure around them.
+
+        Returns:
+            The state, and if it is met for the first time, how many were met by now; else 0.
+
+        Raises:
+            ExportError: forward reads what no guard tells of, or an object of the user's raised while it
+                was looked at.
+        """
+        known = self._under(key, tensors)
+        for position, assumed in enumerate(known):
+            change = assumed.guards.changed()
+            if change is None:
+                if position:
+                    known.insert(0, known.pop(position))
+                return assumed, 0
+            if position == 0:
+                self.change = change
+        walked: list[tuple[Unread, Dependencies]] = []
+
+        def walk(unread: Unread) -> Dependencies:
+            found = next((found for known, found in walked if known == unread), None)
+            if found is None:
+                found = self._walk(tensors, schema, unread)
+                walked.append((unread, found))
+            return found
+
+        if walk(known[0].unread if known else NOTHING).reads_memory and not self._reads_memory:
+            self._reads_memory = True
+            known = self._under(key, tensors)
+        for position, assumed in enumerate(known):
+            if assumed.is_made_from(walk(assumed.unread)):
+                known.insert(0, known.pop(position))
+                return assumed, 0
+        found = walk(NOTHING)
+        known.insert(0, Assumed([found], found.armed(self._written), self._written))
+        return known[0], len(known)
+
+    def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[Assumed]:
+        """The states to choose from: last used first."""
+        memory = tuple(map(_memory, tensors)) if self._reads_memory else None
+        return self._known.setdefault((key, memory), [])
+
+    def after_export(
+        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
+    ) -> None:
+        """Take what tracing itself changed for the same state: it runs forward, which may note that.
+
+        Args:
+            assumed: the state.
+            tensors: the call's.
+            schema: the structure around them.
+            unread: what the new graph writes and does not depend on.
+        """
+        if len(assumed.family.variants) > 1:
+            unread = unread & assumed.unread
+        if unread != assumed.unread:
+            # Not all that was found counts, or more than that.
+            found = self._walk(tensors, schema, unread)
+            assumed.states, assumed.unread = [found], unread
+            assumed.guards = found.armed(self._written)
+        elif assumed.states[0].is_partial or assumed.guards.changed() is not None:
+            found = self._walk(tensors, schema, unread)
+            assumed.states.append(found)
+            assumed.guards = found.armed(self._written)
+
+    def weights(self, assumed: Assumed) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+        """Names of the model's parameters and buffers, and the tensors that stand there.
+
+        ``assumed`` is the present state. The tuple is the same object for as long as the tensors are.
+        """
+        guards = assumed.guards
+        kept = self._tensors
+        if kept is None or kept[0] is not guards or kept[1] != guards.moves:
+            named = named_tensors(self._model)
+            kept = self._tensors = (guards, guards.moves, tuple(named), list(named.values()))
+        return kept[2], kept[3]
+
+    def _walk(
+        self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
+    ) -> Dependencies:
+        try:
+            found = dependencies(
+                self._model,
+                tensors,
+                schema,
+                ["" for _ in tensors],
+                {},
+                with_hooks=False,
+                in_process=True,
+                unread=unread,
+            )
+        except Unkeyable as reason:
+            raise ExportError(
+                f"{type(self._model).__name__}: what the model depends on cannot be found out, as {reason}. "
+                f"Keep such objects out of what forward reads"
+            ) from reason.__cause__
+        if found.unseen and not self._trust:
+            raise ExportError(
+                f"{type(self._model).__name__}: {found.unseen[0]}. If it never changes, pass "
+                f'torch2ort.Options(guards="trust")'
+            )
+        self.asks_types = self.asks_types or found.asks_types
+        return found
+
+
+def _memory(tensor: torch.Tensor) -> Hashable:
+    """How a tensor lies in memory, the same for all sizes where that is possible."""
+    if tensor.layout is not torch.strided:
+        return tensor.layout
+    forms = [torch.contiguous_format]
+    forms += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(tensor.dim(), [])
+    contiguous = tuple(tensor.is_contiguous(memory_format=form) for form in forms)
+    return (contiguous, tensor.storage_offset(), None if any(contiguous) else tensor.stride())

@@ -1,0 +1,118 @@
+"""The graphs of an ORTModule, and which of them takes a call's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from torch2ort.capture.trace import DimSpec
+from torch2ort.engines.ort_training.engine import TrainingEngine
+from torch2ort.exported_model import ExportedModel
+from torch2ort.exports.built import Built
+from torch2ort.options import Options
+from torch2ort.runtime import InferenceEngine
+
+Shapes = tuple[torch.Size, ...]
+DimSpecs = tuple[DimSpec, ...]
+
+
+@dataclass
+class Variant:
+    """One exported graph with the engines built for it.
+
+    Attributes:
+        built: the graph.
+        weights: its weights as they are in the model at each access.
+        exported: the same to the user.
+        requires_grad: the graph inputs that gradients are wanted of; empty if autograd does not record.
+        options: threads and debugging.
+        verified: whether a run was compared with eager PyTorch.
+    """
+
+    built: Built
+    weights: Mapping[str, torch.Tensor]
+    exported: ExportedModel
+    requires_grad: frozenset[str]
+    options: Options
+    verified: bool = False
+    _training: TrainingEngine | None = None
+    _inference: InferenceEngine | None = None
+    _picks: tuple[tuple[str, ...], list[int | torch.Tensor]] | None = None
+
+    def pick(self, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The graph's weights out of the module's present tensors, and its constants.
+
+        Args:
+            names: of the module's parameters and buffers; the same object while no tensor is replaced.
+            tensors: one a name.
+        """
+        if self._picks is None or self._picks[0] is not names:
+            where = {name: i for i, name in enumerate(names)}
+            picks = [
+                where[origin] if origin in where else self.weights[name]
+                for name, origin in self.built.graph.weights.items()
+            ]
+            self._picks = (names, picks)
+        return [tensors[p] if isinstance(p, int) else p for p in self._picks[1]]
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether an output depends on what gradients are wanted of."""
+        return bool(self.requires_grad) and bool(self.training_engine().differentiable)
+
+    def training_engine(self) -> TrainingEngine:
+        """The engine that computes gradients, too."""
+        if self._training is None:
+            self._training = TrainingEngine(
+                self.built.graph, self.requires_grad, self.options, self.built.shelf
+            )
+        return self._training
+
+    def inference_engine(self) -> InferenceEngine:
+        """The engine that runs forward only."""
+        if self._inference is None:
+            self._inference = InferenceEngine(self.built.graph, self.options, self.built.shelf)
+        return self._inference
+
+
+@dataclass
+class Family:
+    """The variants that differ only in the sizes they were exported for.
+
+    Attributes:
+        variants: in the order of their exports.
+        by_shapes: the variant that serves a call's shapes, once it was looked for.
+        seen: the shapes that variants were exported for.
+        refused: the choices of varying dimensions that an export failed with.
+    """
+
+    variants: list[Variant] = field(default_factory=list)
+    by_shapes: dict[Shapes, Variant] = field(default_factory=dict)
+    seen: list[Shapes] = field(default_factory=list)
+    refused: list[DimSpecs] = field(default_factory=list)
+
+    def find(self, shapes: Shapes) -> Variant | None:
+        """The variant that takes ``shapes``."""
+        known = self.by_shapes.get(shapes)
+        if known is not None:
+            return known
+        for variant in reversed(self.variants):
+            if variant.built.interface.sizes.mismatch(shapes) is None:
+                self.by_shapes[shapes] = variant
+                return variant
+        return None
+
+    def varying(self, shapes: Shapes) -> DimSpecs:
+        """Per input, the dimensions whose size was another in an earlier call."""
+        return tuple(
+            {
+                axis: torch.export.Dim.AUTO
+                for axis, size in enumerate(shape)
+                if any(earlier[i][axis] != size for earlier in self.seen)
+                or any(a[i][axis] != b[i][axis] for a in self.seen for b in self.seen)
+            }
+            or None
+            for i, shape in enumerate(shapes)
+        )
