@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch2ort import _torch_private as private
-from torch2ort.capture.ordinary import refuse_untraceable
+from torch2ort.capture.ordinary import is_compiled, refuse_untraceable
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
@@ -187,7 +187,7 @@ def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             "ORTModule: the model is a torch.jit.ScriptModule, whose code cannot be exported; wrap the model "
             "that it was made of"
         )
-    if private.is_compiled(model):
+    if is_compiled(model):
         raise ExportError(
             "ORTModule: the model is what torch.compile returned; wrap the model that was given to "
             "torch.compile instead"

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torch2ort import _torch_private as private
 from torch2ort import io_schema
+from torch2ort.capture import _torch_private as private
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import ONNX_TYPES
 

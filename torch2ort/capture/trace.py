@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from torch2ort import _torch_private as private
 from torch2ort import io_schema
+from torch2ort.capture import _torch_private as private
 from torch2ort.capture.constants import connect_constants
 from torch2ort.capture.modes import same_grad_mode
 from torch2ort.capture.numbers import with_numbers

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torch2ort import _torch_private as private
-from torch2ort._torch_private import BatchNorm, mask_is_a_mask
+from torch2ort.capture import _torch_private as private
+from torch2ort.capture._torch_private import BatchNorm, mask_is_a_mask
 from torch2ort.capture.source_lines import line_in
 from torch2ort.effects import refuse_call
 from torch2ort.errors import ExportError, Torch2OrtWarning

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort import _torch_private as private
+from torch2ort.engines import _torch_private as private
 from torch2ort.engines.ort_training.engine import ForwardState, TrainingEngine
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError

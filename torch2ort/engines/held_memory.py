@@ -15,9 +15,9 @@ from collections.abc import Collection, Hashable, Mapping
 
 import onnx
 
-from torch2ort import symbolics
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.nodes import ancestors
+from torch2ort.kernels.functions import may_keep_results
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.runtime.inplace import InplacePlan, mapped_arguments
 
@@ -85,7 +85,7 @@ def _held_outside(node: onnx.NodeProto, graph: Graph, plans: Mapping[str, Inplac
     if site is None or node.op_type != "PythonOp":
         return []
     held = {*site.known_result.kept, *mapped_arguments(site, plans.get(node.name, InplacePlan()))}
-    results = node.output[1:] if symbolics.may_keep_results(site) else []
+    results = node.output[1:] if may_keep_results(site) else []
     return [*arguments_at(node, site, held), *results]
 
 

@@ -11,10 +11,10 @@ import re
 from typing import Any
 
 from torch2ort.errors import ModelLoadError
+from torch2ort.kernels._torch_private import schema_of
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.pythonop import Site
-from torch2ort.runtime._torch_private import schema_of
 
 _RETURNED = frozenset({"Tensor", "List[Tensor]"})
 # Types of arguments that are values, with Optional and List taken off.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.kernels._torch_private import OpOverload
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]

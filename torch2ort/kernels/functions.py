@@ -20,11 +20,11 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from torch2ort.errors import ModelLoadError
+from torch2ort.kernels import _torch_private as private
+from torch2ort.kernels._torch_private import OpOverload
 from torch2ort.kernels.derivatives import DERIVATIVES, Derivative
 from torch2ort.kernels.recurrent import abstract
 from torch2ort.pythonop import Site
-from torch2ort.symbolics import _torch_private as private
-from torch2ort.symbolics._torch_private import OpOverload
 
 # What a file must not be able to call: it reads the disk.
 _FORBIDDEN = frozenset({"from_file"})

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from torch2ort.symbolics import _torch_private as private
+from torch2ort.kernels import _torch_private as private
 
 _SETTINGS: Final = (
     "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"

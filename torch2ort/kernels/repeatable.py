@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from torch2ort.kernels._torch_private import OpOverload
 from torch2ort.kernels.functions import PairedKernel, decode_call
 from torch2ort.pythonop import Site
-from torch2ort.symbolics._torch_private import OpOverload
 
 aten = torch.ops.aten
 _MICROSOFT = "com.microsoft"

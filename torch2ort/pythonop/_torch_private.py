@@ -9,9 +9,6 @@
 | torch.Tensor._version | 2.11-2.15.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
-| SymInt.node.hint, SymInt.node.expr | 2.11-2.15.0 |
-| FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
-| ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
 | torch._C._functorch.is_functorch_wrapped_tensor | 2.11-2.15.0 |
 | torch._C._storage_Use_Count, UntypedStorage._cdata, Tensor._base | 2.11-2.15.0 |
 | ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
@@ -30,7 +27,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch2ort import _native
@@ -48,10 +44,6 @@ with private_names("torch"):
     _custom_function_call = _function.custom_function_call
     need(torch.Tensor, "_version")
     need(OpOverload, "_schema")
-    need(SymNode, "hint", "expr")
-    need(FakeTensor, "fake_mode")
-    need(FakeTensorMode, "shape_env")
-    need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode")
     need(ShapeEnv, "ignore_fresh_unbacked_symbols")
     need(torch.Tensor, "_base")
     need(torch._C._functorch, "is_functorch_wrapped_tensor")
@@ -63,19 +55,13 @@ __all__ = [
     "OpOverload",
     "TorchDispatchMode",
     "end_interception",
-    "environment",
-    "expression",
     "fake_mode",
-    "has_hint",
     "intercept_apply",
     "is_fake",
     "is_functorch_wrapped",
     "is_shared",
     "is_value",
-    "named_symbols",
     "positional",
-    "size_hint",
-    "size_of",
     "symbols_of",
     "unbound_values",
     "uses_setup_context",
@@ -184,45 +170,6 @@ def without_fake_mode() -> AbstractContextManager[Any]:
 def version_of(tensor: torch.Tensor) -> int:
     """Counter that every in-place write to ``tensor`` raises."""
     return int(tensor._version)
-
-
-def size_hint(size: int | torch.SymInt) -> int:
-    """The number that a symbolic size had in the sample; 2 where it has none."""
-    if isinstance(size, int):
-        return size
-    hint = size.node.hint
-    return 2 if hint is None else int(hint)
-
-
-def has_hint(size: int | torch.SymInt) -> bool:
-    """Whether the sample says which number a size was."""
-    return isinstance(size, int) or size.node.hint is not None
-
-
-def expression(size: torch.SymInt) -> sympy.Expr:
-    """What torch knows of a symbolic size, over symbols of torch's own."""
-    return size.node.expr
-
-
-def environment(tensor: torch.Tensor) -> Any:
-    """Where torch keeps the symbols of the trace that ``tensor`` is of; ``None`` if it is of none."""
-    return tensor.fake_mode.shape_env if isinstance(tensor, FakeTensor) else None
-
-
-def named_symbols(environment: Any) -> dict[sympy.Symbol, str]:
-    """Symbols of one trace that stand for a named dimension -> the name, or the expression of names."""
-    names = environment.source_name_to_debug_name
-    return {
-        variable: names[source]
-        for source, variable in environment.source_to_var.items()
-        if names.get(source) is not None and variable.is_Symbol
-    }
-
-
-def size_of(symbol: sympy.Symbol, environment: Any) -> int | torch.SymInt:
-    """The size that ``symbol`` stands for in a trace."""
-    size: int | torch.SymInt = environment.create_symintnode(symbol, hint=None)
-    return size
 
 
 def fake_mode() -> AbstractContextManager[Any]:

@@ -3,22 +3,16 @@
 | name | tried on |
 | --- | --- |
 | torch._C._storage_Use_Count, UntypedStorage._cdata | 2.11-2.15.0 |
-| OpOverload._schema | 2.11-2.15.0 |
 | torch._C._set_grad_enabled | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
-    from torch._ops import OpOverload
-
-    need(OpOverload, "_schema")
     need(torch.UntypedStorage, "_cdata")
 
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
@@ -30,8 +24,3 @@ set_grad_enabled = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """How many tensors and handles share the storage; 0 if this torch cannot tell."""
     return 0 if _use_count is None else int(_use_count(storage._cdata))
-
-
-def schema_of(operator: Any) -> Any:
-    """The schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
-    return operator._schema

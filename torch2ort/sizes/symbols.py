@@ -9,8 +9,12 @@ from typing import Any
 import sympy
 import torch
 
-from torch2ort.pythonop import _torch_private as private
+from torch2ort.sizes import _torch_private as private
 from torch2ort.sizes import expressions as sizes
+
+environment_of = private.environment
+has_hint = private.has_hint
+size_hint = private.size_hint
 
 # Per trace: sizes that a shape inferer gave a name to -> the key of the site that made it, and the size.
 _named: weakref.WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = weakref.WeakKeyDictionary()

@@ -14,8 +14,6 @@
 | torch.fx.experimental._config | 2.11-2.15.0 |
 | torch._inductor.config.fallback_random | 2.11-2.15.0 |
 | ExportedProgram._graph_signature | 2.11-2.15.0 |
-| SymInt.node.hint | 2.11-2.15.0 |
-| torch._VF.lstm, gru, rnn_tanh, rnn_relu | 2.13.0 |
 | torch.fx.experimental.symbolic_shapes.statically_known_true | 2.13.0 |
 """
 
@@ -34,7 +32,6 @@ from typing import Any
 import onnx_ir as ir
 import onnxscript.evaluator
 import torch
-from torch.fx.experimental.sym_node import SymNode
 
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.symbolics.source import source_line
@@ -57,8 +54,6 @@ with private_names("torch"):
     )
 
     need(OpOverload, "_schema", "_can_decompose")
-    need(SymNode, "hint")
-    need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
     need(torch.export.ExportedProgram, "_graph_signature")
     need(_config, "patch", "backed_size_oblivious")
     need(_building.OpRecorder, "nodes")
@@ -70,8 +65,6 @@ with private_names("torch"):
     need(_registration.ONNXRegistry, "from_torchlib", "functions", "get_decomps", "register_op")
     need(_registration.OnnxDecompMeta, "fx_target", "is_complex", "onnx_function", "skip_signature_inference")
 
-# What nn.LSTM, nn.GRU and nn.RNN call.
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 Table = Mapping[Any, Callable[..., Any]]
 
 
@@ -258,12 +251,6 @@ def recorded_nodes() -> list[ir.Node]:
     return nodes
 
 
-def recurrent(name: str) -> Callable[..., Any]:
-    """The function behind a recurrent layer of torch.nn; ``name`` is one of :data:`RECURRENT`."""
-    function: Callable[..., Any] = getattr(torch._VF, name)
-    return function
-
-
 ConversionError = _errors.ConversionError
 
 
@@ -285,19 +272,6 @@ def fake_mode(program: torch.export.ExportedProgram) -> FakeTensorMode | None:
         if isinstance(value, FakeTensor):
             return value.fake_mode
     return None
-
-
-def is_abstract(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether some of ``tensors`` have sizes only, and no data."""
-    return any(isinstance(tensor, FakeTensor) for tensor in tensors)
-
-
-def number(size: int | torch.SymInt) -> int:
-    """The number that a symbolic size had in the sample; 2 where it has none."""
-    if isinstance(size, int):
-        return size
-    hint = size.node.hint
-    return 2 if hint is None else int(hint)
 
 
 def is_known(condition: bool | torch.SymBool) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.index_check import Check
-from torch2ort.symbolics import _torch_private as private
+from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.index_bounds import is_within
@@ -192,7 +192,7 @@ def _call(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
     def convert(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
             if not isinstance(value.meta["val"], torch.Tensor):
-                return private.number(value.meta["val"])
+                return size_hint(value.meta["val"])
             if value not in tensors:
                 tensors.append(value)
             return {"tensor": tensors.index(value)}

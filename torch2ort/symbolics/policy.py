@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort.kernels.derivatives import DERIVATIVES
+from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.sites import arguments_of, is_random
@@ -164,7 +165,7 @@ def _of_one_dtype(node: torch.fx.Node) -> bool:
 
 def is_large(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` had at least :data:`LARGE` elements in the sample."""
-    return math.prod(private.number(size) for size in tensor.shape) >= LARGE
+    return math.prod(size_hint(size) for size in tensor.shape) >= LARGE
 
 
 def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:

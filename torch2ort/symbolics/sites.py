@@ -17,6 +17,7 @@ from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.recurrent import ORIGINALS, original
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.interception import internal_site
+from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
@@ -225,4 +226,4 @@ def _memory_order(value: torch.Tensor) -> tuple[int, ...]:
     strides = value.stride()
     order = list(range(value.dim()))
     # Strides out of sizes that vary are compared by what they were in the sample.
-    return tuple(sorted(order, key=lambda d: -private.number(strides[d])))
+    return tuple(sorted(order, key=lambda d: -size_hint(strides[d])))

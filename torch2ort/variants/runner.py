@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch2ort import _torch_private as private
 from torch2ort import io_schema
 from torch2ort.cache.key.key import tensor_of
 from torch2ort.capture.modes import Modes
@@ -28,6 +27,7 @@ from torch2ort.exports.built import Built, Call
 from torch2ort.graph.graph import with_outputs
 from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
+from torch2ort.variants import _torch_private as private
 from torch2ort.variants.assumptions import Assumed, Assumptions
 from torch2ort.variants.family import Family, Shapes, Variant
 

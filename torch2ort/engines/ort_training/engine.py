@@ -27,7 +27,7 @@ from torch2ort.graph.nodes import ancestors
 from torch2ort.graph.stages import save_optimized, save_stage
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
-from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime import drop_model_bytes, onnxruntime, training_pybind
 from torch2ort.runtime.binding import bind_sites, install_runners, rename_functions, reraise
 from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.feeds import Feeds
@@ -44,7 +44,7 @@ _Missing = tuple[tuple[bool, ...], frozenset[tuple[str, int]], frozenset[str]]
 
 def session_settings(options: Options) -> Any:
     """Settings of a session that runs gradient graphs."""
-    settings = private.onnxruntime().SessionOptions()
+    settings = onnxruntime().SessionOptions()
     settings.enable_mem_pattern = False
     # Buffers cross to PyTorch and back; their lifetime is the tensors', not the plan's.
     settings.enable_mem_reuse = False
@@ -53,7 +53,7 @@ def session_settings(options: Options) -> Any:
     settings.inter_op_num_threads = 1
     # Backward's branches, the gradients of weights, run as soon as they can, which frees activations early.
     # The default order leaves many of them, and what they read, to the end.
-    settings.execution_order = private.onnxruntime().ExecutionOrder.MEMORY_EFFICIENT
+    settings.execution_order = onnxruntime().ExecutionOrder.MEMORY_EFFICIENT
     settings.use_deterministic_compute = options.deterministic
     # A pool that spins between operators takes the cores from PyTorch's threads, which the Functions and the
     # optimizer run on: with 2 threads on 2 cores a step took three times as long.
@@ -71,7 +71,7 @@ def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Opt
     save_stage(options, "gradient", model)
     save_optimized(options, "optimized", settings)
     try:
-        return private.onnxruntime().InferenceSession(
+        return onnxruntime().InferenceSession(
             model,
             settings,
             providers=["CPUExecutionProvider"],
@@ -126,7 +126,7 @@ class TrainingEngine:
     def __init__(
         self, graph: Graph, requires_grad: frozenset[str], options: Options, shelf: Shelf | None = None
     ) -> None:
-        self._ort = private.training_pybind()
+        self._ort = training_pybind()
         self._graph = graph
         self._reach = Reach(graph)
         # Per set of missing gradients: which inputs the others reach.
@@ -166,7 +166,7 @@ class TrainingEngine:
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
         self._session = _session(gradient, self._bound.functions, options)
-        private.drop_model_bytes(self._session)
+        drop_model_bytes(self._session)
         device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
         self._agent = self._ort.TrainingAgent(
             self._session._sess,

@@ -18,7 +18,7 @@ from torch2ort.engines.ort_training.user_gradients import hide_operators, restor
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.nodes import ancestors
-from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime import training_pybind
 from torch2ort.runtime.binding import bind_nodes
 from torch2ort.runtime.centering import center_normalizations
 from torch2ort.runtime.chains import Chain, join_python_ops
@@ -92,7 +92,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
     """
     proto = _session_graph(graph)
     hidden = hide_operators(proto)
-    ort = private.training_pybind()
+    ort = training_pybind()
     builder = ort.OrtModuleGraphBuilder()
     try:
         builder.initialize(proto.SerializeToString(), _configuration(graph, requires_grad))
@@ -185,7 +185,7 @@ def _session_graph(graph: Graph) -> onnx.ModelProto:
 
 
 def _configuration(graph: Graph, requires_grad: frozenset[str]) -> Any:
-    ort = private.training_pybind()
+    ort = training_pybind()
     configuration = ort.OrtModuleGraphBuilderConfiguration()
     configuration.initializer_names = list(graph.weights)
     configuration.initializer_names_to_train = [n for n in graph.weights if n in requires_grad]

@@ -18,9 +18,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from torch2ort import symbolics
 from torch2ort.engines.held_memory import SIZES, arguments_at
 from torch2ort.graph.nodes import ancestors, descendants
+from torch2ort.kernels.repeatable import repeatable
 from torch2ort.pythonop import Site
 from torch2ort.runtime.centering import centered
 
@@ -145,7 +145,7 @@ class _Cone:
 
 
 def _cone_of_kernel(node: onnx.NodeProto, halves: _Halves, site: Site) -> _Cone | None:
-    operator = symbolics.repeatable(site)
+    operator = repeatable(site)
     context, *results = node.output
     # Without a backward of its own, nobody keeps the kernel's arguments.
     if operator is None or not halves.readers_behind(context):

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime import training_pybind
 from torch2ort.symbolics.registered.gradients import GradientDefinition, GradientNode, gradient_of
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "ATen"
@@ -64,7 +64,7 @@ def restore_operators(graph: onnx.GraphProto, hidden: Mapping[str, onnx.NodeProt
 
 
 def _register(name: str, definition: GradientDefinition) -> None:
-    ort = private.training_pybind()
+    ort = training_pybind()
     ort.register_gradient_definition(
         f"{_DOMAIN}::{_OPERATOR}::{name}::", [_node(ort, node) for node in definition.nodes]
     )

@@ -27,6 +27,7 @@ from torch2ort.pythonop.abstract_run.traces import observed
 from torch2ort.pythonop.inplace import with_inplace_map
 from torch2ort.pythonop.registry import inferer_of
 from torch2ort.pythonop.site import Site, Size
+from torch2ort.sizes.symbols import environment_of, has_hint, size_hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _size(size: Size | torch.SymInt, given: Mapping[int, torch.Tensor]) -> int |
 
 def _described(inputs: Sequence[torch.Tensor]) -> Any:
     """All that the sizes of the outputs come from."""
-    environments = {id(private.environment(t)) for t in inputs}
+    environments = {id(environment_of(t)) for t in inputs}
     return environments, [(t.dtype, str(t.device), str(t.shape), str(t.stride())) for t in inputs]
 
 
@@ -136,7 +137,7 @@ def _like(number: int, axis: int, given: Mapping[int, torch.Tensor]) -> Size:
     varying = [
         pair
         for pair, size in sizes
-        if not isinstance(size, int) and private.has_hint(size) and private.size_hint(size) == number
+        if not isinstance(size, int) and has_hint(size) and size_hint(size) == number
     ]
     return next((pair for pair in varying if pair[1] == axis), varying[0]) if varying else number
 

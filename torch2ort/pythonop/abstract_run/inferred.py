@@ -24,7 +24,7 @@ from torch2ort.pythonop.inplace import with_inplace_map
 from torch2ort.pythonop.registry import Inferer
 from torch2ort.pythonop.site import TENSOR, PythonOpSite, Result, Site, TensorType
 from torch2ort.sizes import expressions as sizes
-from torch2ort.sizes.symbols import SizeSpace
+from torch2ort.sizes.symbols import SizeSpace, size_hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def inferred_outputs(site: Site, inputs: Sequence[torch.Tensor], inferer: Infere
 
 def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
     """Run ``forward`` without symbols; ``None`` if it runs neither on fake nor on real tensors."""
-    shapes = tuple(tuple(private.size_hint(d) for d in t.shape) for t in inputs)
+    shapes = tuple(tuple(size_hint(d) for d in t.shape) for t in inputs)
     with private.without_fake_mode():
         try:
             with private.fake_mode():

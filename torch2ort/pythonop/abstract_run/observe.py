@@ -15,6 +15,7 @@ from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.sample import memory
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
+from torch2ort.sizes.symbols import size_hint
 
 
 class UserError(Exception):
@@ -79,7 +80,7 @@ def fresh_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def real_like(tensor: torch.Tensor) -> torch.Tensor:
     """Made-up data of the sizes that ``tensor`` has in the sample."""
-    shape = [private.size_hint(s) for s in tensor.shape]
+    shape = [size_hint(s) for s in tensor.shape]
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return torch.rand(shape, device=tensor.device).to(tensor.dtype)
     return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)

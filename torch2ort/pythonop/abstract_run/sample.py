@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.site import Site
+from torch2ort.sizes.symbols import has_hint, size_hint
 
 
 class NeedsSample(BaseException):
@@ -82,7 +83,7 @@ def sample_of(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] 
 def _may_be(traced: torch.Tensor, real: torch.Tensor) -> bool:
     """Whether a tensor of the trace is one of the sample's, as far as its sizes are known."""
     return (traced.dtype, traced.dim()) == (real.dtype, real.dim()) and all(
-        not private.has_hint(size) or private.size_hint(size) == number
+        not has_hint(size) or size_hint(size) == number
         for size, number in zip(traced.shape, real.shape, strict=True)
     )
 

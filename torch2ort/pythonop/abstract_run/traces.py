@@ -25,6 +25,7 @@ from torch2ort.pythonop.abstract_run.observe import Observation, observe
 from torch2ort.pythonop.abstract_run.sample import Undone
 from torch2ort.pythonop.abstract_run.state import Holder, Items, Named, Snapshot
 from torch2ort.pythonop.site import TENSOR, Site
+from torch2ort.sizes.symbols import environment_of
 
 
 class Unknown:
@@ -233,7 +234,7 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
         traces.remove()
     fake = any(private.is_fake(t) for t in tensors)
     with (
-        private.unbound_values(next((private.environment(t) for t in tensors), None)),
+        private.unbound_values(next((environment_of(t) for t in tensors), None)),
         contextlib.nullcontext() if fake else traces.real_tensors(),
         contextlib.nullcontext() if fake else Undone(tensors),
         traces.running(site) as written,

@@ -1,0 +1,79 @@
+"""Every private name of torch that torch2ort.capture touches, with the versions tried.
+
+| name | tried on |
+| --- | --- |
+| ExportedProgram._guards_code | 2.11-2.15.0 |
+| torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.11-2.15.0 |
+| torch.nn.modules.batchnorm._BatchNorm | 2.11-2.15.0 |
+| torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0, 2.15.0 |
+| torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0, 2.15.0 |
+| torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
+| torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+    from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+    need(OpOverload, "_schema")
+    need(torch._VF, "_pack_padded_sequence")
+    need(torch.export.ExportedProgram, "_guards_code")
+    need(torch.nn.modules.transformer, "_detect_is_causal_mask")
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "BatchNorm",
+    "OpOverload",
+    "is_compiled",
+    "mask_is_a_mask",
+    "pack_padded_sequence",
+    "size_guards",
+]
+
+
+# What nn.utils.rnn.pack_padded_sequence calls.
+pack_padded_sequence = torch._VF._pack_padded_sequence
+
+
+# Raised where Python code of the model needs the value of a tensor: a branch, `.item()`, `int(tensor)`.
+DATA_DEPENDENT: tuple[type[Exception], ...] = (
+    GuardOnDataDependentSymNode,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+
+
+def size_guards(program: torch.export.ExportedProgram) -> list[str]:
+    """Conditions on sizes that tracing relied on, as Python expressions over ``L['name'][i].size()[j]``."""
+    return list(program._guards_code)
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether ``model`` is what ``torch.compile`` returned."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+
+
+@contextlib.contextmanager
+def mask_is_a_mask() -> Iterator[None]:
+    """Let transformers apply the masks that they get without looking whether they are causal."""
+    transformer = torch.nn.modules.transformer
+    detect = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = detect

@@ -1,0 +1,43 @@
+"""Every private name of torch that torch2ort.kernels touches, with the versions tried.
+
+| name | tried on |
+| --- | --- |
+| torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
+| torch._VF.lstm, gru, rnn_tanh, rnn_relu | 2.13.0, 2.15.0 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    need(OpOverload, "_schema")
+    need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
+
+# What nn.LSTM, nn.GRU and nn.RNN call.
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def recurrent(name: str) -> Callable[..., Any]:
+    """The function behind a recurrent layer of torch.nn; ``name`` is one of :data:`RECURRENT`."""
+    function: Callable[..., Any] = getattr(torch._VF, name)
+    return function
+
+
+def is_abstract(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether some of ``tensors`` have sizes only, and no data."""
+    return any(isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+def schema_of(operator: Any) -> Any:
+    """The schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
+    return operator._schema

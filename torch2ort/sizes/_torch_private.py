@@ -1,0 +1,66 @@
+"""Every private name of torch that torch2ort.sizes touches, with the versions tried.
+
+| name | tried on |
+| --- | --- |
+| SymInt.node.hint, SymInt.node.expr | 2.11-2.15.0 |
+| FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
+| ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    need(SymNode, "hint", "expr")
+    need(FakeTensor, "fake_mode")
+    need(FakeTensorMode, "shape_env")
+    need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode")
+
+
+def size_hint(size: int | torch.SymInt) -> int:
+    """The number that a symbolic size had in the sample; 2 where it has none."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 2 if hint is None else int(hint)
+
+
+def has_hint(size: int | torch.SymInt) -> bool:
+    """Whether the sample says which number a size was."""
+    return isinstance(size, int) or size.node.hint is not None
+
+
+def expression(size: torch.SymInt) -> sympy.Expr:
+    """What torch knows of a symbolic size, over symbols of torch's own."""
+    return size.node.expr
+
+
+def environment(tensor: torch.Tensor) -> Any:
+    """Where torch keeps the symbols of the trace that ``tensor`` is of; ``None`` if it is of none."""
+    return tensor.fake_mode.shape_env if isinstance(tensor, FakeTensor) else None
+
+
+def named_symbols(environment: Any) -> dict[sympy.Symbol, str]:
+    """Symbols of one trace that stand for a named dimension -> the name, or the expression of names."""
+    names = environment.source_name_to_debug_name
+    return {
+        variable: names[source]
+        for source, variable in environment.source_to_var.items()
+        if names.get(source) is not None and variable.is_Symbol
+    }
+
+
+def size_of(symbol: sympy.Symbol, environment: Any) -> int | torch.SymInt:
+    """The size that ``symbol`` stands for in a trace."""
+    size: int | torch.SymInt = environment.create_symintnode(symbol, hint=None)
+    return size

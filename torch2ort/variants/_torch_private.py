@@ -1,0 +1,34 @@
+"""Every private name of torch that torch2ort.variants touches, with the versions tried.
+
+| name | tried on |
+| --- | --- |
+| torch._subclasses: fake_tensor.FakeTensor, functional_tensor.FunctionalTensor | 2.13.0, 2.15.0 |
+| torch._C._functorch.peek_interpreter_stack | 2.13.0, 2.15.0 |
+| torch.autograd.forward_ad._current_level | 2.13.0, 2.15.0 |
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.versions import need, private_names
+
+with private_names("torch"):
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    need(torch._C._functorch, "peek_interpreter_stack")
+    need(torch.autograd.forward_ad, "_current_level")
+
+# What stands for a tensor while a model is traced.
+TRACED: tuple[type[torch.Tensor], ...] = (FakeTensor, FunctionalTensor)
+
+
+def in_transform() -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp, ...) is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_forward_mode() -> bool:
+    """Whether forward-mode differentiation is on."""
+    return torch.autograd.forward_ad._current_level >= 0
