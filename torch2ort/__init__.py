@@ -7,6 +7,7 @@
 """
 
 from torch2ort import io_schema
+from torch2ort.cache.report import CacheReport
 from torch2ort.errors import (
     DtypeError,
     EngineError,
@@ -25,7 +26,7 @@ from torch2ort.errors import (
     UnsupportedOperatorError,
 )
 from torch2ort.export import export
-from torch2ort.exported_model import CacheReport, ExportedModel, load
+from torch2ort.exported_model import ExportedModel, load
 from torch2ort.module import ORTModule
 from torch2ort.options import Options
 from torch2ort.pythonop import (

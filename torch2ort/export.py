@@ -19,10 +19,12 @@ from torch2ort.capture.ordinary import ordinary, refuse_tensors, refuse_untracea
 from torch2ort.capture.trace import flat_dim_specs, trace
 from torch2ort.capture.traceable import backward_hook
 from torch2ort.errors import ExportError
-from torch2ort.exported_model import ExportedModel, Interface, frozen
+from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built, Call
 from torch2ort.exports.reuse import reuse_or_build
+from torch2ort.graph.interface import Interface
 from torch2ort.graph.stages import save_stage
+from torch2ort.graph.weights import frozen
 from torch2ort.log import apply_level, logger
 from torch2ort.options import DEFAULT_OPSET, Options, with_arguments
 from torch2ort.symbolics.lowering import lower, sizes_of

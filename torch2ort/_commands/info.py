@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from torch2ort.errors import ModelLoadError
-from torch2ort.exported_model import METADATA_KEY
+from torch2ort.graph.file import METADATA_KEY
 from torch2ort.graph.nodes import python_op_nodes
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
 

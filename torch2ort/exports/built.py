@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 import torch
 
 from torch2ort import io_schema
+from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.shelf import Shelf
 from torch2ort.capture.origins import Origin
 from torch2ort.capture.trace import DimSpec
 from torch2ort.capture.views import View
 from torch2ort.effects import NO_EFFECTS, Effects
-from torch2ort.exported_model import CacheReport, Interface
 from torch2ort.graph.graph import Graph
+from torch2ort.graph.interface import Interface
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,15 @@ import torch
 from torch2ort import io_schema
 from torch2ort.cache.key.functions import locate_function, located_function
 from torch2ort.cache.key.key import Key, Unkeyable, model_key, tensor_of
+from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import differences, nearest
 from torch2ort.cache.store.shelf import Kept, Shelf, keep
 from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
 from torch2ort.capture.views import View
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError, Torch2OrtWarning
-from torch2ort.exported_model import CacheReport, Interface
 from torch2ort.exports.built import Built, Call
-from torch2ort.graph.accepted_sizes import Sizes
-from torch2ort.graph.graph import Graph, Mutation
 from torch2ort.graph.nodes import load_sites
+from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.kernels.resolve import bind_classes
 from torch2ort.log import logger
 from torch2ort.options import Options
@@ -229,21 +228,13 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
     for name, tensor in _weights(model, graph.weights).items():
         if tensor.data_ptr() != built.weights[name].data_ptr():
             raise Unkeyable(f"the tensor {graph.weights[name]} is another one in the graph than in the model")
-    sizes = interface.sizes
     data = {
+        **record(graph, interface),
         "family": key.family,
         "training": built.training,
         "outputs": _stored_schema(interface.outputs),
-        "dims": [list(d) for d in sizes.dims],
-        "ranges": {name: list(bounds) for name, bounds in sizes.ranges.items()},
-        "guards": list(sizes.guards),
-        "returned": [list(pair) for pair in interface.returned],
-        "graph_inputs": list(graph.inputs),
-        "graph_outputs": list(graph.outputs),
         "weights": dict(graph.weights),
-        "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
         "origins": [None if o is None else list(o) for o in built.origins],
-        "views": [None if v is None else v.stored() for v in built.views],
         "tracked": list(built.tracked),
         "functions": {name: _place_of(site, key) for name, site in graph.sites.items() if not site.internal},
     }
@@ -258,22 +249,9 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
     for name, site in sites.items():
         if not site.internal:
             site.function = located_function(data["functions"][name], key)
-    graph = Graph(
-        proto=proto,
-        inputs=tuple(data["graph_inputs"]),
-        weights=dict(data["weights"]),
-        outputs=tuple(data["graph_outputs"]),
-        mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
-        sites=sites,
-    )
-    ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
-    interface = Interface(
-        call.signature,
-        call.schema,
-        io_schema.Schema.from_json(data["outputs"]),
-        Sizes(graph.inputs, data["dims"], ranges, data["guards"]),
-        tuple((output, given) for output, given in data["returned"]),
-    )
+    graph = recorded_graph(data, proto, sites, data["weights"])
+    outputs = io_schema.Schema.from_json(data["outputs"])
+    interface = recorded_interface(data, call.signature, call.schema, outputs)
     return Built(
         graph,
         _weights(model, graph.weights),

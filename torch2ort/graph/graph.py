@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from torch2ort.graph.mutation import Mutation
 from torch2ort.pythonop import Site
-from torch2ort.symbolics import Mutation
 
 __all__ = ["Graph", "Mutation", "with_outputs"]
 

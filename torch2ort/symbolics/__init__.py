@@ -2,11 +2,9 @@
 
 from torch2ort.symbolics._prepare import prepare
 from torch2ort.symbolics._translate import Translated, translate
-from torch2ort.symbolics.mutation import Mutation
 from torch2ort.symbolics.stop_gradient import lower_stop_gradients
 
 __all__ = [
-    "Mutation",
     "Translated",
     "lower_stop_gradients",
     "prepare",

@@ -12,6 +12,7 @@ import onnxscript.version_converter
 import torch
 
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
+from torch2ort.graph.mutation import Mutation
 from torch2ort.kernels.index_check import define_checks
 from torch2ort.pythonop import Site, site_by_key
 from torch2ort.pythonop.abstract_run.observe import UserError
@@ -22,7 +23,7 @@ from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.fitting import fit_types
 from torch2ort.symbolics.mending import mend
-from torch2ort.symbolics.mutation import Mutation, add_mutation_outputs
+from torch2ort.symbolics.mutation import add_mutation_outputs
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line

@@ -15,11 +15,11 @@ from torch2ort.capture.trace import PREFIX, Trace
 from torch2ort.errors import ExportError
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.graph import Graph
+from torch2ort.graph.mutation import Mutation
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
-from torch2ort.symbolics import Mutation
 from torch2ort.symbolics.constant_outputs import tie_constant_outputs
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import name_interface, separate_outputs

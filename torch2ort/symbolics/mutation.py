@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Literal
 
 import onnx_ir as ir
@@ -11,27 +10,13 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.graph.mutation import Mutation
 from torch2ort.symbolics.stop_gradient import stop_node
 
 _KINDS: dict[OutputKind, Literal["buffer", "input"]] = {
     OutputKind.BUFFER_MUTATION: "buffer",
     OutputKind.USER_INPUT_MUTATION: "input",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """An extra graph output that must be written back after a run.
-
-    Attributes:
-        output: name of the graph output.
-        kind: whether a buffer or a user input takes the value.
-        target: name of the buffer in the model, or of the graph input.
-    """
-
-    output: str
-    kind: Literal["buffer", "input"]
-    target: str
 
 
 def refuse_other_mutations(program: torch.export.ExportedProgram) -> None:

@@ -1,0 +1,169 @@
+"""The file that a model is saved to: an ONNX model, with how to call it in its metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx.external_data_helper
+import torch
+
+from torch2ort import io_schema
+from torch2ort.errors import ExportError, ModelLoadError
+from torch2ort.graph import checksum
+from torch2ort.graph.file_checks import check_functions, check_interface
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.interface import Interface
+from torch2ort.graph.large import content_of
+from torch2ort.graph.nodes import load_sites
+from torch2ort.graph.record import record, recorded_graph, recorded_interface
+from torch2ort.graph.weights import state_of, take_state
+from torch2ort.kernels.resolve import bind_classes
+from torch2ort.pythonop import unstorable
+
+METADATA_KEY = "torch2ort"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file holds.
+
+    Attributes:
+        graph: state are inputs of it, other weights initializers.
+        state: graph input -> the value that a run starts from.
+        interface: how to call it.
+        training: the mode that was exported.
+    """
+
+    graph: Graph
+    state: dict[str, torch.Tensor]
+    interface: Interface
+    training: bool
+
+
+def save(path: Path, proto: onnx.ModelProto, graph: Graph, interface: Interface, *, training: bool) -> None:
+    """Write a model to ``path``, atomically; past 2 GiB its weights go beside it.
+
+    Args:
+        path: the file; one that exists is replaced.
+        proto: the graph with its weights.
+        graph: the graph.
+        interface: how to call it.
+        training: the mode that was exported.
+
+    Raises:
+        ExportError: an argument of a Function is an object that a file cannot hold.
+        OSError: the file cannot be written.
+    """
+    for site in graph.sites.values():
+        found = unstorable(site)
+        if found is not None:
+            position, value = found
+            raise ExportError(
+                f"{site.func_name}: argument {position} is an object of type "
+                f"{type(value).__qualname__}, which a file cannot hold; "
+                f"pass numbers, strings, None, dtypes or tuples, lists and dicts of them instead"
+            )
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    del model.metadata_props[:]
+    onnx.helper.set_model_props(model, {METADATA_KEY: _metadata(graph, interface, training=training)})
+    _write(model, path)
+
+
+def _metadata(graph: Graph, interface: Interface, *, training: bool) -> str:
+    return json.dumps(
+        {
+            "version": FORMAT_VERSION,
+            "training": training,
+            "signature": interface.signature.to_json(),
+            "inputs": interface.inputs.to_json(),
+            "outputs": interface.outputs.to_json(),
+            **record(graph, interface),
+            "state": state_of(graph),
+        }
+    )
+
+
+def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Saved:
+    """Read what :func:`save` wrote.
+
+    Raises:
+        ModelLoadError: the file is damaged, was not written by torch2ort, or calls a class with other
+            arguments than it takes.
+        FunctionNotFoundError: a name is not resolved; lists all of them.
+    """
+    try:
+        model = checksum.read(file)
+        onnx.checker.check_model(content_of(model) or str(file))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{file}: there is no such file") from error
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+    except Exception as error:
+        raise ModelLoadError(
+            f"{file}: not a readable ONNX model ({error}); save it again with ExportedModel.save"
+        ) from error
+    texts = {p.key: p.value for p in model.metadata_props}
+    if METADATA_KEY not in texts:
+        raise ModelLoadError(
+            f"{file}: an ONNX model, but not one that torch2ort saved (it has no '{METADATA_KEY}' metadata); "
+            f"run it with onnxruntime.InferenceSession, or export the PyTorch model with torch2ort.export"
+        )
+    try:
+        data = json.loads(texts[METADATA_KEY])
+        if data["version"] != FORMAT_VERSION:
+            raise ModelLoadError(
+                f"written in format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}"
+            )
+        interface = recorded_interface(
+            data,
+            io_schema.Signature.from_json(data["signature"]),
+            io_schema.Schema.from_json(data["inputs"]),
+            io_schema.Schema.from_json(data["outputs"]),
+        )
+        sites = load_sites(model.graph)
+        state = dict(data.get("state", {}))
+        values = take_state(model, state)
+        graph = recorded_graph(data, model, sites, state)
+        check_functions(model)
+        check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
+        training = bool(data["training"])
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+    except Exception as error:  # whatever a text that somebody else wrote leads to
+        raise ModelLoadError(f"{file}: its torch2ort metadata is damaged ({error})") from error
+    try:
+        bind_classes(sites.values(), functions)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+    return Saved(graph, values, interface, training)
+
+
+def _write(model: onnx.ModelProto, path: Path) -> None:
+    """Write beside ``path`` and rename: a reader sees the old file or the new one."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        file = Path(folder, path.name)
+        content = content_of(model)
+        if content is None:
+            content = _write_data(model, file.with_name(f"{path.name}.data"))
+        with file.open("wb") as opened:
+            opened.writelines(checksum.sealed(content))
+        for written in sorted(Path(folder).iterdir(), reverse=True):
+            # The data before the model that refers to it.
+            os.replace(written, path.with_name(written.name))
+
+
+def _write_data(model: onnx.ModelProto, path: Path) -> bytes:
+    """Move the weights of ``model`` to the file ``path``; what is left, serialized."""
+    onnx.external_data_helper.convert_model_to_external_data(model, location=path.name)
+    onnx.external_data_helper.write_external_data_tensors(model, str(path.parent))
+    checksum.seal_data(model, path)
+    content: bytes = model.SerializeToString()
+    return content

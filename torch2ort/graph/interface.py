@@ -1,0 +1,63 @@
+"""How a call of a model maps to the tensors of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.errors import SchemaError, SchemaMismatchError
+from torch2ort.graph.accepted_sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a call of the model maps to tensors.
+
+    Attributes:
+        signature: names and defaults of the model's arguments.
+        inputs: schema of the bound arguments.
+        outputs: schema of what the model returns.
+        sizes: the input sizes that the graph accepts.
+        returned: which caches among the outputs are caches of the call.
+    """
+
+    signature: io_schema.Signature
+    inputs: io_schema.Schema
+    outputs: io_schema.Schema
+    sizes: Sizes
+    returned: io_schema.Returned = ()
+
+    def result(self, bound: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """What the call of these arguments returns, out of the graph's outputs."""
+        return io_schema.unflatten_into(bound, self.returned, tensors, self.outputs)
+
+    def tensors(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        """The call's tensors, in the order of the graph's inputs, and its arguments by name.
+
+        Raises:
+            SchemaMismatchError: structure, dtype, rank, a constant or a size differs.
+        """
+        try:
+            bound = self.signature.bind(args, kwargs)
+            tensors = self.inputs.match(bound)
+            if tensors is None:
+                _, schema = io_schema.flatten(bound)
+                difference = self.inputs.difference(schema, root="inputs")
+                raise SchemaMismatchError(f"the call does not fit the exported model: {difference}")
+        except SchemaMismatchError:
+            raise
+        except (SchemaError, TypeError) as error:
+            raise SchemaMismatchError(f"the call does not fit the exported model: {error}") from error
+        mismatch = self.sizes.mismatch([t.shape for t in tensors])
+        if mismatch is not None:
+            raise SchemaMismatchError(
+                f"the call does not fit the exported model: {mismatch}; export with dynamic_shapes if this "
+                f"size varies"
+            )
+        return tensors, bound

@@ -1,0 +1,71 @@
+"""The one form in which a graph and how to call it are written down, but for the nodes: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from torch2ort import io_schema
+from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.interface import Interface
+from torch2ort.graph.mutation import Mutation
+from torch2ort.pythonop import Site
+
+
+def record(graph: Graph, interface: Interface) -> dict[str, Any]:
+    """What a JSON text holds of both, beside signature and schemas."""
+    sizes = interface.sizes
+    return {
+        "dims": [list(d) for d in sizes.dims],
+        "ranges": {name: list(bounds) for name, bounds in sizes.ranges.items()},
+        "guards": list(sizes.guards),
+        "returned": [list(pair) for pair in interface.returned],
+        "graph_inputs": list(graph.inputs),
+        "graph_outputs": list(graph.outputs),
+        "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
+    }
+
+
+def recorded_graph(
+    data: Mapping[str, Any], proto: onnx.ModelProto, sites: dict[str, Site], weights: Mapping[str, str]
+) -> Graph:
+    """The graph that :func:`record` wrote down.
+
+    Args:
+        data: what was written.
+        proto: the nodes.
+        sites: by the names of the nodes.
+        weights: graph input -> name of what is fed to it.
+
+    Raises:
+        KeyError: something is missing.
+    """
+    return Graph(
+        proto=proto,
+        inputs=tuple(data["graph_inputs"]),
+        weights=dict(weights),
+        outputs=tuple(data["graph_outputs"]),
+        mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
+        sites=sites,
+    )
+
+
+def recorded_interface(
+    data: Mapping[str, Any],
+    signature: io_schema.Signature,
+    inputs: io_schema.Schema,
+    outputs: io_schema.Schema,
+) -> Interface:
+    """The interface that :func:`record` wrote down.
+
+    Raises:
+        KeyError: something is missing.
+        ModelLoadError: a condition on sizes is none.
+    """
+    ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
+    sizes = Sizes(tuple(data["graph_inputs"]), data["dims"], ranges, data["guards"])
+    returned = tuple((int(output), int(given)) for output, given in data.get("returned", ()))
+    return Interface(signature, inputs, outputs, sizes, returned)

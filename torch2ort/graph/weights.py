@@ -1,0 +1,75 @@
+"""The weights of a graph: its inputs while the model is alive, initializers in what leaves the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import onnx
+import onnx.numpy_helper
+import torch
+
+from torch2ort.graph.graph import Graph
+from torch2ort.pythonop import ONNX_TYPES
+
+_DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
+
+
+def state_of(graph: Graph) -> dict[str, str]:
+    """Graph input -> name, of the buffers that the model reads and updates."""
+    updated = {m.target for m in graph.mutations if m.kind == "buffer"}
+    return {name: origin for name, origin in graph.weights.items() if origin in updated}
+
+
+def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """``graph`` with the present values of its weights in it, but for its state, which is beside it."""
+    state = state_of(graph)
+    fixed = replace(graph, weights={name: o for name, o in graph.weights.items() if name not in state})
+    with torch.inference_mode(False):
+        values = {name: weights[name].detach().clone() for name in state}
+    return replace(graph, proto=with_weights(fixed, weights), weights=state), values
+
+
+def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
+    """``graph`` with the present values of ``weights`` as initializers; its state stays an input, too."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.proto)
+    state = state_of(graph)
+    inputs = [v for v in model.graph.input if v.name not in graph.weights or v.name in state]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(_initializer(name, weights[name]) for name in graph.weights)
+    return model
+
+
+def take_state(model: onnx.ModelProto, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The values that ``model`` starts from, taken out of it: they are fed in each call.
+
+    Raises:
+        KeyError: one is missing.
+    """
+    initializers = {value.name: value for value in model.graph.initializer}
+    if not names.keys() <= {value.name for value in model.graph.input}:
+        raise KeyError("state")
+    values = {name: _tensor(initializers[name]) for name in names}
+    for name in names:
+        model.graph.initializer.remove(initializers[name])
+    return values
+
+
+def _tensor(initializer: onnx.TensorProto) -> torch.Tensor:
+    content = onnx.numpy_helper.to_array(initializer).tobytes()
+    dtype = _DTYPES[initializer.data_type]
+    if not content:
+        return torch.empty(list(initializer.dims), dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(list(initializer.dims))
+
+
+def _initializer(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
+    tensor = tensor.detach().cpu().contiguous()
+    return onnx.TensorProto(
+        name=name,
+        dims=list(tensor.shape),
+        data_type=ONNX_TYPES[tensor.dtype],
+        raw_data=tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"",
+    )
