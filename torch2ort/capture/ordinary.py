@@ -18,6 +18,8 @@ from torch2ort.capture import _torch_private as private
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import ONNX_TYPES
 
+is_compiled = private.is_compiled
+
 
 def refuse_untraceable(model: torch.nn.Module) -> None:
     """Refuse a model that cannot be traced as it is.
@@ -27,7 +29,7 @@ def refuse_untraceable(model: torch.nn.Module) -> None:
             given to ``torch.compile``; names it.
     """
     for name, module in model.named_modules():
-        if name and private.is_compiled(module):
+        if name and is_compiled(module):
             raise ExportError(
                 f"{type(model).__name__}: its module '{name}' is what torch.compile returned, which cannot "
                 f"be exported; put the module that was given to torch.compile there"

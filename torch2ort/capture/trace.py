@@ -18,6 +18,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture import _torch_private as private
+from torch2ort.capture.call import DimSpec
 from torch2ort.capture.constants import connect_constants
 from torch2ort.capture.modes import same_grad_mode
 from torch2ort.capture.numbers import with_numbers
@@ -44,9 +45,6 @@ from torch2ort.pythonop import Site, check_interception
 from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
-
-# What torch.export takes for one tensor: nothing, or a Dim (or None) for some of its dimensions.
-DimSpec = Mapping[int, Any] | Sequence[Any] | None
 
 PREFIX = "model."  # FlatCall's attribute: in front of every parameter's and buffer's name in the program
 

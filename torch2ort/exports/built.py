@@ -1,40 +1,18 @@
-"""What goes into an export, and what comes out of it."""
+"""What comes out of an export."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from torch2ort import io_schema
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.shelf import Shelf
 from torch2ort.capture.origins import Origin
-from torch2ort.capture.trace import DimSpec
 from torch2ort.capture.views import View
 from torch2ort.effects import NO_EFFECTS, Effects
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a model, as an export takes it.
-
-    Attributes:
-        signature: names and defaults of the model's arguments.
-        tensors: its tensors, flat.
-        schema: the structure around them.
-        dim_specs: per tensor, which dimensions vary.
-        numbers: positions of the tensors that stand for numbers.
-    """
-
-    signature: io_schema.Signature
-    tensors: Sequence[torch.Tensor]
-    schema: io_schema.Schema
-    dim_specs: Sequence[DimSpec]
-    numbers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import differences, nearest
 from torch2ort.cache.store.shelf import Kept, Shelf, keep
 from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
+from torch2ort.capture.call import Call
 from torch2ort.capture.views import View
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError, Torch2OrtWarning
-from torch2ort.exports.built import Built, Call
+from torch2ort.exports.built import Built
 from torch2ort.graph.nodes import load_sites
 from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.kernels.resolve import bind_classes

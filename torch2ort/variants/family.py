@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch2ort.capture.trace import DimSpec
+from torch2ort.capture.call import DimSpec
 from torch2ort.engines.ort_training.engine import TrainingEngine
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built

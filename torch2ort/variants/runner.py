@@ -12,18 +12,18 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.key import tensor_of
+from torch2ort.capture.call import Call, DimSpec
 from torch2ort.capture.modes import Modes
 from torch2ort.capture.numbers import Numbers, ReadInPythonError
 from torch2ort.capture.ordinary import ordinary, refuse_tensors
 from torch2ort.capture.origins import put_back
-from torch2ort.capture.trace import DimSpec
 from torch2ort.capture.views import put_views
 from torch2ort.engines.autograd import Boundary
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import ExportError, Torch2OrtWarning
-from torch2ort.export import build
 from torch2ort.exported_model import ExportedModel
-from torch2ort.exports.built import Built, Call
+from torch2ort.exports.build import build
+from torch2ort.exports.built import Built
 from torch2ort.graph.graph import with_outputs
 from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments

@@ -1,0 +1,134 @@
+"""One export: traced, translated and measured, unless the export cache has it."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from torch2ort.capture.call import Call
+from torch2ort.capture.modes import Modes, traceable_modes
+from torch2ort.capture.ordinary import refuse_untraceable
+from torch2ort.capture.trace import trace
+from torch2ort.capture.traceable import backward_hook
+from torch2ort.errors import ExportError
+from torch2ort.exports.built import Built
+from torch2ort.exports.reuse import reuse_or_build
+from torch2ort.graph.interface import Interface
+from torch2ort.graph.stages import save_stage
+from torch2ort.log import logger
+from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.symbolics.lowering import lower, sizes_of
+
+
+def build(
+    model: torch.nn.Module,
+    call: Call,
+    *,
+    training: bool | None,
+    differentiate: bool,
+    options: Options,
+    with_hooks: bool = True,
+) -> Built:
+    """The graph of one call, out of the export cache or exported: what ``export`` and ``ORTModule`` share.
+
+    Args:
+        model: the model.
+        call: the sample call.
+        training: the mode; ``None`` takes ``model.training``.
+        differentiate: whether every operator must have a correct gradient in the engine.
+        options: cache, opset and debugging.
+        with_hooks: whether hooks of the model itself are part of the graph.
+
+    Raises:
+        ExportError: see :func:`export`.
+    """
+    refuse_untraceable(model)
+    hooked = backward_hook(model)
+    if differentiate and hooked is not None:
+        _refuse_hook(model, f"its module '{hooked}' has a backward hook")
+    modes = Modes.now()
+    settings = {
+        "modes of PyTorch": modes.description(),
+        "opset": options.opset or DEFAULT_OPSET,
+        "mode": training,
+        "differentiable": differentiate,
+        "hooks of the model": with_hooks,
+        "numbers as inputs": sorted(call.numbers),
+    }
+
+    def afresh() -> Built:
+        return _export(
+            model,
+            call,
+            training=training,
+            modes=modes,
+            differentiate=differentiate,
+            options=options,
+            with_hooks=with_hooks,
+        )
+
+    # ORTModule, which runs the hooks itself, takes any graph that holds for the call.
+    return reuse_or_build(model, call, settings, options, afresh, any_sizes=not with_hooks)
+
+
+def _export(
+    model: torch.nn.Module,
+    call: Call,
+    *,
+    training: bool | None,
+    modes: Modes,
+    differentiate: bool,
+    options: Options,
+    with_hooks: bool,
+) -> Built:
+    """Trace, translate and infer shapes."""
+    with _one_export, traceable_modes(modes):
+        traced = trace(
+            model,
+            call.signature,
+            call.tensors,
+            call.schema,
+            call.dim_specs,
+            training=training,
+            with_hooks=with_hooks,
+            numbers=call.numbers,
+            leaves=not with_hooks,
+        )
+        if differentiate and traced.hooked:
+            _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")
+        if differentiate and traced.outside:
+            raise ExportError(
+                f"{type(model).__name__}: {traced.outside} uses a tensor that requires a gradient and is no "
+                f"parameter of the model, so that a graph would give it none. Make it a parameter of the "
+                f"model, or pass it as an argument"
+            )
+        opset = options.opset or DEFAULT_OPSET
+        graph, weights = lower(model, traced, call.schema, differentiate=differentiate, opset=opset)
+    save_stage(options, f"{type(model).__name__}_exported", graph.proto)
+    nodes = len(graph.proto.graph.node)
+    logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, nodes, len(graph.sites))
+    sizes = sizes_of(traced, graph.inputs)
+    interface = Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned)
+    mode = model.training if training is None else training
+    return Built(
+        graph,
+        weights,
+        interface,
+        mode,
+        traced.origins,
+        traced.views,
+        traced.tracked,
+        effects=traced.effects,
+    )
+
+
+def _refuse_hook(model: torch.nn.Module, what: str) -> None:
+    raise ExportError(
+        f"{type(model).__name__}: {what}, which a graph cannot call. Hooks of the model itself and of its "
+        f"parameters work; for others put the computation into the backward of a torch.autograd.Function"
+    )
+
+
+# torch.export and torch.onnx keep state in the process while they work: one export at a time.
+_one_export = threading.RLock()
