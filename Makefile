@@ -11,7 +11,7 @@ STOCK := .venv-stock
 STOCK_EXTRAS := cpu,test-core
 # The tests that run models, or look at files, without training.
 STOCK_TESTS := tests/stock tests/commands tests/test_exported_model.py tests/test_export.py
-CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h)
+CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_ext/*/*.h)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

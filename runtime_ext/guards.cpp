@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "exchange.h"
+#include "tensors/exchange.h"
 
 namespace torch2ort {
 
@@ -90,8 +90,8 @@ bool FindRequiresGrad() {
 
 // 1 or 0; -1 with an exception set.
 int RequiresGrad(PyObject* tensor) {
-  Ref value =
-      Ref::Steal(read_requires_grad(requires_grad_descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor))));
+  Ref value = Ref::Steal(
+      read_requires_grad(requires_grad_descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor))));
   if (value.get() == Py_True) return 1;
   return value ? PyObject_IsTrue(value.get()) : -1;
 }

@@ -1,11 +1,11 @@
 // The Python module torch2ort._native: documented in torch2ort/_native.pyi.
-#include "chain.h"
+#include "call/chain.h"
+#include "call/policy.h"
+#include "call/run.h"
+#include "custom_op/custom_op.h"
 #include "guards.h"
 #include "interception.h"
-#include "ort_custom_op.h"
-#include "ort_training.h"
-#include "policy.h"
-#include "run.h"
+#include "training_kernel/training_kernel.h"
 
 namespace torch2ort {
 

@@ -4,7 +4,8 @@ It takes the place of one with the CUDAExecutionProvider, which makes no kernel 
 nodes in torch2ort's library. To be used in a process of its own, as the library remembers its runtime.
 
 The device's memory can be touched only inside of :meth:`Device.work`, in which the operators of PyTorch run
-that a GPU would run; anybody else who does so ends the process. The slots are those of runtime_ext/ort_api.h.
+that a GPU would run; anybody else who does so ends the process. The slots are those of
+runtime_ext/custom_op/ort_api.h.
 """
 
 from __future__ import annotations

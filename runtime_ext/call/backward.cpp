@@ -1,6 +1,208 @@
-#include "backward_call.h"
+// One call of a Function's backward.
+#include <algorithm>
+#include <new>
+
+#include "call/policy.h"
+#include "call/run.h"
 
 namespace torch2ort {
+
+class BackwardCall {
+ public:
+  BackwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs, Passing* passing)
+      : site_(site),
+        loans_(loans),
+        outputs_(outputs),
+        passing_(passing),
+        passed_(passing != nullptr && passing->tensor),
+        inputs_(*site->inputs),
+        tensors_(site->returned),
+        access_(site->returned),
+        spans_(site->returned),
+        written_(site->returned),
+        exports_(site->returned),
+        args_(static_cast<size_t>(PyTuple_Size(site->outputs)) + 1) {}
+
+  bool Run() {
+    return Receive() && Call() && LearnWrites() && CheckCount() && CheckKinds() && Return() && Settle();
+  }
+
+ private:
+  Context* context() { return reinterpret_cast<Context*>(context_.get()); }
+  TensorMeta InputMeta(size_t i) { return context()->tensors.Get(i); }
+  TensorMeta OutputMeta(size_t i) { return context()->tensors.Get(inputs_.size() + i); }
+  bool arrived(size_t i) {
+    return (passed_ || loans_[i] != nullptr) && (*site_->tensor_outputs)[i].differentiable;
+  }
+  bool Linked(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
+
+  bool Receive();
+  bool ReceiveGradient(size_t i);
+  bool ReceiveLoan(size_t i);
+  bool ReceivePassed(size_t i);
+  bool CheckShape(size_t i, const DLTensor& gradient);
+  bool Call();
+  bool LearnWrites();
+  bool CheckCount();
+  bool CheckKinds();
+  PyObject* Item(Py_ssize_t argument) const;
+  bool Return();
+  bool ReturnGradient(size_t i, PyObject* gradient);
+  bool PassOn(size_t i, Ref gradient, bool held);
+  int HeldByOthers(PyObject* value, const Ref& gradient);
+  bool ReturnZeros(size_t i);
+  bool Conform(size_t i, Ref* gradient);
+  bool View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
+  bool RaiseDevice(size_t i, const TensorMeta& expected, const char* found);
+  bool Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
+  bool Disentangle(size_t i, PyObject* gradient, bool held, Managed* managed);
+  bool WarnOnce(size_t i, size_t j);
+  bool HeldByContext(const Span& span);
+  bool Settle();
+
+  Site* site_;
+  Loans& loans_;
+  std::vector<Managed>* outputs_;
+  Passing* passing_;  // null for a site that is not in a chain
+  bool passed_;       // the gradient of the only output comes from the next site of the chain
+  std::vector<InputSpec>& inputs_;
+  SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
+  SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
+  SmallArray<Span, 8> spans_;       // memory of the tensors_
+  long passed_version_ = 0;         // of the gradient that the next site passed
+  Span passed_span_;                // memory of the gradient that goes to the site before
+  SmallArray<bool, 8> written_;     // backward wrote to the copy that it was probed with
+  SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
+  SmallArray<PyObject*, 12> args_;  // ctx and one gradient a value of forward; borrowed
+  Ref context_;
+  Ref result_;
+};
+
+bool BackwardCall::Receive() {
+  if (loans_.size() != site_->tensor_outputs->size()) {
+    PyErr_Format(config.error_type,
+                 "%U: backward was given %zu gradients, but its site has %zu tensor outputs", site_->name,
+                 loans_.size(), site_->tensor_outputs->size());
+    return false;
+  }
+  context_ = TakeContext(site_);
+  if (!context_ || (!context()->materialize_grads && !NoteUnmaterialized(site_))) return false;
+  args_[0] = context_.get();
+  for (size_t i = 1; i < args_.size(); ++i) args_[i] = Py_None;
+  for (size_t i = 0; i < site_->returned; ++i) {
+    if (!ReceiveGradient(i)) return false;
+    args_[static_cast<size_t>((*site_->tensor_outputs)[i].position) + 1] = tensors_[i].get();
+  }
+  return true;
+}
+
+bool BackwardCall::ReceiveGradient(size_t i) {
+  const OutputSpec& output = (*site_->tensor_outputs)[i];
+  Context* context = this->context();
+  // What flows into an output that cannot be differentiated is no gradient to eager either.
+  if (arrived(i)) return passed_ ? ReceivePassed(i) : ReceiveLoan(i);
+  if (!context->materialize_grads) {
+    tensors_[i] = Ref::Share(Py_None);
+  } else {
+    TensorMeta meta = OutputMeta(i);
+    tensors_[i] = Zeros(meta.shape, meta.rank, output.dtype, meta.device);
+  }
+  return static_cast<bool>(tensors_[i]);
+}
+
+bool BackwardCall::ReceivePassed(size_t i) {
+  DLTensor view;
+  if (config.exchange->dltensor_from_py_object_no_sync(passing_->tensor.get(), &view) != 0) return false;
+  if (!CheckShape(i, view)) return false;
+  access_[i] = (*site_->gradient_access)[i];
+  tensors_[i] = ReceiveTensor(site_, std::move(passing_->tensor), view, access_[i], &spans_[i]);
+  if (!tensors_[i]) return false;
+  passed_version_ = WritesTo(tensors_[i].get());
+  return passed_version_ >= 0;
+}
+
+bool BackwardCall::ReceiveLoan(size_t i) {
+  if (!CheckShape(i, loans_[i]->dl_tensor)) return false;
+  access_[i] = (*site_->gradient_access)[i];
+  tensors_[i] = ReceiveTensor(site_, loans_[i], access_[i], &spans_[i]);
+  return static_cast<bool>(tensors_[i]);
+}
+
+bool BackwardCall::CheckShape(size_t i, const DLTensor& gradient) {
+  TensorMeta output = OutputMeta(i);
+  bool same =
+      gradient.ndim == output.rank && std::equal(output.shape, output.shape + output.rank, gradient.shape);
+  if (!same) {
+    PyErr_Format(config.error_type,
+                 "%U: output %zd of forward has shape %s, but a gradient of shape %s arrived for it",
+                 site_->name, (*site_->tensor_outputs)[i].position,
+                 ShapeText(output.shape, output.rank).c_str(),
+                 ShapeText(gradient.shape, gradient.ndim).c_str());
+  }
+  return same;
+}
+
+bool BackwardCall::Call() {
+  result_ = CallWith(site_->backward, args_.data(), args_.size());
+  return static_cast<bool>(result_);
+}
+
+// Backward may write to the gradients it is given, as eager lets it; others may read the runtime's.
+bool BackwardCall::LearnWrites() {
+  for (size_t i = 0; i < site_->returned; ++i) {
+    const OutputSpec& output = (*site_->tensor_outputs)[i];
+    if (!arrived(i) || access_[i] == Access::kCopied || output.gradient_mapped) continue;
+    long writes = WritesTo(tensors_[i].get());
+    if (writes < 0) return false;
+    writes -= passed_version_;
+    if (access_[i] == Access::kShared && writes != 0) {
+      PyErr_Format(config.error_type,
+                   "%U: backward wrote to the gradient of output %zd, but did not in its first call: write "
+                   "to a clone()",
+                   site_->name, output.position);
+      return false;
+    }
+    written_[i] = writes != 0;
+  }
+  return true;
+}
+
+// Makes sure that what the Function kept of its gradients is not the runtime's to overwrite.
+bool BackwardCall::Settle() {
+  SmallArray<Ref, 8> watched(site_->returned);
+  for (size_t i = 0; i < site_->returned; ++i) {
+    if (!arrived(i) || passed_ || access_[i] == Access::kCopied) continue;
+    watched[i] = WatchStorage(tensors_[i].get());
+    if (!watched[i]) return false;
+  }
+  // What forward saved is needed no longer, though other backwards of the run are still to come.
+  ReleaseContext(context());
+  context_.reset();
+  result_.reset();
+  for (Ref& tensor : tensors_) tensor.reset();
+  for (size_t i = 0; i < site_->returned; ++i) {
+    Access& next = (*site_->gradient_access)[i];
+    // Others may hold what the next site passed, but it is not the runtime's to overwrite.
+    if (passed_ && access_[i] == Access::kProbed) next = written_[i] ? Access::kCopied : Access::kShared;
+    if (!watched[i]) continue;
+    if (!SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &next)) return false;
+    if (written_[i]) next = Access::kCopied;
+  }
+  return true;
+}
+
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs) {
+  return RunBackward(site, gradients, outputs, nullptr);
+}
+
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, Passing* passing) {
+  try {
+    return BackwardCall(site, gradients, outputs, passing).Run();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+    return false;
+  }
+}
 
 namespace {
 

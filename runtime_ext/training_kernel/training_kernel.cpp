@@ -1,4 +1,4 @@
-#include "ort_training.h"
+#include "training_kernel/training_kernel.h"
 
 #include <cstdint>
 #include <cstring>
@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "chain.h"
-#include "policy.h"
-#include "run.h"
+#include "call/chain.h"
+#include "call/policy.h"
+#include "call/run.h"
 
 namespace torch2ort {
 

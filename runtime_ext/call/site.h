@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "exchange.h"
 #include "python.h"
+#include "tensors/exchange.h"
 
 namespace torch2ort {
 

@@ -1,4 +1,4 @@
-#include "policy.h"
+#include "call/policy.h"
 
 #include <cstdarg>
 

@@ -1,4 +1,4 @@
-#include "chain.h"
+#include "call/chain.h"
 
 #include <new>
 #include <utility>

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ort_custom_op.h"
+#include "custom_op/custom_op.h"
 
 namespace torch2ort {
 

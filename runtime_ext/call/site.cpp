@@ -1,4 +1,4 @@
-#include "site.h"
+#include "call/site.h"
 
 #include <utility>
 

@@ -1,8 +1,8 @@
-#include "context.h"
+#include "call/context.h"
 
 #include <new>
 
-#include "policy.h"
+#include "call/policy.h"
 
 namespace torch2ort {
 

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "exchange.h"
 #include "python.h"
+#include "tensors/exchange.h"
 
 namespace torch2ort {
 

@@ -1,4 +1,4 @@
-#include "exchange.h"
+#include "tensors/exchange.h"
 
 #include <algorithm>
 #include <cstring>

@@ -3,7 +3,7 @@
 #include <new>
 #include <vector>
 
-#include "ort_custom_op.h"
+#include "custom_op/custom_op.h"
 
 namespace torch2ort {
 

@@ -2,8 +2,8 @@
 #include <cstring>
 #include <vector>
 
-#include "ort_custom_op.h"
-#include "policy.h"
+#include "call/policy.h"
+#include "custom_op/custom_op.h"
 
 namespace torch2ort {
 

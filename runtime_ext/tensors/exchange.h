@@ -4,8 +4,8 @@
 #include <atomic>
 #include <string>
 
-#include "dlpack.h"
 #include "python.h"
+#include "tensors/dlpack.h"
 
 namespace torch2ort {
 

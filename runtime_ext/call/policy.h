@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "context.h"
-#include "exchange.h"
-#include "site.h"
+#include "call/context.h"
+#include "call/site.h"
+#include "tensors/exchange.h"
 
 namespace torch2ort {
 

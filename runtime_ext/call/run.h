@@ -1,8 +1,8 @@
 // The contexts of one forward run, and this thread's state: its current run and its last error.
 #pragma once
 
-#include "context.h"
-#include "site.h"
+#include "call/context.h"
+#include "call/site.h"
 
 namespace torch2ort {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "chain.h"
-#include "ort_api.h"
+#include "call/chain.h"
+#include "custom_op/ort_api.h"
 #include "python.h"
 
 namespace torch2ort {

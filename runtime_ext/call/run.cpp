@@ -1,4 +1,4 @@
-#include "run.h"
+#include "call/run.h"
 
 #include <vector>
 

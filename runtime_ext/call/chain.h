@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "policy.h"
-#include "site.h"
+#include "call/policy.h"
+#include "call/site.h"
 
 namespace torch2ort {
 

@@ -2,7 +2,7 @@
 #include <atomic>
 #include <vector>
 
-#include "ort_custom_op.h"
+#include "custom_op/custom_op.h"
 
 namespace torch2ort {
 

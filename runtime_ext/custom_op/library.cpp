@@ -1,5 +1,3 @@
-#include "ort_custom_op.h"
-
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -8,6 +6,8 @@
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "custom_op/custom_op.h"
 
 namespace torch2ort {
 
