@@ -20,10 +20,22 @@ TREES = {path: ast.parse(path.read_text()) for path in PACKAGE}
 PRIVATE_FILES = {"_torch_private.py": "2.15.0", "_ort_private.py": "1.19.2"}
 LIBRARIES = ("torch", "onnxruntime")
 
-# A module may import from its own layer and from those before it; what is not named here is last.
-LAYERS = (
-    {"errors", "options", "log", "io_schema", "versions", "_native"},
-    {"pythonop", "symbolics", "shape_infer", "cache", "runtime"},
+# A module may import from its own floor and from those below; what is not named here is the top. An import
+# inside of a function counts like any other.
+FLOORS = (
+    {"errors", "options", "log", "versions", "_native"},
+    {"io_schema", "sizes"},
+    {"pythonop"},
+    {"shape_infer", "cache"},
+    {"kernels"},
+    {"graph"},
+    {"capture", "effects"},
+    {"symbolics"},
+    {"exports"},
+    {"runtime"},
+    {"engines"},
+    {"exported_model"},
+    {"variants"},
 )
 
 
@@ -54,9 +66,9 @@ def is_private(dotted: str) -> bool:
     return library in LIBRARIES and any(re.match(r"_(?!_)", name) for name in names)
 
 
-def layer(module: str) -> int:
-    """Return the index of the layer of ``torch2ort.<module>``."""
-    return next((i for i, names in enumerate(LAYERS) if module in names), len(LAYERS))
+def floor(module: str) -> int:
+    """Return the number of the floor of ``torch2ort.<module>``."""
+    return next((i for i, names in enumerate(FLOORS) if module in names), len(FLOORS))
 
 
 def module_of(path: Path) -> str:
@@ -115,11 +127,30 @@ def test_imports_point_one_way() -> None:
         path: sorted(
             name
             for name in imported(tree)
-            if name.startswith("torch2ort.") and layer(name.split(".")[1]) > layer(module_of(path))
+            if name.startswith("torch2ort.") and floor(name.split(".")[1]) > floor(module_of(path))
         )
         for path, tree in TREES.items()
     }
     assert broken(upward) == {}
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.parent.name for path in PACKAGE if path.parent.parent == ROOT / "torch2ort"}
+    assert rooms - set().union(*FLOORS) == {"_commands"}
+
+
+def test_private_files_are_read_in_their_own_room_alone() -> None:
+    foreign = {
+        path: sorted(
+            name
+            for name in imported(tree)
+            if name.startswith("torch2ort.")
+            and re.search(r"\._(torch|ort)_private\b", name)
+            and name.split(".")[1] not in (module_of(path), "_torch_private")
+        )
+        for path, tree in TREES.items()
+    }
+    assert broken(foreign) == {}
 
 
 def test_no_module_imports_the_facade() -> None:
