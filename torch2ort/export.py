@@ -16,6 +16,7 @@ from torch2ort import io_schema
 from torch2ort.capture.call import Call
 from torch2ort.capture.ordinary import ordinary, refuse_tensors
 from torch2ort.capture.trace import flat_dim_specs
+from torch2ort.engines.choose import target_of
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
 from torch2ort.graph.weights import frozen
@@ -69,7 +70,9 @@ def export(
     tensors = [ordinary(t) for t in tensors]
     call = Call(signature, tensors, schema, flat_dim_specs(bound, dynamic_shapes, len(tensors)))
     mode = model.training if training is None else training
-    built = build(model, call, training=training, differentiate=mode, options=options)
+    built = build(
+        model, call, training=training, target=target_of(options, differentiate=mode), options=options
+    )
     return ExportedModel(
         *frozen(built.graph, built.weights),
         built.interface,

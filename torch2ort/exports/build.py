@@ -17,8 +17,9 @@ from torch2ort.exports.reuse import reuse_or_build
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.stages import save_stage
 from torch2ort.log import logger
-from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.options import Options
 from torch2ort.symbolics.lowering import lower, sizes_of
+from torch2ort.symbolics.target import Target
 
 
 def build(
@@ -26,7 +27,7 @@ def build(
     call: Call,
     *,
     training: bool | None,
-    differentiate: bool,
+    target: Target,
     options: Options,
     with_hooks: bool = True,
 ) -> Built:
@@ -36,8 +37,8 @@ def build(
         model: the model.
         call: the sample call.
         training: the mode; ``None`` takes ``model.training``.
-        differentiate: whether every operator must have a correct gradient in the engine.
-        options: cache, opset and debugging.
+        target: what the graph is for.
+        options: cache and debugging.
         with_hooks: whether hooks of the model itself are part of the graph.
 
     Raises:
@@ -45,14 +46,14 @@ def build(
     """
     refuse_untraceable(model)
     hooked = backward_hook(model)
-    if differentiate and hooked is not None:
+    if target.differentiates and hooked is not None:
         _refuse_hook(model, f"its module '{hooked}' has a backward hook")
     modes = Modes.now()
     settings = {
         "modes of PyTorch": modes.description(),
-        "opset": options.opset or DEFAULT_OPSET,
+        "opset": target.opset,
         "mode": training,
-        "differentiable": differentiate,
+        "differentiable": target.differentiates,
         "hooks of the model": with_hooks,
         "numbers as inputs": sorted(call.numbers),
     }
@@ -63,7 +64,7 @@ def build(
             call,
             training=training,
             modes=modes,
-            differentiate=differentiate,
+            target=target,
             options=options,
             with_hooks=with_hooks,
         )
@@ -78,7 +79,7 @@ def _export(
     *,
     training: bool | None,
     modes: Modes,
-    differentiate: bool,
+    target: Target,
     options: Options,
     with_hooks: bool,
 ) -> Built:
@@ -95,16 +96,15 @@ def _export(
             numbers=call.numbers,
             leaves=not with_hooks,
         )
-        if differentiate and traced.hooked:
+        if target.differentiates and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")
-        if differentiate and traced.outside:
+        if target.differentiates and traced.outside:
             raise ExportError(
                 f"{type(model).__name__}: {traced.outside} uses a tensor that requires a gradient and is no "
                 f"parameter of the model, so that a graph would give it none. Make it a parameter of the "
                 f"model, or pass it as an argument"
             )
-        opset = options.opset or DEFAULT_OPSET
-        graph, weights = lower(model, traced, call.schema, differentiate=differentiate, opset=opset)
+        graph, weights = lower(model, traced, call.schema, target)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     nodes = len(graph.proto.graph.node)
     logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, nodes, len(graph.sites))

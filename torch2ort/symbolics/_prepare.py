@@ -34,6 +34,7 @@ from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker, arguments_of
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import loosen_views, refuse_other_strides
+from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
 
 aten = torch.ops.aten
@@ -63,7 +64,7 @@ def notes_of(program: torch.export.ExportedProgram) -> Notes:
     return _notes[program]
 
 
-def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.export.ExportedProgram:
+def prepare(program: torch.export.ExportedProgram, target: Target) -> torch.export.ExportedProgram:
     """Rewrite a program so that every operator of it can be translated and differentiated.
 
     Regions without gradient keep that property, what is written in place becomes functional and an
@@ -72,13 +73,14 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
 
     Args:
         program: what ``torch.export.export`` gave; it is changed.
-        training: whether the graph will be differentiated.
+        target: what the graph is for.
 
     Raises:
         UnsupportedOperatorError: an operator fits into no graph; the message names it, its line in
             the model, and what to do.
         DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors.
     """
+    training = target.differentiates
     notes = Notes(training=training)
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
@@ -94,7 +96,7 @@ def prepare(program: torch.export.ExportedProgram, *, training: bool) -> torch.e
     program = private.decompose(
         program,
         translation_table(),
-        {target: function for target, function in decompositions.items() if target not in users},
+        {operator: function for operator, function in decompositions.items() if operator not in users},
         decomposed=DECOMPOSED - users,
         whole=(WHOLE | WHOLE_IN_TRAINING if training else WHOLE) - users,
         training=training,

@@ -29,6 +29,7 @@ from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.special_numbers import keep_nan
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
+from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.trainable import untrainable_nodes
 from torch2ort.symbolics.translations import translation_table
 
@@ -58,15 +59,14 @@ class Translated:
 
 
 def translate(
-    program: torch.export.ExportedProgram, *, training: bool, opset: int, python_op: PythonOpTranslation
+    program: torch.export.ExportedProgram, target: Target, *, python_op: PythonOpTranslation
 ) -> Translated:
     """Translate a program that :func:`prepare` returned.
 
     Args:
         program: the prepared program; operators that turn out to have no correct gradient in ONNX
             Runtime are given to PyTorch's kernels in it.
-        training: whether the graph will be differentiated, as it was told to :func:`prepare`.
-        opset: version of ONNX's own operators, 17 to 21.
+        target: what the graph is for, as it was told to :func:`prepare`.
         python_op: translation of ``torch.ops.torch2ort.python_op``: from graph values and the site's
             key to graph values.
 
@@ -76,16 +76,16 @@ def translate(
     notes = notes_of(program)
     given_up: set[str] = set()
     while True:
-        model, mutations = _to_onnx(program, notes, opset, python_op, given_up)
+        model, mutations = _to_onnx(program, notes, target.opset, python_op, given_up)
         cleanup(model)
         count_axes_from_the_front(model)
         keep_nan(model, training=training)
         wrong: dict[str, str] = {}
-        if training:
+        if target.differentiates:
             trained = trained_names(program)
             mend(model, trained)
             wrong = untrainable_nodes(model, trained)
-        unfit = _of_operators(program, fit_types(model, training=training), given_up)
+        unfit = _of_operators(program, fit_types(model, training=target.differentiates), given_up)
         if not wrong and not unfit:
             break
         if wrong:

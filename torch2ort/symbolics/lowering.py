@@ -25,10 +25,11 @@ from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import name_interface, separate_outputs
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.site_nodes import SiteNodes
+from torch2ort.symbolics.target import Target
 
 
 def lower(
-    model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, *, differentiate: bool, opset: int
+    model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, target: Target
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
     """Translate ``traced`` to ONNX, name what the user named, and infer the shapes.
 
@@ -36,8 +37,7 @@ def lower(
         model: the traced module.
         traced: one trace of it.
         inputs: schema of the call that was traced.
-        differentiate: whether every operator must have a correct gradient in the engine.
-        opset: ONNX opset.
+        target: what the graph is for.
 
     Returns:
         The graph, and its weights: graph input -> the model's tensor.
@@ -47,9 +47,9 @@ def lower(
         ExportError: the graph's shapes contradict each other.
     """
     size_names = program_size_names(traced.program)
-    nodes = SiteNodes(size_names, differentiate=differentiate, opset=opset)
-    with translating(size_names, training=differentiate, opset=opset):
-        translated = _translate(type(model).__name__, traced, nodes, differentiate=differentiate, opset=opset)
+    nodes = SiteNodes(size_names, target)
+    with translating(size_names, target):
+        translated = _translate(type(model).__name__, traced, nodes, target)
     graph = translated.model.graph
     sites = nodes.name(graph)
     if sites:
@@ -59,7 +59,7 @@ def lower(
     keep_order(graph, {name for name, site in sites.items() if _leaves_more(site)})
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]
-    if differentiate:
+    if target.differentiates:
         tie_constant_outputs(translated.model)
     separate_outputs(graph)
     run_unread(graph, sites)
@@ -88,17 +88,13 @@ def _leaves_more(site: Site) -> bool:
     return site.known_result.uses_rng or site.known_result.effects
 
 
-def _translate(
-    name: str, traced: Trace, nodes: SiteNodes, *, differentiate: bool, opset: int
-) -> symbolics.Translated:
+def _translate(name: str, traced: Trace, nodes: SiteNodes, target: Target) -> symbolics.Translated:
     with warnings.catch_warnings():
         # torch 2.13 copies its own deprecated tree specs.
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            program = symbolics.prepare(traced.program, training=differentiate)
-            return symbolics.translate(
-                program, training=differentiate, opset=opset, python_op=nodes.translate
-            )
+            program = symbolics.prepare(traced.program, target)
+            return symbolics.translate(program, target, python_op=nodes.translate)
         except UserError as carrier:
             raise carrier.error from None
         except RuntimeError as error:

@@ -22,6 +22,7 @@ from torch2ort.pythonop.registry import exporter_of
 from torch2ort.symbolics.graph_builder import op, ops
 from torch2ort.symbolics.registered import map_site
 from torch2ort.symbolics.stop_gradient import STOP_GRADIENT
+from torch2ort.symbolics.target import Target
 
 
 class SiteNodes:
@@ -29,14 +30,12 @@ class SiteNodes:
 
     Args:
         names: torch's symbols -> what the graph calls them.
-        differentiate: whether the graph will be differentiated.
-        opset: version of ONNX's own operators that the graph is of.
+        target: what the graph is for.
     """
 
-    def __init__(self, names: Mapping[str, sympy.Expr], *, differentiate: bool, opset: int) -> None:
-        self._opset = opset
+    def __init__(self, names: Mapping[str, sympy.Expr], target: Target) -> None:
         self._names = names
-        self._differentiate = differentiate
+        self._target = target
         # Nothing else keeps a site alive that translation makes.
         self._made: list[Site] = []
 
@@ -50,12 +49,10 @@ class SiteNodes:
         exporter = None if site.internal else exporter_of(site)
         if exporter is None:
             return self._python_op(site, inputs)
-        mapped = map_site(
-            exporter, site, inputs, self._names, training=self._differentiate, opset=self._opset
-        )
+        mapped = map_site(exporter, site, inputs, self._names, self._target)
         if mapped is None:
             return self._python_op(site, inputs)
-        if exporter.gradient == "function" and self._differentiate and any(site.needs_input_grad):
+        if exporter.gradient == "function" and self._target.differentiates and any(site.needs_input_grad):
             return self._own_gradient(site, inputs, mapped)
         return mapped
 

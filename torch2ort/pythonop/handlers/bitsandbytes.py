@@ -7,7 +7,6 @@ training keeps the PythonOp.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -58,7 +57,7 @@ def _gemm_4bit(
 def _product(
     g: Any, a: Any, b: Any, shape: Any, absmax: Any, blocksize: int, quant_type: str, bias: Any
 ) -> Any:
-    if a.dtype != torch.float32 or quant_type not in _KINDS or not _has_kernel():
+    if a.dtype != torch.float32 or quant_type not in _KINDS or not _has_kernel(g):
         return None
     rows, columns = shape
     product = g.op(
@@ -74,11 +73,8 @@ def _product(
     return product if bias is None else g.op("Add", product, bias)
 
 
-@functools.cache
-def _has_kernel() -> bool:
+def _has_kernel(g: Any) -> bool:
     """Whether the installed onnxruntime can run the operator."""
-    from torch2ort.runtime.probe import can_run  # which imports this package
-
     node = onnx.helper.make_node(
         "MatMulBnb4",
         ["a", "b", "absmax"],
@@ -90,4 +86,4 @@ def _has_kernel() -> bool:
         quant_type=1,
     )
     kinds = {"a": onnx.TensorProto.FLOAT, "b": onnx.TensorProto.UINT8, "absmax": onnx.TensorProto.FLOAT}
-    return can_run(node, kinds, {"y": onnx.TensorProto.FLOAT})
+    return bool(g.can_run(node, kinds, {"y": onnx.TensorProto.FLOAT}))

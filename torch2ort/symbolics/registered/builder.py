@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import sympy
 import torch
@@ -16,6 +17,7 @@ from torch2ort.log import logger
 from torch2ort.pythonop import ONNX_TYPES
 from torch2ort.symbolics.registered.schema import OperatorSchema
 from torch2ort.symbolics.registered.values import GraphValue
+from torch2ort.symbolics.target import Target
 
 
 class GraphBuilder:
@@ -26,12 +28,23 @@ class GraphBuilder:
         opset: version of ONNX's own operators that the graph is of.
     """
 
-    def __init__(self, who: str, names: Mapping[str, sympy.Expr], *, training: bool, opset: int) -> None:
-        self.training = training
-        self.opset = opset
+    def __init__(self, who: str, names: Mapping[str, sympy.Expr], target: Target) -> None:
+        self.training = target.differentiates
+        self.opset = target.opset
+        self._target = target
         self._who = who
         self._names = names
         self._nodes: list[ir.Node] = []
+
+    def can_run(self, node: onnx.NodeProto, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> bool:
+        """Whether the installed onnxruntime has a kernel for ``node`` on the CPU.
+
+        Args:
+            node: a node with all its attributes.
+            inputs: ONNX element type of each input, by name.
+            outputs: ONNX element type of each output, by name.
+        """
+        return self._target.can_run(node, inputs, outputs)
 
     @overload
     def op(self, name: str, *inputs: Any, outputs: Literal[1] = 1, **attributes: Any) -> GraphValue: ...

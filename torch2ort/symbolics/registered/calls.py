@@ -16,6 +16,7 @@ from torch2ort.sizes.symbols import named
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.values import GraphValue
+from torch2ort.symbolics.target import Target
 
 
 def map_site(
@@ -23,9 +24,7 @@ def map_site(
     site: Site,
     inputs: Sequence[ir.Value],
     names: Mapping[str, sympy.Expr],
-    *,
-    training: bool,
-    opset: int,
+    target: Target,
 ) -> list[ir.Value] | None:
     """The outputs of ``site`` by the operators that its exporter says.
 
@@ -34,8 +33,7 @@ def map_site(
         site: the call.
         inputs: its tensor arguments.
         names: torch's symbols -> what the graph calls them.
-        training: whether the graph will be differentiated.
-        opset: version of ONNX's own operators that the graph is of.
+        target: what the graph is for.
 
     Returns:
         One value per tensor output; ``None`` if the exporter declines.
@@ -44,7 +42,7 @@ def map_site(
         ExportError: the exporter gives values of the wrong number, type or graph.
         UserError: the exporter raised.
     """
-    builder = GraphBuilder(site.func_name, names, training=training, opset=opset)
+    builder = GraphBuilder(site.func_name, names, target)
     supply = iter(inputs)
     positions = set(site.tensor_positions)
     arguments = [

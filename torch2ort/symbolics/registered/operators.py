@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.registered._torch_private import output_count
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.calls import commit, returned_values, run_user
+from torch2ort.symbolics.target import Target
 
 _DTYPES = {ir.DataType(number): dtype for dtype, number in ONNX_TYPES.items()}
 
@@ -26,9 +27,8 @@ _DTYPES = {ir.DataType(number): dtype for dtype, number in ONNX_TYPES.items()}
 class _Setting:
     """The translation that is going on."""
 
-    names: Mapping[str, sympy.Expr] = field(default_factory=dict)
-    training: bool = False
-    opset: int = 18
+    names: Mapping[str, sympy.Expr]
+    target: Target
 
 
 _setting: contextvars.ContextVar[_Setting | None] = contextvars.ContextVar(
@@ -37,15 +37,14 @@ _setting: contextvars.ContextVar[_Setting | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def translating(names: Mapping[str, sympy.Expr], *, training: bool, opset: int) -> Iterator[None]:
+def translating(names: Mapping[str, sympy.Expr], target: Target) -> Iterator[None]:
     """Say what registered translations see of the graph.
 
     Args:
         names: torch's symbols -> what the graph calls them.
-        training: whether the graph will be differentiated.
-        opset: version of ONNX's own operators that the graph is of.
+        target: what the graph is for.
     """
-    token = _setting.set(_Setting(names, training, opset))
+    token = _setting.set(_Setting(names, target))
     try:
         yield
     finally:
@@ -82,8 +81,9 @@ def _translation(
     name: str, target: Any, call: Callable[..., Any], otherwise: Callable[..., Any] | None
 ) -> Callable[..., Any]:
     def translate(*arguments: Any, **keywords: Any) -> Any:
-        setting = _setting.get() or _Setting()
-        builder = GraphBuilder(name, setting.names, training=setting.training, opset=setting.opset)
+        setting = _setting.get()
+        assert setting is not None, "translations run inside of translating()"
+        builder = GraphBuilder(name, setting.names, setting.target)
         given = [_wrapped(builder, a) for a in arguments]
         named = {k: None if k == "dtype" and v == -1 else _wrapped(builder, v) for k, v in keywords.items()}
         returned = run_user(call, builder, given, named)
