@@ -79,7 +79,7 @@ def translate(
         model, mutations = _to_onnx(program, notes, target.opset, python_op, given_up)
         cleanup(model)
         count_axes_from_the_front(model)
-        keep_nan(model, training=training)
+        keep_nan(model, training=target.differentiates)
         wrong: dict[str, str] = {}
         if target.differentiates:
             trained = trained_names(program)
