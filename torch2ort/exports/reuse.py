@@ -236,6 +236,7 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
         "outputs": _stored_schema(interface.outputs),
         "weights": dict(graph.weights),
         "origins": [None if o is None else list(o) for o in built.origins],
+        "views": [None if v is None else v.stored() for v in built.views],
         "tracked": list(built.tracked),
         "functions": {name: _place_of(site, key) for name, site in graph.sites.items() if not site.internal},
     }

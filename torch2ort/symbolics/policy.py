@@ -83,6 +83,8 @@ _INEXACT: frozenset[OpOverload] = frozenset(
         aten.erfc.default,
         aten.expm1.default,
         aten.log1p.default,
+        aten.lerp.Scalar,
+        aten.lerp.Tensor,
         aten.logaddexp.default,
         aten.logaddexp2.default,
         aten.logcumsumexp.default,

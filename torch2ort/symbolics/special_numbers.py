@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from torch2ort.symbolics.element_types import typed_nodes
+from torch2ort.symbolics.registered.calls import WRITTEN_BY_USERS
 
 _GREATEST = {
     ir.DataType.FLOAT: float(np.finfo(np.float32).max),
@@ -27,6 +28,8 @@ def keep_nan(model: ir.Model, *, training: bool) -> None:
     for typed in list(typed_nodes(model)):
         node = typed.node
         source = node.inputs[0] if node.inputs else None
+        if WRITTEN_BY_USERS in node.meta:
+            continue
         if node.domain or source is None or source.dtype is None or not source.dtype.is_floating_point():
             continue
         if node.op_type in ("ReduceMax", "ReduceMin"):

@@ -130,7 +130,10 @@ def _run(site: Site, inputs: Sequence[torch.Tensor]) -> _Run:
 
 
 def _like(number: int, axis: int, given: Mapping[int, torch.Tensor]) -> Size:
-    """A size as that of an argument's dimension which varies, likeliest the same one; else the number."""
+    """A size as that of an argument's dimension which varies, likeliest the same one; else the number.
+
+    Nothing is said of a number that is no size of an argument, where some of them vary: it may go with them.
+    """
     sizes: list[tuple[tuple[int, int], Any]] = [
         ((position, i), size) for position, tensor in given.items() for i, size in enumerate(tensor.shape)
     ]
@@ -139,7 +142,10 @@ def _like(number: int, axis: int, given: Mapping[int, torch.Tensor]) -> Size:
         for pair, size in sizes
         if not isinstance(size, int) and has_hint(size) and size_hint(size) == number
     ]
-    return next((pair for pair in varying if pair[1] == axis), varying[0]) if varying else number
+    if varying:
+        return next((pair for pair in varying if pair[1] == axis), varying[0])
+    fixed = all(isinstance(size, int) for _, size in sizes)
+    return number if fixed or any(size == number for _, size in sizes if isinstance(size, int)) else None
 
 
 def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:

@@ -18,6 +18,9 @@ from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.values import GraphValue
 from torch2ort.symbolics.target import Target
 
+# In a node's ``meta``: it is there as a registered callable wrote it, and no pass makes another of it.
+WRITTEN_BY_USERS = "torch2ort_written_by_users"
+
 
 def map_site(
     exporter: Exporter,
@@ -131,5 +134,7 @@ def commit(builder: GraphBuilder, values: list[ir.Value], inputs: Sequence[ir.Va
         else:
             taken.add(id(value))
             outputs.append(value)
+    for node in builder.nodes:
+        node.meta[WRITTEN_BY_USERS] = True
     private.recorded_nodes().extend(builder.nodes)
     return outputs
