@@ -95,9 +95,3 @@ def eye(
     """Ones where the row's number is the column's."""
     rows, columns = torch.arange(n, device=device), torch.arange(n if m is None else m, device=device)
     return (rows.unsqueeze(1) == columns).to(dtype or torch.get_default_dtype())
-
-
-@decomposes(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(self: torch.Tensor, end: torch.Tensor, weight: float | torch.Tensor) -> torch.Tensor:
-    """``start + weight * (end - start)``."""
-    return self + (end - self) * weight
