@@ -12,8 +12,6 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx
-
 from torch2ort.errors import ModelLoadError
 
 Shapes = Sequence[Sequence[int]]
@@ -113,11 +111,6 @@ class Sizes:
             if not holds:
                 return f"input sizes {[list(s) for s in shapes]}: expected {text}, which is not so"
         return None
-
-
-def dims_of(value: onnx.ValueInfoProto) -> list[int | str]:
-    """Each dimension of a graph input: its fixed size, or the name of its symbol."""
-    return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
 
 
 def _compile(text: str) -> Callable[[Shapes], Any]:

@@ -49,10 +49,8 @@ def _check_marks(site: Site, ctx: Any, outputs: Sequence[Any]) -> None:
         if id(value) in marked and isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
             raise EngineError(
                 f"{site.func_name}: forward marks output {i} as not differentiable, which nobody could see "
-                f"at "
-                f"export, as forward ran neither on fake tensors nor on made-up data of the sample's sizes. "
-                f"Make it "
-                f"run on one of them, or detach the output where the Function is called"
+                f"at export, as forward ran neither on fake tensors nor on made-up data of the sample's "
+                f"sizes. Make it run on one of them, or detach the output where the Function is called"
             )
 
 

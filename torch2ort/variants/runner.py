@@ -89,13 +89,13 @@ class Runner:
             # As a part of a model that is exported whole, it is the module that it wraps.
             return self.model.forward(*args, **kwargs)
         refuse_tensors(tensors, schema)
-        verified = Given(tensors, schema, Modes.now())
-        tensors, assumed, variant = self._chosen(verified)
+        given = Given(tensors, schema, Modes.now())
+        tensors, assumed, variant = self._chosen(given)
         names, weights = self._assumptions.weights(assumed)
         self.exported = variant.exported
         built = variant.built
         feeds = [*tensors, *variant.pick(names, weights)]
-        verification = self._verification(variant, verified)
+        verification = self._verification(variant, given)
         fetched: list[torch.Tensor] = []
         if not built.graph.fetches:
             pass  # A model of no tensors, for which there is no session.

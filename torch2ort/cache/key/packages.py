@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -124,11 +124,6 @@ def by_name(module: str, qualified_name: str) -> Any:
         except TypeError:
             return None
     return found
-
-
-def is_package_module(module: ModuleType) -> bool:
-    """Whether a module belongs to an installed package or to Python."""
-    return package_of_module(module.__name__) is not None
 
 
 @functools.cache

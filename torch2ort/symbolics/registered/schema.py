@@ -12,7 +12,6 @@ from torch2ort.errors import ExportError
 from torch2ort.options import MAX_OPSET
 
 _KINDS = onnx.defs.OpSchema.AttrType
-_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
 class OperatorSchema:
