@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.capture.call import Call
 from torch2ort.capture.modes import Modes, traceable_modes
 from torch2ort.capture.ordinary import refuse_untraceable
@@ -84,7 +83,7 @@ def _export(
     with_hooks: bool,
 ) -> Built:
     """Trace, translate and infer shapes."""
-    with _one_export, traceable_modes(modes):
+    with exclusive.exporting(), traceable_modes(modes):
         traced = trace(
             model,
             call.signature,
@@ -128,7 +127,3 @@ def _refuse_hook(model: torch.nn.Module, what: str) -> None:
         f"{type(model).__name__}: {what}, which a graph cannot call. Hooks of the model itself and of its "
         f"parameters work; for others put the computation into the backward of a torch.autograd.Function"
     )
-
-
-# torch.export and torch.onnx keep state in the process while they work: one export at a time.
-_one_export = threading.RLock()

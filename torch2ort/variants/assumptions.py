@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch2ort import io_schema
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.cache.key.guards import Armed, Change, Written
 from torch2ort.cache.key.key import Dependencies, Unkeyable, dependencies, named_tensors
 from torch2ort.cache.key.unread import NOTHING, Unread
@@ -49,12 +50,14 @@ class Assumed:
     @contextlib.contextmanager
     def while_functions_run(self) -> Iterator[None]:
         """Note what Functions write to their own state inside of the block."""
-        guards = self.guards
+        guards, exports = self.guards, exclusive.idle()
         before = guards.changed_of_functions()
         try:
             yield
         finally:
-            guards.note_written(before)
+            # What an export of another thread holds in a shared object meanwhile, no Function wrote.
+            if exports is not None and exports == exclusive.idle():
+                guards.note_written(before)
 
 
 class Assumptions:
@@ -103,6 +106,12 @@ class Assumptions:
                 return assumed, 0
             if position == 0:
                 self.change = change
+        return self._walked(key, tensors, schema, known)
+
+    @exclusive.looking()
+    def _walked(
+        self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, known: list[Assumed]
+    ) -> tuple[Assumed, int]:
         walked: list[tuple[Unread, Dependencies]] = []
 
         def walk(unread: Unread) -> Dependencies:
@@ -128,6 +137,7 @@ class Assumptions:
         memory = tuple(map(_memory, tensors)) if self._reads_memory else None
         return self._known.setdefault((key, memory), [])
 
+    @exclusive.looking()
     def after_export(
         self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
     ) -> None:

@@ -19,6 +19,7 @@ from torch2ort import io_schema
 from torch2ort.cache import _torch_private as private
 from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.code import KNOWN_PYTHONS
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.cache.key.guards import Armed, Guard, Written
 from torch2ort.cache.key.packages import own_digest, version
 from torch2ort.cache.key.registered import walk_registrations
@@ -157,6 +158,7 @@ class Dependencies:
         return Armed(self.guards, self.names, self.traced_names, written or Written())
 
 
+@exclusive.looking()
 def dependencies(
     model: torch.nn.Module,
     tensors: Sequence[torch.Tensor],

@@ -1,0 +1,52 @@
+"""An export changes the process while it works: nobody looks at a model meanwhile."""
+
+import copy
+import threading
+
+import pytest
+import torch
+
+import torch2ort
+from tests.comparison import assert_same
+from tests.functions import Square
+from torch2ort.cache.key.exclusive import ExclusiveExport, exclusive
+
+
+class Model(torch.nn.Module):
+    """A Function behind a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 5)
+
+    def forward(self, x):
+        return Square.apply(self.first(x))
+
+
+def test_a_call_waits_for_the_export_of_another_thread():
+    eager, x, results = Model(), torch.randn(2, 4), []
+    ort = torch2ort.ORTModule(copy.deepcopy(eager))
+    thread = threading.Thread(target=lambda: results.append(ort(x)))
+    with exclusive.exporting():
+        thread.start()
+        thread.join(1)
+        assert not results
+    thread.join(60)
+    assert_same(results[0], eager(x), "output")
+
+
+def test_it_tells_whether_an_export_ran_beside_something():
+    export = ExclusiveExport()
+    before = export.idle()
+    with export.looking():
+        assert export.idle() == before
+    with export.exporting(), export.exporting():
+        assert export.idle() is None
+    assert export.idle() not in (None, before)
+
+
+def test_a_failed_export_lets_go():
+    export = ExclusiveExport()
+    with pytest.raises(ValueError, match="export"), export.exporting():
+        raise ValueError("export")
+    assert export.idle() is not None
