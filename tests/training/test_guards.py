@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import optree
 import pytest
 import torch
 
@@ -214,6 +215,26 @@ def test_what_a_function_writes_for_itself_exports_nothing():
             graphs.add(id(module.exported))
     assert Counting.calls == 6 * 3 * 2
     assert len(graphs) == 2
+
+
+class Calls:
+    """A container with an attribute of the same name as a Function's."""
+
+    calls = ()
+
+
+@pytest.mark.usefixtures("no_calls")
+def test_how_a_container_is_taken_apart_reads_nothing_of_a_function(request: pytest.FixtureRequest):
+    request.addfinalizer(lambda: optree.unregister_pytree_node(Calls, namespace="torch2ort"))
+    optree.register_pytree_node(
+        Calls, lambda box: (box.calls, None), lambda _, items: Calls(), namespace="torch2ort"
+    )
+    wrapped = torch2ort.ORTModule(Reads(lambda m, h: Counting.apply(h)))
+    graphs = set()
+    for _ in range(3):
+        wrapped(torch.randn(3, 4))
+        graphs.add(id(wrapped.exported))
+    assert len(graphs) == 1
 
 
 @pytest.mark.usefixtures("no_calls")

@@ -28,7 +28,8 @@ def walk_registrations(walk: Walk, values: Values) -> None:
         Unkeyable: a registered callable uses something that cannot be compared between processes.
     """
     walk.refer("registered for operators", "operators", lambda: _write_operators(values))
-    walk.refer("classes registered with optree", "optree", lambda: _write_containers(values))
+    containers = functools.partial(_write_containers, values)
+    walk.refer("classes registered with optree", "optree", containers, of_classes=True)
     known: set[type] = set()
     while True:
         walk.run()  # may find Functions, whose registrations may lead to others

@@ -43,6 +43,7 @@ class Job:
         via: names of attributes, one of which must be read somewhere for it to matter; ``None``: it matters.
         of_function: whether it is a Function's, whose code runs for real in each call of a graph.
         attribute: the name of the attribute whose value it is, if it is one.
+        of_classes: whether it is code that gets objects of certain classes alone, and so no Function.
         done: whether it was written.
         refers: the components that it refers to.
         names: the attribute names that it reads; ``None`` if it may read any.
@@ -54,6 +55,7 @@ class Job:
     via: set[str] | None
     of_function: bool = False
     attribute: str | None = None
+    of_classes: bool = False
     done: bool = False
     refers: set[Job] = field(default_factory=set)
     names: set[str] | None = field(default_factory=set)
@@ -241,6 +243,7 @@ class Walk:
         via: str | None = None,
         of_function: bool = False,
         attribute: str | None = None,
+        of_classes: bool = False,
     ) -> None:
         """Write a reference to the component of ``identity``, and see to it that it is written, too.
 
@@ -253,10 +256,11 @@ class Walk:
             via: it matters only once an attribute of this name is read; ``None``: it matters.
             of_function: whether it is a Function.
             attribute: the name under which a Function has it.
+            of_classes: whether it is code that gets objects of certain classes alone, and so no Function.
         """
         job = self._job_of.get(identity)
         if job is None:
-            job = Job(self._numbered(label), fill, own, set(), of_function, attribute)
+            job = Job(self._numbered(label), fill, own, set(), of_function, attribute, of_classes)
             self._job_of[identity] = job
             self._jobs.append(job)
         self._job.refers.add(job)
@@ -312,12 +316,15 @@ class Walk:
         """
         traced: set[Job] = set()
         functions: set[Job] = set()
+        of_classes: set[Job] = set()
         names: set[str] | None = set()
         later = [self._top]
         while later:
             job = later.pop()
             if job.of_function:
                 functions.add(job)
+            elif job.of_classes:
+                of_classes.add(job)
             elif job not in traced:
                 traced.add(job)
                 names = None if names is None or job.names is None else names | job.names
@@ -326,6 +333,13 @@ class Walk:
                 # A model may read an attribute of a Function, or call a method of it.
                 inner = [inner for function in functions for inner in function.refers - traced]
                 later = [j for j in inner if j.attribute and (names is None or j.attribute in names)]
+        # An export reads these, too; the names that they read are none of a Function's.
+        later.extend(of_classes)
+        while later:
+            job = later.pop()
+            if not job.of_function and job not in traced:
+                traced.add(job)
+                later.extend(job.refers)
         return traced, None if names is None else frozenset(names)
 
     def _matters(self, job: Job) -> bool:
