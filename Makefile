@@ -108,7 +108,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/io_schema.py
 	$(BIN)/python benchmarks/guards.py
 	$(BIN)/python benchmarks/cache_start.py
-	$(STOCK)/bin/pip install --quiet --constraint constraints.txt onnxruntime-extensions transformers
+	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),bench]'
 	$(STOCK)/bin/python benchmarks/inference.py
 
 clean:  ## Remove the environments and everything built

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in PACKAGE}
 
 PRIVATE_FILES = {"_torch_private.py": "2.15.0", "_ort_private.py": "1.19.2"}
 LIBRARIES = ("torch", "onnxruntime")
+RUNTIMES = ("training", "training-gpu", "cpu", "gpu")
 
 # A module may import from its own floor and from those below; what is not named here is the top. An import
 # inside of a function counts like any other.
@@ -86,6 +89,18 @@ def project() -> dict[str, Any]:
     """Return pyproject's ``[project]`` table."""
     tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def distribution(requirement: str) -> str:
+    """Return the name in a requirement, as names are compared: ``onnx-ir`` for ``onnx_ir>=1.1``."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement).group()).lower()
+
+
+def imported_distributions(trees: Iterable[ast.AST]) -> set[str]:
+    """Return the installed distributions of which `trees` import something."""
+    names = {name.split(".")[0] for tree in trees for name in imported(tree)} - sys.stdlib_module_names
+    installed = metadata.packages_distributions()
+    return {distribution(found) for name in names for found in installed.get(name, ())} - {"torch2ort"}
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -178,6 +193,20 @@ def test_the_changelog_says_why_each_dependency_came_in() -> None:
     assert {name for name in names if f"`{name}`" not in changelog} == set()
 
 
+def test_what_the_package_imports_is_declared() -> None:
+    # Of the runtimes one is there; a handler runs where its library is.
+    groups = [project()["optional-dependencies"][name] for name in (*RUNTIMES, "handlers")]
+    declared = {distribution(one) for few in [project()["dependencies"], *groups] for one in few}
+    assert imported_distributions(TREES.values()) - declared == set()
+
+
+def test_what_tests_examples_and_benchmarks_import_is_declared() -> None:
+    extras = project()["optional-dependencies"].values()
+    declared = {distribution(one) for few in [project()["dependencies"], *extras] for one in few}
+    trees = [ast.parse(path.read_text()) for path in [*OTHER_PYTHON, ROOT / "noxfile.py"]]
+    assert imported_distributions(trees) - declared == set()
+
+
 def test_the_ranges_that_are_installed_are_those_that_were_tested() -> None:
     needed = {f"{name}{tested.requirement}" for name, tested in TESTED.items()}
     assert needed == {requirement for requirement in project()["dependencies"] if "<" in requirement}
@@ -185,7 +214,7 @@ def test_the_ranges_that_are_installed_are_those_that_were_tested() -> None:
 
 def test_the_readme_names_every_runtime_extra() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [n for n in ("training", "training-gpu", "cpu", "gpu") if f".[{n}]" not in readme] == []
+    assert [n for n in RUNTIMES if f".[{n}]" not in readme] == []
 
 
 def test_the_versions_that_make_installs_are_new_enough() -> None:

@@ -32,6 +32,10 @@ def inferer(node, shapes, dtypes):
     return shapes, dtypes
 
 
+def another(*args):
+    return None
+
+
 REGISTER = {
     "register_exporter": lambda function, **options: torch2ort.register_exporter(
         function, exporter, **options
@@ -47,6 +51,20 @@ NOUNS = {
     "register_exporter": "an exporter",
     "register_shape_inferer": "a shape inferer",
     "register_inplace_map": "an in-place map",
+}
+REPLACE = {
+    "register_exporter": lambda function: torch2ort.register_exporter(function, another, override=True),
+    "register_shape_inferer": lambda function: torch2ort.register_shape_inferer(
+        function, another, override=True
+    ),
+    "register_inplace_map": lambda function: torch2ort.register_inplace_map(
+        function, backward={0: 0}, override=True
+    ),
+}
+REPLACED = {
+    "register_exporter": torch2ort.Registration(name=NAME, exporter=torch2ort.Exporter(another, "engine")),
+    "register_shape_inferer": torch2ort.Registration(name=NAME, shape_inferer=another),
+    "register_inplace_map": torch2ort.Registration(name=NAME, inplace_map=torch2ort.InplaceMap({}, {0: 0})),
 }
 EVERY = pytest.mark.parametrize("verb", REGISTER)
 
@@ -73,7 +91,8 @@ def test_a_second_registration_is_refused(verb):
 @EVERY
 def test_override_replaces(verb):
     REGISTER[verb](NAME)
-    REGISTER[verb](Mine, override=True)
+    REPLACE[verb](Mine)
+    assert torch2ort.registered()[NAME] == REPLACED[verb]
 
 
 @EVERY

@@ -94,6 +94,13 @@ def test_a_mapped_model_runs_without_its_class(tmp_path):
     torch.testing.assert_close(torch2ort.load(tmp_path / "model.onnx")(x), model(x))
 
 
+def test_the_exporter_that_replaced_another_is_used():
+    torch2ort.register_exporter(Gelu, lambda g, x, factor: g.op("Neg", x))
+    assert operators(export()) == ["Gemm", "Neg"]
+    torch2ort.register_exporter(Gelu, lambda g, x, factor: g.op("Relu", x), override=True)
+    assert operators(export()) == ["Gemm", "Relu"]
+
+
 def test_none_leaves_the_call_a_python_op():
     torch2ort.register_exporter(Gelu, lambda g, x, factor: None)
     assert operators(export()) == ["Gemm", "PythonOp"]
