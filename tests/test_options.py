@@ -20,6 +20,7 @@ BYTES = "an integer of at least 1 (bytes), or None for 1 GiB"
 OPSET = "an integer from 18 to 21, or None for 18"
 THREADS = "an integer of at least 1, or None for PyTorch's number of threads"
 LEVEL = "one of debug, info, warning, error, critical, or None"
+ENGINE = "one of joint, ort_training, or None for the best that there is"
 SWITCH = "True or False (in the environment 1/true/yes/on or 0/false/no/off)"
 
 
@@ -34,6 +35,7 @@ def test_defaults_ask_for_nothing() -> None:
         "verify": False,
         "deterministic": False,
         "guards": "complete",
+        "engine": None,
     }
 
 
@@ -75,6 +77,8 @@ def test_log_level_has_no_case() -> None:
         ("deterministic", "yes", SWITCH),
         ("guards", "loose", "one of complete, trust"),
         ("guards", None, "one of complete, trust"),
+        ("engine", "best", ENGINE),
+        ("engine", True, ENGINE),
     ],
 )
 def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: object, allowed: str) -> None:
@@ -85,7 +89,7 @@ def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: objec
 
 UNKNOWN = re.escape(
     "Option 'cache' does not exist; the options are cache_dir, cache_limit, log_level, opset, "
-    "intra_op_threads, save_onnx_dir, verify, deterministic, guards."
+    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, engine."
 )
 
 
@@ -126,6 +130,8 @@ def test_options_can_be_copied_and_pickled() -> None:
         ("TORCH2ORT_VERIFY", "off", "verify", False),
         ("TORCH2ORT_DETERMINISTIC", "Yes", "deterministic", True),
         ("TORCH2ORT_GUARDS", "trust", "guards", "trust"),
+        ("TORCH2ORT_ENGINE", "joint", "engine", "joint"),
+        ("TORCH2ORT_ENGINE", "", "engine", None),
     ],
 )
 def test_the_environment_has_the_last_word(
@@ -163,7 +169,7 @@ def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
         "TORCH2ORT_CACHE_DIR, TORCH2ORT_CACHE_LIMIT, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, "
         "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC, "
-        "TORCH2ORT_GUARDS."
+        "TORCH2ORT_GUARDS, TORCH2ORT_ENGINE."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         Options()

@@ -11,6 +11,7 @@ import torch
 
 from torch2ort import _torch_private as private
 from torch2ort.capture.ordinary import is_compiled, refuse_untraceable
+from torch2ort.engines.choose import engine_name
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
@@ -142,6 +143,11 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
     def exported(self) -> ExportedModel | None:
         """The exported model behind the last forward; ``None`` before the first."""
         return type(self)._torch2ort_runner.exported
+
+    @_Offered
+    def engine(self) -> str:
+        """What trains the model: ``"joint"`` or ``"ort_training"``; see :class:`torch2ort.Options`."""
+        return engine_name(type(self)._torch2ort_runner.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles carry the model and the options; the graphs are built again."""

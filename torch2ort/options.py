@@ -21,6 +21,7 @@ _ENV_PREFIX = "TORCH2ORT_"
 _RESERVED_ENV = frozenset({"TORCH2ORT_LONG"})
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _GUARDS = ("complete", "trust")
+_ENGINES = ("joint", "ort_training")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -59,6 +60,9 @@ class Options:
         guards: What :class:`ORTModule` does about things that ``forward`` reads and that cannot be
             compared before each call (``eval``, an iterator, a large NumPy array): ``"complete"``
             refuses them by name; ``"trust"`` takes them for what they were at the export.
+        engine: What trains an :class:`ORTModule`: ``"ort_training"``, the gradient builder of
+            onnxruntime-training; ``"joint"``, PyTorch's own derivatives on any onnxruntime; ``None`` for the
+            best that the environment has. :attr:`ORTModule.engine` names the one in use.
 
     Raises:
         OptionError: An unknown field, or a value that is not allowed, in an argument or in the
@@ -74,6 +78,7 @@ class Options:
     verify: bool = False
     deterministic: bool = False
     guards: str = "complete"
+    engine: str | None = None
 
     def __new__(cls, *args: object, **fields: object) -> Self:
         """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
@@ -173,10 +178,13 @@ def _level(value: Any) -> str:
     return value.lower()
 
 
-def _guards(value: Any) -> str:
-    if value not in _GUARDS:
-        raise ValueError
-    return str(value)
+def _one_of(allowed: tuple[str, ...]) -> Callable[[Any], str]:
+    def convert(value: Any) -> str:
+        if value not in allowed:
+            raise ValueError
+        return str(value)
+
+    return convert
 
 
 def _integer(minimum: int, maximum: int | None = None) -> Callable[[Any], int]:
@@ -228,5 +236,11 @@ _RULES = {
     "save_onnx_dir": _FOLDER_RULE,
     "verify": _SWITCH_RULE,
     "deterministic": _SWITCH_RULE,
-    "guards": _Rule(_guards, str, f"one of {', '.join(_GUARDS)}", optional=False),
+    "guards": _Rule(_one_of(_GUARDS), str, f"one of {', '.join(_GUARDS)}", optional=False),
+    "engine": _Rule(
+        _one_of(_ENGINES),
+        str,
+        f"one of {', '.join(_ENGINES)}, or None for the best that there is",
+        optional=True,
+    ),
 }

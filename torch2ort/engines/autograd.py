@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort.engines import _torch_private as private
-from torch2ort.engines.ort_training.engine import ForwardState, TrainingEngine
+from torch2ort.engines.interface import Engine, ForwardState
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
 
@@ -20,7 +20,7 @@ class Boundary(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        engine: TrainingEngine,
+        engine: Engine,
         verification: Verification | None,
         around: Callable[[], AbstractContextManager[None]],
         *feeds: torch.Tensor,
@@ -61,12 +61,14 @@ class Boundary(torch.autograd.Function):
         else:
             _check_versions(ctx, ctx.engine.needed)
             _check_outputs(ctx)
-        ctx.outputs = ()
-        ctx.state, ctx.retained = None, private.backward_keeps_graph()
+        ctx.retained = private.backward_keeps_graph()
+        keep = ctx.retained and ctx.engine.states_last
+        if not keep:
+            ctx.state, ctx.outputs = None, ()
         with ctx.around():
-            result = ctx.engine.backward(state, gradients)
+            result = ctx.engine.backward(state, gradients, keep=keep)
             if result is None:
-                result = ctx.engine.backward(_run_again(ctx), gradients)
+                result = ctx.engine.backward(_run_again(ctx), gradients, keep=keep)
         if ctx.verification is not None:
             ctx.verification.check_gradients(gradients, ctx.engine.weights, result)
         if not ctx.retained:
@@ -109,7 +111,7 @@ def _run_again(ctx: Any) -> ForwardState:
     return state
 
 
-def _lasting(engine: TrainingEngine, feeds: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _lasting(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """``feeds`` with copies of those whose changes before backward are expected, or could not be seen.
 
     Raises:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from torch2ort.capture.call import DimSpec
-from torch2ort.engines.ort_training.engine import TrainingEngine
+from torch2ort.engines.choose import engine_of
+from torch2ort.engines.interface import Engine
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
 from torch2ort.options import Options
@@ -37,7 +38,7 @@ class Variant:
     requires_grad: frozenset[str]
     options: Options
     verified: bool = False
-    _training: TrainingEngine | None = None
+    _training: Engine | None = None
     _inference: InferenceEngine | None = None
     _picks: tuple[tuple[str, ...], list[int | torch.Tensor]] | None = None
 
@@ -62,12 +63,10 @@ class Variant:
         """Whether an output depends on what gradients are wanted of."""
         return bool(self.requires_grad) and bool(self.training_engine().differentiable)
 
-    def training_engine(self) -> TrainingEngine:
+    def training_engine(self) -> Engine:
         """The engine that computes gradients, too."""
         if self._training is None:
-            self._training = TrainingEngine(
-                self.built.graph, self.requires_grad, self.options, self.built.shelf
-            )
+            self._training = engine_of(self.built, self.requires_grad, self.options)
         return self._training
 
     def inference_engine(self) -> InferenceEngine:

@@ -117,11 +117,14 @@ class TrainingEngine:
         read: positions of the other feeds.
         uses_rng: whether a run draws from PyTorch's random generator.
         weights: names of the tensors that are fed behind the model's inputs.
+        states_last: whether a state serves more than one backward: ONNX Runtime's is used up by one.
 
     Raises:
         RuntimeNotFoundError: no training build of onnxruntime is installed.
         UnsupportedOperatorError: the engine has no gradient or kernel for an operator.
     """
+
+    states_last = False
 
     def __init__(
         self, graph: Graph, requires_grad: frozenset[str], options: Options, shelf: Shelf | None = None
@@ -221,13 +224,14 @@ class TrainingEngine:
         return outputs, ForwardState(partial, run, [(t.shape, t.dtype, t.device) for t in outputs], epoch)
 
     def backward(
-        self, state: ForwardState, gradients: Sequence[torch.Tensor | None]
+        self, state: ForwardState, gradients: Sequence[torch.Tensor | None], *, keep: bool = False
     ) -> list[torch.Tensor | None] | None:
         """Run the backward half.
 
         Args:
             state: what :meth:`forward` left; it serves once.
             gradients: one per fetched output; ``None`` where the loss does not depend on it.
+            keep: never true, as a state serves once.
 
         Returns:
             One entry per feed: its gradient, or ``None`` where autograd would give none. ``None`` as a whole

@@ -1,0 +1,32 @@
+"""Which engine trains an ORTModule."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import torch2ort
+from torch2ort import Options
+from torch2ort.errors import RuntimeNotFoundError
+
+
+def test_the_module_names_the_engine_in_use() -> None:
+    assert torch2ort.ORTModule(torch.nn.Linear(2, 2)).engine == "ort_training"
+
+
+def test_an_engine_may_be_asked_for() -> None:
+    module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(engine="ort_training"))
+    module(torch.ones(2)).sum().backward()
+    assert module.engine == "ort_training"
+
+
+def test_an_engine_that_is_not_there_is_refused() -> None:
+    module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(engine="joint"))
+    message = (
+        "engine='joint' is not part of this version of torch2ort; use engine='ort_training' with "
+        "onnxruntime-training, pip install 'torch2ort[training]'"
+    )
+    with pytest.raises(RuntimeNotFoundError, match=f"^{re.escape(message)}$"):
+        module(torch.ones(2))
