@@ -1,7 +1,9 @@
 #include "guards.h"
 
+#include <unordered_map>
 #include <vector>
 
+#include "dict_version.h"
 #include "tensors/exchange.h"
 
 namespace torch2ort {
@@ -24,6 +26,7 @@ enum Kind : int {
 // What a graph depends on of a tensor that is fed to it.
 struct TensorForm {
   PyObject* type = nullptr;
+  PyTypeObject* exact = nullptr;  // which of the types that are as good as `type` it was: quick to see again
   bool requires_grad = false;
   bool described = false;
   DLDataType dtype = {0, 0, 0};
@@ -48,8 +51,25 @@ struct Check {
   Py_ssize_t position = -1;  // of kEntry: where the dictionary's iteration came upon it
 };
 
+// A dictionary that checks compare, as all of them found it when they last held.
+struct Seen {
+  PyObject* dictionary;  // the checks own it
+  uint64_t version;
+  size_t begin, end;  // its checks, of Checks::of_dictionaries
+};
+
+// All that a set of guards compares.
+struct Checks {
+  std::vector<Check> all;
+  // Where dictionaries have versions: each dictionary once, its checks, and the checks that need more than a
+  // version. A check that is armed anew leaves the version alone: it is noted when all of them have held.
+  std::vector<Seen> dictionaries;
+  std::vector<size_t> of_dictionaries;
+  std::vector<size_t> others;
+};
+
 struct Guards {
-  PyObject_HEAD std::vector<Check>* checks;
+  PyObject_HEAD Checks* checks;
 };
 
 PyTypeObject* guards_type = nullptr;
@@ -119,6 +139,7 @@ PyObject* TypeOf(PyObject* tensor, PyObject* alike) {
 // What `tensor` is now. False with an exception set on failure.
 bool Describe(PyObject* tensor, PyObject* alike, TensorForm* form) {
   form->type = TypeOf(tensor, alike);
+  form->exact = Py_TYPE(tensor);
   int requires_grad = RequiresGrad(tensor);
   if (requires_grad < 0) return false;
   form->requires_grad = requires_grad != 0;
@@ -140,7 +161,7 @@ bool Describe(PyObject* tensor, PyObject* alike, TensorForm* form) {
 
 // 1 if `tensor` has the form, 0 if not; -1 with an exception set.
 int HasForm(PyObject* tensor, PyObject* alike, const TensorForm& form) {
-  if (TypeOf(tensor, alike) != form.type) return 0;
+  if (Py_TYPE(tensor) != form.exact && TypeOf(tensor, alike) != form.type) return 0;
   int requires_grad = RequiresGrad(tensor);
   if (requires_grad < 0) return -1;
   if ((requires_grad != 0) != form.requires_grad) return 0;
@@ -304,6 +325,68 @@ int IsSame(const Check& check) {
   }
 }
 
+// Whether the version of its dictionary tells all that the check asks for.
+bool IsOfVersion(const Check& check) {
+  return check.kind == kItems || check.kind == kEntry || check.kind == kSize;
+}
+
+// Which checks each dictionary has, and which ask for more.
+void Group(Checks* checks) {
+  std::vector<PyObject*> order;
+  std::unordered_map<PyObject*, std::vector<size_t>> of;
+  for (size_t i = 0; i < checks->all.size(); ++i) {
+    const Check& check = checks->all[i];
+    if (!IsOfVersion(check)) {
+      checks->others.push_back(i);
+      continue;
+    }
+    std::vector<size_t>& same = of[check.owner];
+    if (same.empty()) order.push_back(check.owner);
+    same.push_back(i);
+  }
+  for (PyObject* dictionary : order) {
+    size_t begin = checks->of_dictionaries.size();
+    for (size_t i : of[dictionary]) checks->of_dictionaries.push_back(i);
+    checks->dictionaries.push_back({dictionary, 0, begin, checks->of_dictionaries.size()});
+  }
+}
+
+// 1 if all checks of dictionaries hold, 0 if not; -1 with an exception set. Only what has changed is
+// compared.
+int SameDictionaries(Checks* checks) {
+  for (Seen& seen : checks->dictionaries) {
+    uint64_t version = DictVersion(seen.dictionary);
+    if (version == seen.version) continue;
+    for (size_t i = seen.begin; i < seen.end; ++i) {
+      int same = IsSame(checks->all[checks->of_dictionaries[i]]);
+      if (same != 1) return same;
+    }
+    seen.version = version;
+  }
+  return 1;
+}
+
+// The first check from `start` on that does not hold, the number of checks if all do; -1 with an exception
+// set.
+Py_ssize_t First(const Checks& checks, size_t start) {
+  for (size_t i = start; i < checks.all.size(); ++i) {
+    int same = IsSame(checks.all[i]);
+    if (same != 1) return same < 0 ? -1 : static_cast<Py_ssize_t>(i);
+  }
+  return static_cast<Py_ssize_t>(checks.all.size());
+}
+
+// The same of all checks, where dictionaries have versions.
+Py_ssize_t FirstByVersions(Checks* checks) {
+  int dictionaries = SameDictionaries(checks);
+  if (dictionaries != 1) return dictionaries < 0 ? -1 : First(*checks, 0);
+  for (size_t i : checks->others) {
+    int same = IsSame(checks->all[i]);
+    if (same != 1) return same < 0 ? -1 : static_cast<Py_ssize_t>(i);
+  }
+  return static_cast<Py_ssize_t>(checks->all.size());
+}
+
 bool HoldsWhatItCompares(Kind kind, PyObject* owner, PyObject* name) {
   switch (kind) {
     case kItems:
@@ -324,7 +407,7 @@ bool HoldsWhatItCompares(Kind kind, PyObject* owner, PyObject* name) {
   }
 }
 
-bool Add(Guards* guards, PyObject* item) {
+bool Add(std::vector<Check>* checks, PyObject* item) {
   int number;
   PyObject *owner, *name;
   if (!PyTuple_Check(item)) {
@@ -338,9 +421,9 @@ bool Add(Guards* guards, PyObject* item) {
                  TypeName(owner).c_str(), TypeName(name).c_str());
     return false;
   }
-  guards->checks->push_back(
+  checks->push_back(
       {static_cast<Kind>(number), Ref::Share(owner).release(), Ref::Share(name).release(), {}, {}});
-  return Arm(&guards->checks->back());
+  return Arm(&checks->back());
 }
 
 PyObject* GuardsNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -353,19 +436,20 @@ PyObject* GuardsNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Ref self = checks ? Ref::Steal(PyType_GenericAlloc(type, 0)) : Ref();
   if (!self) return nullptr;
   Guards* guards = AsGuards(self.get());
-  guards->checks = new std::vector<Check>;
+  guards->checks = new Checks;
   Py_ssize_t count = PyTuple_Size(checks.get());
-  guards->checks->reserve(static_cast<size_t>(count));
+  guards->checks->all.reserve(static_cast<size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (!Add(guards, PyTuple_GetItem(checks.get(), i))) return nullptr;
+    if (!Add(&guards->checks->all, PyTuple_GetItem(checks.get(), i))) return nullptr;
   }
-  return self.release();
+  if (HasDictVersions()) Group(guards->checks);
+  return PyErr_Occurred() ? nullptr : self.release();
 }
 
 int GuardsTraverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (AsGuards(self)->checks == nullptr) return 0;
-  for (const Check& check : *AsGuards(self)->checks) {
+  for (const Check& check : AsGuards(self)->checks->all) {
     Py_VISIT(check.owner);
     Py_VISIT(check.name);
     for (size_t i = 0; i < check.expected.size(); ++i) {
@@ -377,9 +461,9 @@ int GuardsTraverse(PyObject* self, visitproc visit, void* arg) {
 
 int GuardsClear(PyObject* self) {
   if (AsGuards(self)->checks == nullptr) return 0;
-  std::vector<Check> checks;
-  checks.swap(*AsGuards(self)->checks);
-  for (Check& check : checks) {
+  Checks checks;
+  std::swap(checks, *AsGuards(self)->checks);
+  for (Check& check : checks.all) {
     DropExpected(&check);
     Py_CLEAR(check.owner);
     Py_CLEAR(check.name);
@@ -399,19 +483,18 @@ void GuardsDealloc(PyObject* self) {
 PyObject* FirstChanged(PyObject* self, PyObject* args) {
   Py_ssize_t start = 0;
   if (!PyArg_ParseTuple(args, "|n:first_changed", &start)) return nullptr;
-  const std::vector<Check>& checks = *AsGuards(self)->checks;
-  for (auto i = static_cast<size_t>(start < 0 ? 0 : start); i < checks.size(); ++i) {
-    int same = IsSame(checks[i]);
-    if (same < 0) return nullptr;
-    if (same == 0) return PyLong_FromSize_t(i);
-  }
-  return PyLong_FromLong(-1);
+  Checks* checks = AsGuards(self)->checks;
+  Py_ssize_t first = start <= 0 && !checks->dictionaries.empty()
+                         ? FirstByVersions(checks)
+                         : First(*checks, static_cast<size_t>(start < 0 ? 0 : start));
+  if (first < 0) return nullptr;
+  return PyLong_FromSsize_t(first < static_cast<Py_ssize_t>(checks->all.size()) ? first : -1);
 }
 
 Check* CheckAt(PyObject* self, PyObject* index) {
   Py_ssize_t i = PyLong_AsSsize_t(index);
   if (i == -1 && PyErr_Occurred()) return nullptr;
-  std::vector<Check>& checks = *AsGuards(self)->checks;
+  std::vector<Check>& checks = AsGuards(self)->checks->all;
   if (i < 0 || static_cast<size_t>(i) >= checks.size()) {
     PyErr_Format(PyExc_IndexError, "there are %zu checks, and none at %zd", checks.size(), i);
     return nullptr;
@@ -465,7 +548,9 @@ PyObject* Expected(PyObject* self, PyObject* index) {
   return values.release();
 }
 
-Py_ssize_t GuardsLength(PyObject* self) { return static_cast<Py_ssize_t>(AsGuards(self)->checks->size()); }
+Py_ssize_t GuardsLength(PyObject* self) {
+  return static_cast<Py_ssize_t>(AsGuards(self)->checks->all.size());
+}
 
 PyMethodDef methods[] = {
     {"first_changed", FirstChanged, METH_VARARGS, nullptr},

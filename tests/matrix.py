@@ -27,14 +27,16 @@ INSTALL_LIMIT, SUITE_LIMIT = 1500, 7200
 TRAINING = ("tests", "--ignore=tests/models", "--ignore=tests/test_repository.py")
 STOCK = ("tests/stock", "tests/commands", "tests/test_exported_model.py", "tests/test_export.py")
 
-# What a new version breaks first: how torch calls Functions, how Python compiles, how a runtime is called.
-# Minutes a row: on any onnxruntime; on one that trains; on a stock one, which loads the operator.
+# What a new version breaks first: how torch calls Functions, how Python compiles and keeps dictionaries, how
+# a runtime is called. Minutes a row: on any onnxruntime; on one that trains; on a stock one, which loads the
+# operator.
 FIRST = (
     "tests/pythonop/test_interception.py",
     "tests/test_versions.py",
     "tests/test_export.py",
     "tests/test_exported_model.py",
     "tests/cache/test_code.py",
+    "tests/native/test_guards.py",
 )
 FIRST_TRAINING = ("tests/test_module.py", "tests/native/test_training_runners.py")
 FIRST_STOCK = ("tests/stock/test_sessions.py", "tests/stock/test_calls.py")

@@ -242,3 +242,106 @@ def test_references_are_given_back():
         checks.first_changed()
     del checks
     assert sys.getrefcount(value) == before
+
+
+def set_by_a_hot_loop(thing: Thing) -> None:
+    for i in range(300):  # the interpreter specialises what runs often
+        thing.a = (i, "of a loop")
+
+
+WRITES = {
+    "an item": lambda d, _: d.__setitem__("a", object()),
+    "an item by a statement": lambda d, _: exec("d['a'] = object()", {"d": d}),
+    "a global": lambda d, _: exec("a = object()", d),
+    "a global in a function": lambda d, _: exec("def f():\n  global a\n  a = object()\nf()", d),
+    "a deleted global": lambda d, _: exec("del a", d),
+    "update": lambda d, _: d.update(a=object()),
+    "or": lambda d, _: exec("d |= {'a': object()}", {"d": d}),
+    "pop": lambda d, _: d.pop("a"),
+    "clear": lambda d, _: d.clear(),
+    "another construction": lambda d, _: d.__init__(a=object()),
+    "an attribute": lambda _, thing: setattr(thing, "a", object()),
+    "an attribute in a loop": lambda _, thing: set_by_a_hot_loop(thing),
+    "a deleted attribute": lambda _, thing: delattr(thing, "a"),
+    "an attribute by object's own way": lambda _, thing: object.__setattr__(thing, "a", object()),
+}
+
+
+@pytest.mark.parametrize("kind", [Kind.ITEMS, Kind.ENTRY])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_each_way_to_write_to_a_dictionary_is_seen_after_it_was_seen_unchanged(kind: Kind, write: Any):
+    thing = Thing()
+    thing.a = object()
+    exec("", vars(thing))  # gives it its builtins, which are no change later
+    checks = guards(kind, vars(thing), "a" if kind is Kind.ENTRY else None)
+    assert [checks.first_changed() for _ in range(3)] == [-1, -1, -1]
+    write(vars(thing), thing)
+    assert checks.first_changed() == 0
+
+
+@pytest.mark.parametrize("way", ["insert", "pop", "setdefault", "popitem"])
+def test_the_size_of_a_dictionary_after_it_was_seen_unchanged(way: str):
+    entries = {"a": 1}
+    checks = guards(Kind.SIZE, entries)
+    assert [checks.first_changed() for _ in range(3)] == [-1, -1, -1]
+    exec(
+        {"insert": "d['b'] = 1", "setdefault": "d.setdefault('b', 1)"}.get(way, f"d.{way}(*k)"),
+        {"d": entries, "k": ("a",) if way == "pop" else ()},
+    )
+    assert checks.first_changed() == 0
+
+
+def test_an_attribute_of_a_class_after_it_was_seen_unchanged():
+    class Own:
+        a = 1
+
+    (entries,) = [d for d in gc.get_referents(Own) if isinstance(d, dict) and "a" in d]
+    checks = guards(Kind.ENTRY, entries, "a")
+    assert [checks.first_changed() for _ in range(3)] == [-1, -1, -1]
+    Own.a = 2
+    assert checks.first_changed() == 0
+
+
+def test_one_check_of_a_dictionary_armed_anew_hides_no_other_of_it():
+    entries = {"a": object(), "b": object()}
+    checks = _native.Guards([(int(Kind.ENTRY), entries, "a"), (int(Kind.ENTRY), entries, "b")])
+    assert [checks.first_changed() for _ in range(2)] == [-1, -1]
+    entries.update(a=object(), b=object())
+    assert checks.first_changed() == 0
+    checks.rearm(0)
+    assert checks.first_changed() == 1
+
+
+def test_a_dictionary_that_changes_at_each_step_hides_no_change_of_it():
+    entries = {"step": 0, "a": object()}
+    checks = guards(Kind.ENTRY, entries, "a")
+    for step in range(3):
+        entries["step"] = step
+        assert checks.first_changed() == -1
+    entries.update(step=3, a=object())
+    assert checks.first_changed() == 0
+
+
+def test_what_a_compared_callable_changes_is_seen_by_the_next_comparison():
+    entries = {"a": object()}
+
+    def change() -> int:
+        entries["a"] = object()
+        return 1
+
+    checks = _native.Guards([(int(Kind.ENTRY), entries, "a"), (int(Kind.VALUE), change, None)])
+    checks.rearm(0)
+    checks.first_changed()
+    assert checks.first_changed() == 0
+
+
+def test_tensors_that_come_to_a_dictionary_that_had_none_are_seen():
+    tensors: dict[str, torch.Tensor] = {}
+    checks = guards(Kind.TENSORS, tensors)
+    assert [checks.first_changed() for _ in range(2)] == [-1, -1]
+    tensors["weight"] = torch.zeros(2)
+    assert checks.first_changed() == 0
+    checks.rearm(0)
+    assert [checks.first_changed() for _ in range(2)] == [-1, -1]
+    tensors["weight"].requires_grad_()
+    assert checks.first_changed() == 0
