@@ -15,7 +15,7 @@ import torch
 import torch2ort
 from tests.functions import Affine, Constants, Square, TwoOutputs
 from tests.memory import resident_bytes
-from torch2ort.symbolics.policy import LARGE
+from torch2ort.engines.ort_training.kernel_choice import LARGE
 
 Pair = collections.namedtuple("Pair", "left right")
 

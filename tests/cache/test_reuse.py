@@ -20,10 +20,10 @@ from tests.models.test_functions import Around, Mlp
 from tests.models.test_transformers import bert, bert_batch
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.ort_training import gradient_graph as gradient
+from torch2ort.engines.ort_training.kernel_choice import LARGE
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.runtime import cached_session as kept
 from torch2ort.runtime import optimized
-from torch2ort.symbolics.policy import LARGE
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

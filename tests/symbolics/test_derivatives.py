@@ -9,7 +9,7 @@ import torch
 
 from tests.comparison import assert_trains_like_eager
 from tests.functions import Square
-from torch2ort.symbolics.policy import LARGE
+from torch2ort.engines.ort_training.kernel_choice import LARGE
 
 nn = torch.nn
 SIDE = math.isqrt(LARGE) + 1

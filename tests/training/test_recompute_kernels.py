@@ -15,7 +15,7 @@ from tests.comparison import assert_same, assert_trains_like_eager
 from tests.training.optimized_graph import optimized_nodes
 
 REPEATED = {"FastGelu", "Gelu", "LayerNormalization", "QuickGelu"}
-# From here on PyTorch's kernels do such operators (see torch2ort.symbolics.policy).
+# From here on PyTorch's kernels do such operators (see torch2ort.engines.ort_training.kernel_choice).
 LENGTH, WIDTH = 16, 128
 X = torch.randn(8, LENGTH, 6)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch2ort.engines.interface import Engine
 from torch2ort.engines.ort_training.engine import TrainingEngine
+from torch2ort.engines.ort_training.target import GRADIENT_RULES
 from torch2ort.errors import RuntimeNotFoundError
 from torch2ort.exports.built import Built
 from torch2ort.options import DEFAULT_OPSET, Options
 from torch2ort.runtime.probe import can_run
-from torch2ort.symbolics.target import Target
+from torch2ort.symbolics.target import GradientRules, Target
 
 JOINT, ORT_TRAINING = "joint", "ort_training"
 
@@ -34,7 +35,12 @@ def target_of(options: Options, *, differentiate: bool) -> Target:
         options: the opset.
         differentiate: whether gradients are wanted.
     """
-    return Target(opset=options.opset or DEFAULT_OPSET, differentiates=differentiate, can_run=can_run)
+    return Target(
+        opset=options.opset or DEFAULT_OPSET,
+        differentiates=differentiate,
+        can_run=can_run,
+        gradients=GRADIENT_RULES if differentiate else GradientRules(),
+    )
 
 
 def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> Engine:

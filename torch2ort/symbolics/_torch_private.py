@@ -125,7 +125,7 @@ def decompose(
     *,
     decomposed: Iterable[OpOverload],
     whole: Container[Any],
-    training: bool,
+    composites_only: bool,
 ) -> torch.export.ExportedProgram:
     """Functionalise ``program`` and decompose what neither torch.onnx nor ``table`` translates.
 
@@ -135,14 +135,14 @@ def decompose(
         own: decompositions of our own, which go before those of torch and before any translation.
         decomposed: composites that are decomposed although torch.onnx translates them.
         whole: operators to leave as they are.
-        training: leave every operator that is no composite as it is, unless ``own`` decomposes it:
+        composites_only: leave every operator that is no composite as it is, unless ``own`` decomposes it:
             nobody made torch's decompositions for being differentiated afterwards.
     """
     known = {meta.fx_target for metas in registry(table).functions.values() for meta in metas}
     decompositions = {
         target: function
         for target, function in _decomp.create_onnx_friendly_decomposition_table(known).items()
-        if target not in whole and not _is_left(target, function, training=training)
+        if target not in whole and not _is_left(target, function, composites_only=composites_only)
     }
     defaults = torch.export.default_decompositions()
     decompositions.update({target: defaults[target] for target in decomposed})
@@ -175,14 +175,14 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 
-def _is_left(target: Any, function: Callable[..., Any], *, training: bool) -> bool:
+def _is_left(target: Any, function: Callable[..., Any], *, composites_only: bool) -> bool:
     if target._schema.name.removeprefix("aten::") in _HARMLESS:
         return False
     # A decomposed random operator draws other numbers, and PyTorch's kernel cannot take `prims`.
     if torch.Tag.nondeterministic_seeded in target.tags:
         return True
     prims = getattr(inspect.unwrap(function), "__module__", "").startswith("torch._refs")
-    return (training or prims) and not target._can_decompose()
+    return (composites_only or prims) and not target._can_decompose()
 
 
 def torchlib_translation(target: Any) -> Callable[..., Any] | None:

@@ -22,7 +22,6 @@ from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.fitting import fit_types
-from torch2ort.symbolics.mending import mend
 from torch2ort.symbolics.mutation import add_mutation_outputs
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import is_random
@@ -30,7 +29,6 @@ from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.special_numbers import keep_nan
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.target import Target
-from torch2ort.symbolics.trainable import untrainable_nodes
 from torch2ort.symbolics.translations import translation_table
 
 # The opset of torch.onnx's translations and of our own.
@@ -64,8 +62,8 @@ def translate(
     """Translate a program that :func:`prepare` returned.
 
     Args:
-        program: the prepared program; operators that turn out to have no correct gradient in ONNX
-            Runtime are given to PyTorch's kernels in it.
+        program: the prepared program; operators that turn out to have no correct gradient are given to
+            PyTorch's kernels in it.
         target: what the graph is for, as it was told to :func:`prepare`.
         python_op: translation of ``torch.ops.torch2ort.python_op``: from graph values and the site's
             key to graph values.
@@ -79,17 +77,15 @@ def translate(
         model, mutations = _to_onnx(program, notes, target.opset, python_op, given_up)
         cleanup(model)
         count_axes_from_the_front(model)
-        keep_nan(model, training=target.differentiates)
-        wrong: dict[str, str] = {}
-        if target.differentiates:
-            trained = trained_names(program)
-            mend(model, trained)
-            wrong = untrainable_nodes(model, trained)
-        unfit = _of_operators(program, fit_types(model, training=target.differentiates), given_up)
+        keep_nan(model, differentiated=target.differentiates)
+        trained = trained_names(program)
+        target.gradients.rewrite(model, trained)
+        wrong = target.gradients.untrainable(model, trained)
+        unfit = _of_operators(program, fit_types(model, differentiated=target.differentiates), given_up)
         if not wrong and not unfit:
             break
         if wrong:
-            _hand_to_kernels(program, notes, wrong, given_up)
+            _hand_to_kernels(program, notes, wrong, given_up, target.gradients.engine)
         if unfit - wrong.keys():
             _hand_over(program, notes, unfit - given_up, given_up)
     define_stop_gradient(model, model.opset_imports[""])
@@ -160,7 +156,11 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _hand_to_kernels(
-    program: torch.export.ExportedProgram, notes: Notes, wrong: dict[str, str], given_up: set[str]
+    program: torch.export.ExportedProgram,
+    notes: Notes,
+    wrong: dict[str, str],
+    given_up: set[str],
+    engine: str,
 ) -> None:
     """Give the FX nodes behind ``wrong`` (FX node name -> reason) to PyTorch's kernels, or refuse."""
     nodes = {n.name: n for n in program.graph.nodes}
@@ -171,7 +171,7 @@ def _hand_to_kernels(
         if node is not None and node.target is _PYTHON_OP:
             raise UnsupportedOperatorError(
                 f"{site_by_key(node.args[1]).func_name}: its exporter maps the call at {source_line(node)} "
-                f"to {reason}, of which onnxruntime-training has no correct gradient. Return None from the "
+                f"to {reason}, of which {engine} has no correct gradient. Return None from the "
                 f"exporter where g.training is true, so that the call stays a PythonOp; register the "
                 f"exporter with gradient='function'; or give the operator a gradient with "
                 f"torch2ort.register_gradient"
@@ -179,7 +179,7 @@ def _hand_to_kernels(
         if node is None or node.name in given_up or not isinstance(node.target, OpOverload):
             where = "" if node is None else f" ({node.target} at {source_line(node)})"
             raise UnsupportedOperatorError(
-                f"onnxruntime-training has no correct gradient for {reason}{where}. Detach the value, or "
+                f"{engine} has no correct gradient for {reason}{where}. Detach the value, or "
                 f"wrap the operation in a torch.autograd.Function"
             )
     _hand_over(program, notes, set(wrong), given_up)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from torch2ort.symbolics.element_types import Typed, operator_name, typed_nodes
 from torch2ort.symbolics.kernel_types import kernel_types
-from torch2ort.symbolics.trainable import fx_name
+from torch2ort.symbolics.source import fx_name
 
 _FLOAT, _DOUBLE, _INT32, _INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64
 # The kernels that scatter move these, and do no more.
@@ -41,12 +41,12 @@ _EXACT = frozenset(
 )  # fmt: skip
 
 
-def fit_types(model: ir.Model, *, training: bool) -> set[str]:
+def fit_types(model: ir.Model, *, differentiated: bool) -> set[str]:
     """Rewrite in place the nodes whose types ONNX Runtime has no kernel for.
 
     Args:
         model: the graph.
-        training: whether it will be differentiated.
+        differentiated: whether it will be differentiated.
 
     Returns:
         Name of the FX node behind each node that has no kernel in a wider type either, gives another type
@@ -58,7 +58,7 @@ def fit_types(model: ir.Model, *, training: bool) -> set[str]:
     wrong |= _rounded(typed.node for typed in nodes)
     for typed in nodes:
         wider = {variable: _wider(typed, variable) for variable in _missing(typed)}
-        fused = not training and _would_be_fused(typed.node)
+        fused = not differentiated and _would_be_fused(typed.node)
         if typed.mistyped or typed.mixed or fused or None in wider.values():
             wrong.add(fx_name(typed.node))
             continue

@@ -20,7 +20,6 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
-from torch2ort.symbolics.constant_outputs import tie_constant_outputs
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import name_interface, separate_outputs
 from torch2ort.symbolics.registered import translating
@@ -59,8 +58,7 @@ def lower(
     keep_order(graph, {name for name, site in sites.items() if _leaves_more(site)})
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]
-    if target.differentiates:
-        tie_constant_outputs(translated.model)
+    target.gradients.complete(translated.model)
     separate_outputs(graph)
     run_unread(graph, sites)
     returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]

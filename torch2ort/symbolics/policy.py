@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from torch2ort.kernels.derivatives import DERIVATIVES
-from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.sites import arguments_of, is_random
@@ -50,16 +47,6 @@ WHOLE: frozenset[OpOverload] = frozenset(
     }
 )
 
-# From torch 2.15 on these select instead of sorting, so that their parts are no guide to their gradient.
-WHOLE_IN_TRAINING: frozenset[OpOverload] = frozenset(
-    {
-        aten.quantile.default,
-        aten.quantile.scalar,
-        aten.nanquantile.default,
-        aten.nanquantile.scalar,
-    }
-)
-
 # torch.onnx's translation gives an invalid graph, or other values or types than eager.
 _MISTRANSLATED: frozenset[OpOverload] = frozenset(
     {
@@ -95,79 +82,14 @@ _INEXACT: frozenset[OpOverload] = frozenset(
     }
 )
 
-# ONNX Runtime's normalization of rows knows no spread that is small beside the mean.
-# Logarithms, roots: onnxruntime-training takes the smallest numbers for others, and the root of infinity
-# for NaN.
-# sigmoid: it is zero for large negative numbers, of which losses take the logarithm.
-# topk, quantiles: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
-# The others: their parts have no gradient, or another, at zero, at the ends of their range, of large numbers.
-_KERNELS_IN_TRAINING: frozenset[OpOverload] = frozenset(
-    {
-        aten.layer_norm.default,
-        aten.native_layer_norm.default,
-        *WHOLE_IN_TRAINING,
-        aten.topk.default,
-        aten.erf.default,
-        aten.log.default,
-        aten.log10.default,
-        aten.log2.default,
-        aten.log_sigmoid_forward.default,
-        aten.rsqrt.default,
-        aten.sigmoid.default,
-        aten.sqrt.default,
-        aten.sinc.default,
-        aten.std.correction,
-        aten.std_mean.correction,
-    }
-)
 
-# Their derivatives by ONNX Runtime, or by that of their parts, are not eager's at every number.
-_EXACT: frozenset[OpOverload] = frozenset({aten.hardswish.default, aten.mish.default})
-
-
-def wants_kernel(node: torch.fx.Node, *, training: bool) -> bool:
+def wants_kernel(node: torch.fx.Node) -> bool:
     """Whether ``node`` belongs to PyTorch's kernel although it has a translation."""
     target = node.target
     if is_random(node) or target in _MISTRANSLATED or target in _INEXACT:
         return True
-    if training and target in _KERNELS_IN_TRAINING:
-        return True
-    if training and target is aten.linalg_vector_norm.default and 0 < arguments_of(node)["ord"] < 1:
-        # The derivative of its root is infinite at zero.
-        return True
     condition = _CONDITIONS.get(target)
     return condition is not None and condition(arguments_of(node))
-
-
-# From this many elements on, a call of PyTorch's kernel costs less than ONNX Runtime's gradient kernels:
-# measured, the latter take 2 to 10 times as long as PyTorch's, and a call costs about 10 microseconds.
-LARGE = 16384
-
-
-def is_better_in_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
-    """Whether PyTorch's kernels do ``node`` and its derivative exactly, or so much faster that a call pays.
-
-    Args:
-        node: carries a gradient.
-        gradient: the nodes that do.
-    """
-    if node.target not in DERIVATIVES:
-        return False
-    if node.target is aten.div.Tensor:
-        # ONNX Runtime squares the divisor, which is zero or infinite for numbers that are neither.
-        return node.args[1] in gradient and _of_one_dtype(node)
-    # The kernel of an embedding also looks at the indices.
-    return node.target in _EXACT or node.target is aten.embedding.default or is_large(node.meta["val"])
-
-
-def _of_one_dtype(node: torch.fx.Node) -> bool:
-    values = [n.meta["val"] for n in node.all_input_nodes]
-    return len({v.dtype for v in values if isinstance(v, torch.Tensor)}) == 1
-
-
-def is_large(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` had at least :data:`LARGE` elements in the sample."""
-    return math.prod(size_hint(size) for size in tensor.shape) >= LARGE
 
 
 def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:

@@ -35,12 +35,12 @@ class SiteMaker:
         sites: the sites made, which live as long as this object does.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram, *, training: bool) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, *, differentiated: bool) -> None:
         self.sites: list[Site] = []
         self._graph = program.graph_module.graph
-        self._training = training
+        self._differentiated = differentiated
         self._mode = private.fake_mode(program)
-        self._needed = set(requires_grad(program)) if training else set()
+        self._needed = set(requires_grad(program)) if differentiated else set()
         self._token: torch.fx.Node | None = None
 
     def passes_by(self, node: torch.fx.Node) -> None:
@@ -95,7 +95,7 @@ class SiteMaker:
             function,
             [*constants, *(TENSOR for _ in inputs)],
             [*(False for _ in constants), *needed],
-            training=self._training,
+            training=self._differentiated,
         )
         self.sites.append(site)
         with self._graph.inserting_before(node):
@@ -209,6 +209,17 @@ def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
     schema = node.target._schema  # type: ignore[union-attr]
     given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
     return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
+
+
+def is_operator(node: torch.fx.Node) -> bool:
+    """Whether ``node`` calls an operator of torch."""
+    return isinstance(node.target, OpOverload)
+
+
+def operator_name(node: torch.fx.Node) -> str:
+    """``add`` for a call of ``aten.add.Tensor``."""
+    name: str = node.target._schema.name.rpartition("::")[2]  # type: ignore[union-attr]
+    return name
 
 
 def _gives_tensors(node: torch.fx.Node) -> bool:

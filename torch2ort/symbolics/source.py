@@ -1,10 +1,11 @@
-"""Where in the user's model an operator comes from, for error messages."""
+"""Where an operator comes from: its line in the user's model, and a graph's node in the program."""
 
 from __future__ import annotations
 
 import os
 import re
 
+import onnx_ir as ir
 import torch
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
@@ -24,3 +25,9 @@ def describe(stack_trace: str) -> str:
         return "an unknown line of the model"
     frame = users[-1]
     return f"{frame['file']}:{frame['line']}, in {frame['function']}: {frame['code'].strip()}"
+
+
+def fx_name(node: ir.Node) -> str:
+    """Name of the FX node that ``node`` was translated from, or its own."""
+    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
+    return scopes.rsplit("'", 2)[-2] if scopes and "'" in scopes else str(node.name)

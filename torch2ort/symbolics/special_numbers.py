@@ -18,12 +18,12 @@ _GREATEST = {
 _BOOL, _FLOAT, _INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 
 
-def keep_nan(model: ir.Model, *, training: bool) -> None:
+def keep_nan(model: ir.Model, *, differentiated: bool) -> None:
     """Rewrite in place every node that would pass NaN over.
 
     Args:
         model: the graph.
-        training: whether it will be differentiated; then pools stay as they are.
+        differentiated: whether it will be; then pools stay as they are.
     """
     for typed in list(typed_nodes(model)):
         node = typed.node
@@ -36,7 +36,7 @@ def keep_nan(model: ir.Model, *, training: bool) -> None:
             _Rewriter(node).reduction(source)
         elif node.op_type in ("ArgMax", "ArgMin"):
             _Rewriter(node).position(source)
-        elif node.op_type == "MaxPool" and len(node.outputs) == 1 and not training:
+        elif node.op_type == "MaxPool" and len(node.outputs) == 1 and not differentiated:
             _Rewriter(node).pool(source)
         elif node.op_type == "TopK":
             _Rewriter(node).order(source)

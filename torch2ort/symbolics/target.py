@@ -6,9 +6,72 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import onnx
+import onnx_ir as ir
+import torch
+
+from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.decompositions.registry import Table
 
 # (a node with all its attributes, ONNX element type of each input by name, and of each output) -> yes or no.
 CanRun = Callable[[onnx.NodeProto, Mapping[str, int], Mapping[str, int]], bool]
+
+
+def _same(table: Table) -> Table:
+    return table
+
+
+def _not_preferred(node: torch.fx.Node) -> bool:
+    return False
+
+
+def _no_kernel(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
+    return False
+
+
+def _nothing(node: torch.fx.Node) -> None:
+    return None
+
+
+def _as_it_is(model: ir.Model, trained: frozenset[str]) -> None:
+    return None
+
+
+def _none_wrong(model: ir.Model, trained: frozenset[str]) -> dict[str, str]:
+    return {}
+
+
+def _complete(model: ir.Model) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class GradientRules:
+    """What an engine that derives gradients from the graph asks of it; by default nothing.
+
+    Attributes:
+        engine: its name, for errors.
+        whole: operators that none of torch's decompositions takes apart.
+        decompositions: from the decompositions of every graph to those of one that is differentiated.
+        prefers_kernel: whether a node belongs to PyTorch's kernel although ONNX has a translation, unless a
+            user registered one.
+        needs_kernel: the same, and goes before what a user registered; given the nodes that carry a gradient,
+            too.
+        refuse: raises UnsupportedOperatorError where the engine cannot train a node that carries a gradient.
+        rewrite: changes in place what stands on the way of a gradient; given the graph and the names of the
+            initializers and inputs that require one.
+        untrainable: given the same, the name of the FX node behind each node that still stands there -> why.
+        complete: the last change in place, when weights are inputs.
+    """
+
+    engine: str = ""
+    whole: frozenset[OpOverload] = frozenset()
+    decompositions: Callable[[Table], Table] = _same
+    prefers_kernel: Callable[[torch.fx.Node], bool] = _not_preferred
+    needs_kernel: Callable[[torch.fx.Node, frozenset[torch.fx.Node]], bool] = _no_kernel
+    refuse: Callable[[torch.fx.Node], None] = _nothing
+    rewrite: Callable[[ir.Model, frozenset[str]], None] = _as_it_is
+    untrainable: Callable[[ir.Model, frozenset[str]], dict[str, str]] = _none_wrong
+    complete: Callable[[ir.Model], None] = _complete
 
 
 @dataclass(frozen=True)
@@ -20,8 +83,10 @@ class Target:
         differentiates: whether the engine derives gradients from the graph, so that every operator needs a
             right one there.
         can_run: whether the engine has a kernel for a node.
+        gradients: what the engine asks of a graph that it differentiates.
     """
 
     opset: int
     differentiates: bool
     can_run: CanRun
+    gradients: GradientRules = GradientRules()

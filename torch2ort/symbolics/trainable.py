@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from torch2ort.symbolics.registered import gradient_of
+from torch2ort.symbolics.source import fx_name
 from torch2ort.symbolics.stop_gradient import is_stop
 
 # Nothing, or why the node cannot be differentiated; given the positions of inputs that carry a gradient.
@@ -56,12 +57,6 @@ def gradient_nodes(model: ir.Model, trained: frozenset[str]) -> list[tuple[ir.No
             wanted.update(v for v in node.inputs if v is not None)
             reaching.append((node, inputs))
     return reaching[::-1]
-
-
-def fx_name(node: ir.Node) -> str:
-    """Name of the FX node that ``node`` was translated from, or its own."""
-    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
-    return scopes.rsplit("'", 2)[-2] if scopes and "'" in scopes else str(node.name)
 
 
 def _reason(node: ir.Node, inputs: frozenset[int]) -> str | None:

@@ -6,9 +6,9 @@ also where PyTorch's reference decomposition would give a NaN gradient from the 
 
 import importlib
 
-from torch2ort.symbolics.decompositions.registry import Decomposition, decomposition_table
+from torch2ort.symbolics.decompositions.registry import EVERY, FOR_GRADIENTS
 
-__all__ = ["Decomposition", "decomposition_table"]
+__all__ = ["EVERY", "FOR_GRADIENTS"]
 
 # Each fills the table when it is imported.
 for _name in (

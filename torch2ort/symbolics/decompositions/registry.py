@@ -1,21 +1,20 @@
-"""The table of decompositions, filled by the modules beside this one."""
+"""Tables of decompositions, filled by the modules that have them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-import torch
-
-from torch2ort.kernels.derivatives import DERIVATIVES
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.policy import is_large
 
 Decomposition: TypeAlias = Callable[..., Any]
+Table: TypeAlias = dict[OpOverload, Decomposition]
 _F = TypeVar("_F", bound=Decomposition)
 
-_always: dict[OpOverload, Decomposition] = {}
-_for_gradients: dict[OpOverload, Decomposition] = {}
+# Those of every graph.
+EVERY: Table = {}
+# Those of a graph that onnxruntime-training differentiates, which go before the others.
+FOR_GRADIENTS: Table = {}
 
 
 def decomposes(*operators: OpOverload, only_for_gradients: bool = True) -> Callable[[_F], _F]:
@@ -27,25 +26,8 @@ def decomposes(*operators: OpOverload, only_for_gradients: bool = True) -> Calla
     """
 
     def register(function: _F) -> _F:
-        table = _for_gradients if only_for_gradients else _always
+        table = FOR_GRADIENTS if only_for_gradients else EVERY
         table.update(dict.fromkeys(operators, function))
         return function
 
     return register
-
-
-def decomposition_table(*, training: bool) -> dict[OpOverload, Decomposition]:
-    """Decompositions to apply before the translation of a program."""
-    if not training:
-        return dict(_always)
-    table = {**_always, **_for_gradients}
-    return {t: _unless_large(f) if t in DERIVATIVES else f for t, f in table.items()}
-
-
-def _unless_large(function: Decomposition) -> Decomposition:
-    """Leave an operator whole where PyTorch's kernel will do it."""
-
-    def decompose(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return NotImplemented if is_large(self) else function(self, *args, **kwargs)
-
-    return decompose

@@ -1,0 +1,108 @@
+"""Which operators PyTorch's kernels do where onnxruntime-training differentiates: better, or at less cost."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch2ort.engines.ort_training.half_precision import computes_in_half
+from torch2ort.kernels.derivatives import DERIVATIVES
+from torch2ort.sizes.symbols import size_hint
+from torch2ort.symbolics.sites import arguments_of
+
+aten = torch.ops.aten
+
+# From torch 2.15 on these select instead of sorting, so that their parts are no guide to their gradient.
+WHOLE = frozenset(
+    {
+        aten.quantile.default,
+        aten.quantile.scalar,
+        aten.nanquantile.default,
+        aten.nanquantile.scalar,
+    }
+)
+
+# ONNX Runtime's normalization of rows knows no spread that is small beside the mean.
+# Logarithms, roots: onnxruntime-training takes the smallest numbers for others, and the root of infinity
+# for NaN.
+# sigmoid: it is zero for large negative numbers, of which losses take the logarithm.
+# topk, quantiles: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
+# The others: their parts have no gradient, or another, at zero, at the ends of their range, of large numbers.
+_KERNELS = frozenset(
+    {
+        aten.layer_norm.default,
+        aten.native_layer_norm.default,
+        *WHOLE,
+        aten.topk.default,
+        aten.erf.default,
+        aten.log.default,
+        aten.log10.default,
+        aten.log2.default,
+        aten.log_sigmoid_forward.default,
+        aten.rsqrt.default,
+        aten.sigmoid.default,
+        aten.sqrt.default,
+        aten.sinc.default,
+        aten.std.correction,
+        aten.std_mean.correction,
+    }
+)
+
+# Their derivatives by ONNX Runtime, or by that of their parts, are not eager's at every number.
+_EXACT = frozenset({aten.hardswish.default, aten.mish.default})
+
+
+def prefers_kernel(node: torch.fx.Node) -> bool:
+    """Whether PyTorch's kernel does ``node``, unless a user registered a translation."""
+    if node.target in _KERNELS:
+        return True
+    # The derivative of its root is infinite at zero.
+    return node.target is aten.linalg_vector_norm.default and 0 < arguments_of(node)["ord"] < 1
+
+
+def needs_kernel(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
+    """Whether ``node`` is PyTorch's kernel's whatever users have registered.
+
+    Args:
+        node: of a program that is differentiated.
+        gradient: the nodes that carry a gradient.
+    """
+    if node in gradient and (_is_empty(node) or _is_better_in_pytorch(node, gradient)):
+        return True
+    # What is not differentiated may compute in half precision, which ONNX Runtime has few kernels for.
+    return computes_in_half(node)
+
+
+def _is_empty(node: torch.fx.Node) -> bool:
+    """Whether ``node`` takes or gives a tensor without elements, which many gradient kernels divide by."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return any(
+        isinstance(v, torch.Tensor) and any(isinstance(d, int) and d == 0 for d in v.shape) for v in values
+    )
+
+
+# From this many elements on, a call of PyTorch's kernel costs less than ONNX Runtime's gradient kernels:
+# measured, the latter take 2 to 10 times as long as PyTorch's, and a call costs about 10 microseconds.
+LARGE = 16384
+
+
+def _is_better_in_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
+    """Whether PyTorch's kernels do ``node`` and its derivative exactly, or a call of them pays."""
+    if node.target not in DERIVATIVES:
+        return False
+    if node.target is aten.div.Tensor:
+        # ONNX Runtime squares the divisor, which is zero or infinite for numbers that are neither.
+        return node.args[1] in gradient and _of_one_dtype(node)
+    # The kernel of an embedding also looks at the indices.
+    return node.target in _EXACT or node.target is aten.embedding.default or is_large(node.meta["val"])
+
+
+def _of_one_dtype(node: torch.fx.Node) -> bool:
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    return len({v.dtype for v in values if isinstance(v, torch.Tensor)}) == 1
+
+
+def is_large(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` had at least :data:`LARGE` elements in the sample."""
+    return math.prod(size_hint(size) for size in tensor.shape) >= LARGE

@@ -1,0 +1,40 @@
+"""What onnxruntime-training cannot train, though a graph could hold it."""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.engines.ort_training.half_precision import HALF, computes_in_half, floating_dtypes
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.symbolics.sites import arguments_of, is_operator
+from torch2ort.symbolics.source import source_line
+
+
+def refuse_untrainable(node: torch.fx.Node) -> None:
+    """Refuse sparse gradients, and complex and half numbers.
+
+    Args:
+        node: carries a gradient.
+
+    Raises:
+        UnsupportedOperatorError: names the operator, its line, and what to do.
+    """
+    if is_operator(node) and arguments_of(node).get("sparse") is True:
+        raise UnsupportedOperatorError(
+            f"{node.target} at {source_line(node)} has sparse=True, but the gradients of a graph are "
+            f"dense. Make the table with sparse=False, or put the look-up into a torch.autograd.Function"
+        )
+    if any(d.is_complex for d in floating_dtypes(node)):
+        raise UnsupportedOperatorError(
+            f"{node.target} at {source_line(node)} computes with complex numbers, which an ONNX graph "
+            f"that is trained cannot hold. Put the complex part of the model into a "
+            f"torch.autograd.Function, which keeps PyTorch's kernels"
+        )
+    if computes_in_half(node):
+        half = next(iter(floating_dtypes(node) & HALF))
+        raise UnsupportedOperatorError(
+            f"{node.target} at {source_line(node)} computes with {half}, of which "
+            f"onnxruntime-training cannot add up gradients on CPU. Train in float32, or put the part of "
+            f"the model in lower precision into a torch.autograd.Function; where no gradients are "
+            f"wanted, call the model under torch.no_grad()"
+        )
