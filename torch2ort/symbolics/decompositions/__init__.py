@@ -12,7 +12,6 @@ __all__ = ["EVERY", "FOR_GRADIENTS"]
 
 # Each fills the table when it is imported.
 for _name in (
-    "activation",
     "arithmetic",
     "attention",
     "dropout",
@@ -20,8 +19,6 @@ for _name in (
     "loss",
     "normalization",
     "random",
-    "reduction",
-    "regression",
     "shape",
 ):
     importlib.import_module(f"{__name__}.{_name}")

@@ -1,15 +1,13 @@
-"""What users register, at work: Functions, torch's operators and ONNX's gradients as graphs."""
+"""What users register, at work: Functions and torch's operators as graphs."""
 
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.calls import map_site
-from torch2ort.symbolics.registered.gradients import gradient_of
 from torch2ort.symbolics.registered.operators import translating, user_operators, user_translations
 from torch2ort.symbolics.registered.values import GraphValue
 
 __all__ = [
     "GraphBuilder",
     "GraphValue",
-    "gradient_of",
     "map_site",
     "translating",
     "user_operators",

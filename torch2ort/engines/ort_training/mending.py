@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from torch2ort.engines.ort_training.trainable import gradient_nodes
 from torch2ort.symbolics.stop_gradient import stop_node
-from torch2ort.symbolics.trainable import gradient_nodes
 
 
 def mend(model: ir.Model, trained: frozenset[str]) -> None:
