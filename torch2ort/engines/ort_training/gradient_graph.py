@@ -10,10 +10,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from torch2ort import symbolics
 from torch2ort.cache.store.shelf import Kept, Shelf
 from torch2ort.engines.held_memory import SIZES, arguments_at, outputs_read_in_backward, protect_memory
 from torch2ort.engines.ort_training.recompute import recompute_activations
+from torch2ort.engines.ort_training.stop_gradient import lower_stop_gradients
 from torch2ort.engines.ort_training.user_gradients import hide_operators, restore_operators
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import Graph
@@ -178,7 +178,7 @@ def no_gradient(error: Exception) -> UnsupportedOperatorError:
 
 def _session_graph(graph: Graph) -> onnx.ModelProto:
     model = ir.from_proto(graph.proto)
-    symbolics.lower_stop_gradients(model)
+    lower_stop_gradients(model)
     proto = center_normalizations(ir.to_proto(model))
     bind_nodes(proto.graph, graph.sites, training=True)
     return proto

@@ -1,4 +1,4 @@
-"""Decompositions of ATen operators into operators that onnxruntime-training differentiates right.
+"""Decompositions of ATen operators that every graph wants, whatever runs it.
 
 Each is plain PyTorch code, traced into the program. Values and gradients equal the operator's own,
 also where PyTorch's reference decomposition would give a NaN gradient from the branch not taken.
@@ -6,9 +6,9 @@ also where PyTorch's reference decomposition would give a NaN gradient from the 
 
 import importlib
 
-from torch2ort.symbolics.decompositions.registry import EVERY, FOR_GRADIENTS
+from torch2ort.symbolics.decompositions.registry import EVERY
 
-__all__ = ["EVERY", "FOR_GRADIENTS"]
+__all__ = ["EVERY"]
 
 # Each fills the table when it is imported.
 for _name in (

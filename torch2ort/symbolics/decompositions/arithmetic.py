@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from torch2ort.symbolics.decompositions.registry import decomposes
@@ -12,48 +10,23 @@ aten = torch.ops.aten
 
 
 @decomposes(aten.pow.Tensor_Scalar)
-def pow_scalar(self: torch.Tensor, exponent: float) -> torch.Tensor:
-    """Products and roots where they do."""
-    if exponent == 1:
-        return self.clone()
-    if exponent == 2:
-        return self * self
-    if exponent == 3:
-        return self * self * self
-    if not self.dtype.is_floating_point:
-        return NotImplemented  # type: ignore[no-any-return]
-    if exponent == 0.5:
-        return torch.sqrt(self)
-    if exponent == -1:
-        return torch.reciprocal(self)
-    return NotImplemented  # type: ignore[no-any-return]
-
-
-@decomposes(aten.pow.Tensor_Scalar, only_for_gradients=False)
 def pow_everywhere(self: torch.Tensor, exponent: float) -> torch.Tensor:
     """Products, which wrap as eager's do, and roots, which a negative infinity has none of."""
     if self.dtype.is_floating_point:
         return torch.sqrt(self) if exponent == 0.5 else NotImplemented
     if self.dtype is torch.bool or type(exponent) is not int:
         return NotImplemented  # type: ignore[no-any-return]
-    return pow_scalar(self, exponent) if exponent in (1, 2, 3) else NotImplemented
+    return whole_power(self, exponent) if exponent in (1, 2, 3) else NotImplemented
 
 
-@decomposes(aten.pow.Scalar)
-def pow_of_number(self: float, exponent: torch.Tensor) -> torch.Tensor:
-    """``exp(exponent * log(base))`` for a positive base that is not one."""
-    if self <= 0 or self == 1 or not exponent.dtype.is_floating_point:
-        return NotImplemented  # type: ignore[no-any-return]
-    return torch.exp(exponent * math.log(self))
+def whole_power(self: torch.Tensor, exponent: float) -> torch.Tensor:
+    """The first, second or third power, as a product."""
+    if exponent == 1:
+        return self.clone()
+    return self * self if exponent == 2 else self * self * self
 
 
-@decomposes(aten.exp2.default)
-def exp2(self: torch.Tensor) -> torch.Tensor:
-    """``exp(x * log(2))``."""
-    return torch.exp(self * math.log(2))
-
-
-@decomposes(aten.rsub.Scalar, aten.rsub.Tensor, only_for_gradients=False)
+@decomposes(aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(self: torch.Tensor, other: float | torch.Tensor, alpha: float = 1) -> torch.Tensor:
     """``other - alpha * x``."""
     if not isinstance(other, torch.Tensor):
@@ -61,28 +34,7 @@ def rsub(self: torch.Tensor, other: float | torch.Tensor, alpha: float = 1) -> t
     return other - (self if alpha == 1 else self * alpha)
 
 
-@decomposes(aten.dot.default)
-def dot(self: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a product."""
-    return (self * tensor).sum()
-
-
-@decomposes(aten.mv.default)
-def mv(self: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
-    """A product with a matrix of one column; ONNX Runtime has no gradient of a product with a vector."""
-    return (self @ vec.unsqueeze(1)).squeeze(1)
-
-
-@decomposes(aten.addmv.default)
-def addmv(
-    self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, *, beta: float = 1, alpha: float = 1
-) -> torch.Tensor:
-    """``beta * self + alpha * mat @ vec``."""
-    product = mv(mat, vec)
-    return (self if beta == 1 else self * beta) + (product if alpha == 1 else product * alpha)
-
-
-@decomposes(aten.eye.default, aten.eye.m, only_for_gradients=False)
+@decomposes(aten.eye.default, aten.eye.m)
 def eye(
     n: int,
     m: int | None = None,

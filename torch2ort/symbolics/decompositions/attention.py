@@ -12,7 +12,7 @@ from torch2ort.symbolics.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 
-@decomposes(aten.scaled_dot_product_attention.default, only_for_gradients=False)
+@decomposes(aten.scaled_dot_product_attention.default)
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -10,7 +10,7 @@ from torch2ort.symbolics.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 
-@decomposes(aten.dropout.default, only_for_gradients=False)
+@decomposes(aten.dropout.default)
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """``input * noise``, with the noise that eager on CPU multiplies with."""
     if not train or p == 0:
@@ -21,7 +21,7 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return input * noise
 
 
-@decomposes(aten.native_dropout.default, only_for_gradients=False)
+@decomposes(aten.native_dropout.default)
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Dropout and the mask of what it kept."""
     if train is False or p == 0:

@@ -1,8 +1,6 @@
-"""Indexing and rearranging."""
+"""Scattering."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 
@@ -11,16 +9,7 @@ from torch2ort.symbolics.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 
-@decomposes(aten.flip.default)
-def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """By indices in reverse order; ONNX's Slice with a negative step has no gradient kernel."""
-    for dim in dims:
-        size = self.shape[dim]
-        self = self.index_select(dim, size - 1 - torch.arange(size, device=self.device))
-    return self.clone() if not dims else self
-
-
-@decomposes(aten.scatter_reduce.two, only_for_gradients=False)
+@decomposes(aten.scatter_reduce.two)
 def scatter_reduce(
     self: torch.Tensor,
     dim: int,
@@ -36,9 +25,3 @@ def scatter_reduce(
     total = self.scatter_reduce(dim, index, src, "sum", include_self=include_self)
     ones, counted = torch.ones_like(self), torch.ones_like(src)
     return total / ones.scatter_reduce(dim, index, counted, "sum", include_self=include_self)
-
-
-@decomposes(aten.scatter_reduce.two)
-def scatter_reduce_for_gradients(*_: object, **__: object) -> torch.Tensor:
-    """By PyTorch's kernel, see torch2ort.symbolics.policy."""
-    return NotImplemented  # type: ignore[no-any-return]

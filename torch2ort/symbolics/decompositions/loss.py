@@ -4,31 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.symbolics import operators
 from torch2ort.symbolics.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-_MEAN, _SUM = 1, 2
-
-
-@decomposes(aten.cross_entropy_loss.default, only_for_gradients=False)
-def cross_entropy_loss_forward(
-    self: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
-    """Written out: ONNX's own loss is a kernel that does not look at the targets."""
-    class_axis = 0 if self.dim() == 1 else 1
-    if target.dtype.is_floating_point:
-        return _of_probabilities(self, target, weight, reduction, label_smoothing, class_axis)
-    if label_smoothing == 0:
-        logs = torch.log_softmax(self, class_axis)
-        return nll_loss_forward(logs, target, weight, reduction, ignore_index)[0]
-    return cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing)
+MEAN, SUM = 1, 2
 
 
 @decomposes(aten.cross_entropy_loss.default)
@@ -36,41 +16,26 @@ def cross_entropy_loss(
     self: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Of class indices without smoothing by ONNX's own loss, otherwise written out.
-
-    The loss of no items is written out too: ONNX Runtime's kernel divides by their number.
-    """
+    """Written out: ONNX's own loss is a kernel that does not look at the targets."""
     class_axis = 0 if self.dim() == 1 else 1
     if target.dtype.is_floating_point:
-        return _of_probabilities(self, target, weight, reduction, label_smoothing, class_axis)
+        return of_probabilities(self, target, weight, reduction, label_smoothing, class_axis)
+    if label_smoothing == 0:
+        logs = torch.log_softmax(self, class_axis)
+        return nll_loss_forward(logs, target, weight, reduction, ignore_index)[0]
     if self.dim() == 1:
-        loss = cross_entropy_loss(
+        loss = smoothed(
             self.unsqueeze(0), target.unsqueeze(0), weight, reduction, ignore_index, label_smoothing
         )
         return loss.squeeze(0) if loss.dim() else loss
-    if label_smoothing > 0 or any(isinstance(d, int) and d == 0 for d in self.shape):
-        return _smoothed(self, target, weight, reduction, ignore_index, label_smoothing)
-    if reduction != _MEAN:
-        return _onnx_loss(self, target, weight, reduction, ignore_index)
-    # ONNX Runtime's mean over no target at all is zero; PyTorch's is what 0 / 0 is.
-    kept = (target != ignore_index).to(self.dtype)
-    if weight is not None:
-        kept = weight[torch.where(target != ignore_index, target, torch.zeros_like(target))] * kept
-    return _onnx_loss(self, target, weight, _SUM, ignore_index) / kept.sum().detach()
+    return smoothed(self, target, weight, reduction, ignore_index, label_smoothing)
 
 
-def _onnx_loss(
-    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
-) -> torch.Tensor:
-    found: torch.Tensor = operators.cross_entropy(self, target, weight, reduction, ignore_index)
-    return found
-
-
-def _of_probabilities(
+def of_probabilities(
     self: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
@@ -78,6 +43,7 @@ def _of_probabilities(
     label_smoothing: float,
     class_axis: int,
 ) -> torch.Tensor:
+    """Of targets that are probabilities of the classes."""
     classes = self.shape[class_axis]
     if label_smoothing > 0:
         target = target * (1 - label_smoothing) + label_smoothing / classes
@@ -85,13 +51,13 @@ def _of_probabilities(
     if weight is not None:
         logs = logs * _along(weight, self.dim(), class_axis)
     loss = -(logs * target).sum(class_axis)
-    if reduction == _SUM:
+    if reduction == SUM:
         return loss.sum()
     # PyTorch divides by the number of items, whatever the weights.
-    return loss.sum() / (self.numel() // classes) if reduction == _MEAN else loss
+    return loss.sum() / (self.numel() // classes) if reduction == MEAN else loss
 
 
-def _smoothed(
+def smoothed(
     self: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
@@ -99,6 +65,7 @@ def _smoothed(
     ignore_index: int,
     label_smoothing: float,
 ) -> torch.Tensor:
+    """Of a batch of class indices, a part of each spread over all classes."""
     classes = self.shape[1]
     logs = torch.log_softmax(self, 1)
     kept = target != ignore_index
@@ -113,30 +80,28 @@ def _smoothed(
     exact = -(picked * share)
     smooth = -(spread * kept.to(self.dtype))
     loss = (1 - label_smoothing) * exact + smooth * (label_smoothing / classes)
-    if reduction == _MEAN:
+    if reduction == MEAN:
         return loss.sum() / share.sum()
-    return loss.sum() if reduction == _SUM else loss
+    return loss.sum() if reduction == SUM else loss
 
 
 def _along(weight: torch.Tensor, rank: int, axis: int) -> torch.Tensor:
     return weight.view([-1 if d == axis else 1 for d in range(rank)])
 
 
-@decomposes(
-    aten.nll_loss.default, aten.nll_loss2d.default, aten.nll_loss_nd.default, only_for_gradients=False
-)
+@decomposes(aten.nll_loss.default, aten.nll_loss2d.default, aten.nll_loss_nd.default)
 def nll_loss(
     self: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = MEAN,
     ignore_index: int = -100,
 ) -> torch.Tensor:
     """Minus the picked log probabilities."""
     return nll_loss_forward(self, target, weight, reduction, ignore_index)[0]
 
 
-@decomposes(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, only_for_gradients=False)
+@decomposes(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
     self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,8 +113,8 @@ def nll_loss_forward(
     share = kept.to(self.dtype) if weight is None else weight[index] * kept.to(self.dtype)
     loss = -(picked * share)
     total = share.sum()
-    if reduction == _MEAN:
+    if reduction == MEAN:
         return loss.sum() / total, total
-    if reduction == _SUM:
+    if reduction == SUM:
         return loss.sum(), total
     return loss, torch.zeros_like(total)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -12,10 +11,10 @@ from torch2ort.symbolics.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 _Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-_Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-@decomposes(aten._native_batch_norm_legit_functional.default, only_for_gradients=False)
+@decomposes(aten._native_batch_norm_legit_functional.default)
 def batch_norm_functional(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -28,7 +27,7 @@ def batch_norm_functional(
 ) -> _Five:
     """Output, mean, inverse standard deviation, and the new running statistics."""
     if not training:
-        output = _apply(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
+        output = by_statistics(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
         return (
             output,
             running_mean.new_zeros(0),
@@ -44,7 +43,7 @@ def batch_norm_functional(
     return output, mean, inverse, new_mean, new_var
 
 
-@decomposes(aten._native_batch_norm_legit.no_stats, only_for_gradients=False)
+@decomposes(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_stats(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -52,60 +51,13 @@ def batch_norm_without_stats(
     training: bool,
     momentum: float,
     eps: float,
-) -> _Three:
+) -> Three:
     """Output, mean and inverse standard deviation, by the statistics of the batch."""
     output, mean, _, inverse = _normalize(input, weight, bias, eps)
     return output, mean, inverse
 
 
-@decomposes(aten._native_batch_norm_legit_no_training.default)
-def batch_norm_inference(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> _Three:
-    """By the running statistics; onnxruntime-training would take a BatchNormalization for a training one."""
-    output = _apply(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
-    return output, running_mean.new_zeros(0), running_var.new_zeros(0)
-
-
-@decomposes(aten.group_norm.default)
-def group_norm(
-    input: torch.Tensor,
-    num_groups: int,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> torch.Tensor:
-    """As a layer normalization of each group, scaled per channel."""
-    output = _normalize_groups(input, input.shape[0], num_groups, eps)
-    return _scale(output, weight, bias)
-
-
-@decomposes(aten.native_group_norm.default)
-def native_group_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    n: int,
-    c: int,
-    hxw: int,
-    group: int,
-    eps: float,
-) -> _Three:
-    """Output, means and inverse standard deviations of the groups."""
-    groups = _grouped(input, n, group)
-    mean = groups.mean(2)
-    var = (groups - mean.unsqueeze(2)).square().mean(2)
-    return group_norm(input, group, weight, bias, eps), mean, torch.rsqrt(var + eps)
-
-
-@decomposes(aten.instance_norm.default, only_for_gradients=False)
+@decomposes(aten.instance_norm.default)
 def instance_norm(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -121,7 +73,7 @@ def instance_norm(
     if not use_input_stats:
         assert running_mean is not None
         assert running_var is not None
-        return _apply(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
+        return by_statistics(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
     if running_mean is not None and running_var is not None:
         flat = input.detach().flatten(2)
         n = flat.shape[2]
@@ -129,21 +81,7 @@ def instance_norm(
         var = (flat - mean.unsqueeze(2)).square().mean(2) * (n / (n - 1))
         running_mean.copy_(running_mean * (1 - momentum) + mean.mean(0) * momentum)
         running_var.copy_(running_var * (1 - momentum) + var.mean(0) * momentum)
-    return _scale(_normalize_groups(input, input.shape[0], input.shape[1], eps), weight, bias)
-
-
-@decomposes(aten.rms_norm.default)
-def rms_norm(
-    input: torch.Tensor,
-    normalized_shape: Sequence[int],
-    weight: torch.Tensor | None = None,
-    eps: float | None = None,
-) -> torch.Tensor:
-    """``input / sqrt(mean(input ** 2) + eps) * weight``."""
-    axes = list(range(-len(normalized_shape), 0))
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
-    output = input * torch.rsqrt((input * input).mean(axes, keepdim=True) + eps)
-    return output if weight is None else output * weight
+    return scale(normalize_groups(input, input.shape[0], input.shape[1], eps), weight, bias)
 
 
 def _normalize(
@@ -161,29 +99,33 @@ def _normalize(
     return output, mean.flatten(), var.flatten(), inverse.flatten()
 
 
-def _normalize_groups(input: torch.Tensor, n: int, groups: int, eps: float) -> torch.Tensor:
-    flat = _grouped(input, n, groups)
+def normalize_groups(input: torch.Tensor, n: int, groups: int, eps: float) -> torch.Tensor:
+    """Each group of channels by its own statistics."""
+    flat = grouped(input, n, groups)
     return torch.layer_norm(flat, [flat.shape[2]], None, None, eps).reshape(input.shape)
 
 
-def _grouped(input: torch.Tensor, n: int, groups: int) -> torch.Tensor:
+def grouped(input: torch.Tensor, n: int, groups: int) -> torch.Tensor:
+    """The batch, its groups of channels, and what is in each."""
     # The size is said, as -1 could be any of a batch without elements.
     return input.reshape(n, groups, input.shape[1] // groups * math.prod(input.shape[2:]))
 
 
-def _apply(
+def by_statistics(
     input: torch.Tensor,
     mean: torch.Tensor,
     inverse: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
+    """Normalized by given statistics."""
     factor = inverse if weight is None else inverse * weight
     output = (input - _per_channel(mean, input)) * _per_channel(factor, input)
     return output if bias is None else output + _per_channel(bias, input)
 
 
-def _scale(output: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+def scale(output: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    """Times a weight and plus a bias per channel."""
     if weight is not None:
         output = output * _per_channel(weight, output)
     return output if bias is None else output + _per_channel(bias, output)

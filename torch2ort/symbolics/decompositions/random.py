@@ -16,19 +16,19 @@ def _like(size: Sequence[int], dtype: torch.dtype | None, device: torch.device |
     return torch.zeros(size, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
-@decomposes(aten.rand.default, only_for_gradients=False)
+@decomposes(aten.rand.default)
 def rand(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
     """As ``rand_like``, which draws the same numbers."""
     return torch.rand_like(_like(size, dtype, device))
 
 
-@decomposes(aten.randn.default, only_for_gradients=False)
+@decomposes(aten.randn.default)
 def randn(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
     """As ``randn_like``, which draws the same numbers."""
     return torch.randn_like(_like(size, dtype, device))
 
 
-@decomposes(aten.randint.default, only_for_gradients=False)
+@decomposes(aten.randint.default)
 def randint(
     high: int, size: Sequence[int], *, dtype: Any = torch.int64, device: Any = None, **_: Any
 ) -> torch.Tensor:
@@ -36,7 +36,7 @@ def randint(
     return torch.randint_like(_like(size, dtype, device), high)
 
 
-@decomposes(aten.randint.low, only_for_gradients=False)
+@decomposes(aten.randint.low)
 def randint_low(
     low: int, high: int, size: Sequence[int], *, dtype: Any = torch.int64, device: Any = None, **_: Any
 ) -> torch.Tensor:

@@ -13,20 +13,17 @@ _F = TypeVar("_F", bound=Decomposition)
 
 # Those of every graph.
 EVERY: Table = {}
-# Those of a graph that onnxruntime-training differentiates, which go before the others.
-FOR_GRADIENTS: Table = {}
 
 
-def decomposes(*operators: OpOverload, only_for_gradients: bool = True) -> Callable[[_F], _F]:
+def decomposes(*operators: OpOverload, table: Table = EVERY) -> Callable[[_F], _F]:
     """Register a function as the decomposition of ``operators``.
 
     Args:
         operators: overloads whose arguments the function takes.
-        only_for_gradients: whether ONNX has an operator of its own that does for inference.
+        table: where; an engine has a table of its own.
     """
 
     def register(function: _F) -> _F:
-        table = FOR_GRADIENTS if only_for_gradients else EVERY
         table.update(dict.fromkeys(operators, function))
         return function
 

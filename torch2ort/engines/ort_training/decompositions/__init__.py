@@ -6,10 +6,19 @@ also where PyTorch's reference decomposition would give a NaN gradient from the 
 
 import importlib
 
-from torch2ort.symbolics.decompositions.registry import FOR_GRADIENTS
+from torch2ort.engines.ort_training.decompositions.table import FOR_GRADIENTS
 
 __all__ = ["FOR_GRADIENTS"]
 
 # Each fills the table when it is imported.
-for _name in ("activation", "reduction", "regression"):
+for _name in (
+    "activation",
+    "arithmetic",
+    "indexing",
+    "loss",
+    "normalization",
+    "reduction",
+    "regression",
+    "shape",
+):
     importlib.import_module(f"{__name__}.{_name}")

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from torch2ort.symbolics.decompositions.registry import decomposes
+from torch2ort.engines.ort_training.decompositions.table import decomposes
 
 aten = torch.ops.aten
 
