@@ -237,6 +237,31 @@ def test_how_a_container_is_taken_apart_reads_nothing_of_a_function(request: pyt
     assert len(graphs) == 1
 
 
+class Noting(torch.autograd.Function):
+    """Notes what it saw under a name that code of torch reads of dictionaries."""
+
+    values: ClassVar[list[torch.Size]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        Noting.values.append(x.shape)
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2.0
+
+
+def test_what_torch_reads_by_a_name_is_nothing_of_a_function(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Noting, "values", [])
+    wrapped = torch2ort.ORTModule(Reads(lambda m, h: Noting.apply(h) if m.register_parameter else h))
+    graphs = set()
+    for _ in range(3):
+        wrapped(torch.randn(3, 4))
+        graphs.add(id(wrapped.exported))
+    assert len(graphs) == 1
+
+
 @pytest.mark.usefixtures("no_calls")
 def test_what_a_function_writes_and_the_model_reads_counts():
     model = Reads(lambda m, h: Counting.apply(h * (1 + Counting.calls)))

@@ -132,6 +132,7 @@ class Installed:
             lambda: self._look_through(function),
             own=False,
             via=via,
+            of_torch=package.name == "torch",
         )
 
     def _look_through(self, function: FunctionType) -> None:

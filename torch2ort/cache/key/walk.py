@@ -44,6 +44,7 @@ class Job:
         of_function: whether it is a Function's, whose code runs for real in each call of a graph.
         attribute: the name of the attribute whose value it is, if it is one.
         of_classes: whether it is code that gets objects of certain classes alone, and so no Function.
+        of_torch: whether it is code of torch, which knows no attribute of a user's Function.
         done: whether it was written.
         refers: the components that it refers to.
         names: the attribute names that it reads; ``None`` if it may read any.
@@ -56,6 +57,7 @@ class Job:
     of_function: bool = False
     attribute: str | None = None
     of_classes: bool = False
+    of_torch: bool = False
     done: bool = False
     refers: set[Job] = field(default_factory=set)
     names: set[str] | None = field(default_factory=set)
@@ -244,6 +246,7 @@ class Walk:
         of_function: bool = False,
         attribute: str | None = None,
         of_classes: bool = False,
+        of_torch: bool = False,
     ) -> None:
         """Write a reference to the component of ``identity``, and see to it that it is written, too.
 
@@ -257,10 +260,11 @@ class Walk:
             of_function: whether it is a Function.
             attribute: the name under which a Function has it.
             of_classes: whether it is code that gets objects of certain classes alone, and so no Function.
+            of_torch: whether it is code of torch, which knows no attribute of a user's Function.
         """
         job = self._job_of.get(identity)
         if job is None:
-            job = Job(self._numbered(label), fill, own, set(), of_function, attribute, of_classes)
+            job = Job(self._numbered(label), fill, own, set(), of_function, attribute, of_classes, of_torch)
             self._job_of[identity] = job
             self._jobs.append(job)
         self._job.refers.add(job)
@@ -327,7 +331,8 @@ class Walk:
                 of_classes.add(job)
             elif job not in traced:
                 traced.add(job)
-                names = None if names is None or job.names is None else names | job.names
+                if not job.of_torch:
+                    names = None if names is None or job.names is None else names | job.names
                 later.extend(job.refers)
             if not later:
                 # A model may read an attribute of a Function, or call a method of it.

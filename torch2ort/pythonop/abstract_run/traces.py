@@ -184,8 +184,11 @@ class Traces:
         Raises:
             ExportError: somebody does.
         """
-        if any(tensor() is not None for _, tensor in self._made):
-            gc.collect()
+        for generation in range(3):
+            # What a run leaves in circles is young mostly; all generations of a large process take a second.
+            if all(tensor() is None for _, tensor in self._made):
+                break
+            gc.collect(generation)
         name = next((name for name, tensor in self._made if tensor() is not None), None)
         self._made.clear()
         if name is not None:
