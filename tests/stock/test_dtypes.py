@@ -9,11 +9,19 @@ import torch
 import torch2ort
 from tests.ops import dtypes
 from tests.ops.kernel_types import CODES, found
+from torch2ort.runtime._ort_private import has_training
 from torch2ort.symbolics.kernel_types import kernel_types
 
 
+# Today's runtime in `make test`; the one that trains, which has other kernels, with the long tests.
+WHEN = (pytest.mark.long,) if has_training() else ()
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dtype", dtypes.DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(dtype, marks=WHEN, id=str(dtype).removeprefix("torch.")) for dtype in dtypes.DTYPES],
+)
 def test_operators_of_a_dtype_are_equal_to_eager(dtype):
     assert dtypes.outcome(dtypes.of_dtype(dtype), dtype, dtypes.exported) == {}
 

@@ -38,7 +38,7 @@ decoder("llama", hf.LlamaConfig, hf.LlamaForCausalLM)
 decoder("qwen2", hf.Qwen2Config, hf.Qwen2ForCausalLM, long=True)
 decoder("qwen3", hf.Qwen3Config, hf.Qwen3ForCausalLM, long=True)
 decoder("gemma", hf.GemmaConfig, hf.GemmaForCausalLM)
-decoder("phi", hf.PhiConfig, hf.PhiForCausalLM)
+decoder("phi", hf.PhiConfig, hf.PhiForCausalLM, long=True)
 decoder("phi3", hf.Phi3Config, hf.Phi3ForCausalLM, long=True)
 decoder("gpt2", hf.GPT2Config, hf.GPT2LMHeadModel, GPT2)
 decoder(
@@ -122,10 +122,17 @@ decoder("nemotron", hf.NemotronConfig, hf.NemotronForCausalLM, long=True)
 
 # --- mixtures of experts
 decoder("mixtral", hf.MixtralConfig, hf.MixtralForCausalLM, num_local_experts=4, output_router_logits=True)
-decoder("qwen2_moe", hf.Qwen2MoeConfig, hf.Qwen2MoeForCausalLM, **EXPERTS, shared_expert_intermediate_size=8)
+decoder(
+    "qwen2_moe",
+    hf.Qwen2MoeConfig,
+    hf.Qwen2MoeForCausalLM,
+    **EXPERTS,
+    shared_expert_intermediate_size=8,
+    long=True,
+)
 decoder("qwen3_moe", hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM, **EXPERTS, long=True)
 decoder("olmoe", hf.OlmoeConfig, hf.OlmoeForCausalLM, **EXPERTS, long=True)
-decoder("granitemoe", hf.GraniteMoeConfig, hf.GraniteMoeForCausalLM, num_local_experts=4)
+decoder("granitemoe", hf.GraniteMoeConfig, hf.GraniteMoeForCausalLM, num_local_experts=4, long=True)
 decoder(
     "deepseek_v3",
     hf.DeepseekV3Config,

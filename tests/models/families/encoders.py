@@ -76,8 +76,10 @@ encoder(
         "max_position_embeddings": 32,
     },
 )
-encoder("albert", hf.AlbertConfig, hf.AlbertForMaskedLM, embedding_size=8)
-encoder("electra", hf.ElectraConfig, hf.ElectraForTokenClassification, embedding_size=8, labels=marks)
+encoder("albert", hf.AlbertConfig, hf.AlbertForMaskedLM, embedding_size=8, long=True)
+encoder(
+    "electra", hf.ElectraConfig, hf.ElectraForTokenClassification, embedding_size=8, labels=marks, long=True
+)
 encoder(
     "deberta", hf.DebertaConfig, hf.DebertaForMaskedLM, relative_attention=True, pos_att_type=["c2p", "p2c"]
 )
@@ -100,7 +102,11 @@ encoder(
     long=True,
 )
 encoder(
-    "mpnet", hf.MPNetConfig, hf.MPNetForMaskedLM, {**TINY, "max_position_embeddings": 40, "pad_token_id": 1}
+    "mpnet",
+    hf.MPNetConfig,
+    hf.MPNetForMaskedLM,
+    {**TINY, "max_position_embeddings": 40, "pad_token_id": 1},
+    long=True,
 )
 encoder(
     "modernbert",
@@ -247,7 +253,7 @@ encoder(
     },
     long=True,
 )
-encoder("roformer", hf.RoFormerConfig, hf.RoFormerForMaskedLM)
+encoder("roformer", hf.RoFormerConfig, hf.RoFormerForMaskedLM, long=True)
 encoder(
     "esm",
     hf.EsmConfig,
@@ -298,7 +304,7 @@ def pair(name: str, config: Any, model: Any, settings: dict[str, Any], **more: A
 
 pair("t5", hf.T5Config, hf.T5ForConditionalGeneration, T5)
 pair("mt5", hf.MT5Config, hf.MT5ForConditionalGeneration, T5, long=True)
-pair("bart", hf.BartConfig, hf.BartForConditionalGeneration, S2S)
+pair("bart", hf.BartConfig, hf.BartForConditionalGeneration, S2S, long=True)
 pair("mbart", hf.MBartConfig, hf.MBartForConditionalGeneration, S2S, long=True)
 pair("pegasus", hf.PegasusConfig, hf.PegasusForConditionalGeneration, S2S, long=True)
 pair("marian", hf.MarianConfig, hf.MarianMTModel, S2S, long=True)

@@ -57,7 +57,7 @@ def boxes(count: int, size: int) -> list[dict[str, torch.Tensor]]:
 
 
 images("vit", hf.ViTConfig, hf.ViTForImageClassification, VIT, 8, classes)
-images("deit", hf.DeiTConfig, hf.DeiTForImageClassification, VIT, 8, classes)
+images("deit", hf.DeiTConfig, hf.DeiTForImageClassification, VIT, 8, classes, long=True)
 images(
     "beit",
     hf.BeitConfig,
