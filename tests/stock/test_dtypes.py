@@ -12,7 +12,6 @@ from tests.ops.kernel_types import CODES, found
 from torch2ort.runtime._ort_private import has_training
 from torch2ort.symbolics.kernel_types import kernel_types
 
-
 # Today's runtime in `make test`; the one that trains, which has other kernels, with the long tests.
 WHEN = (pytest.mark.long,) if has_training() else ()
 
