@@ -17,14 +17,10 @@ import onnx
 
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.nodes import ancestors
+from torch2ort.graph.operator_memory import SIZES, memory_of
 from torch2ort.kernels.functions import may_keep_results
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.runtime.inplace import InplacePlan, mapped_arguments
-
-# They never write over an input, and their results are memory of their own whatever the optimisers do.
-_PLAIN = frozenset({"Conv", "Gemm", "LayerNormalization", "MatMul", "SimplifiedLayerNormalization"})
-# These only read.
-_READING = _PLAIN | {"PythonOp", "PythonOpGrad"}
 
 
 def protect_memory(gradient: onnx.GraphProto, graph: Graph, plans: Mapping[str, InplacePlan]) -> None:
@@ -49,12 +45,15 @@ def _safe(gradient: onnx.GraphProto) -> set[str]:
     """Values that own their memory and that nobody writes over."""
     values = _numbered(gradient)
     written = {
-        values.get(name) for node in gradient.node if node.op_type not in _READING for name in node.input
+        values.get(name)
+        for node in gradient.node
+        if not memory_of(node.op_type).only_reads
+        for name in node.input
     }
     return {
         name
         for node in gradient.node
-        if node.op_type in _PLAIN or node.op_type == "PythonOp"
+        if memory_of(node.op_type).owns or node.op_type == "PythonOp"
         for name in node.output
         if values[name] not in written
     }
@@ -89,12 +88,6 @@ def _held_outside(node: onnx.NodeProto, graph: Graph, plans: Mapping[str, Inplac
     return [*arguments_at(node, site, held), *results]
 
 
-# Their output may be their first input's memory.
-_PASSING_ON = frozenset({"ATen", "Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-# They do not read what is in the memory of their input.
-SIZES = frozenset({"Shape", "Size"})
-
-
 def outputs_read_in_backward(
     gradient: onnx.GraphProto, graph: Graph, plans: Mapping[str, InplacePlan]
 ) -> tuple[int, ...]:
@@ -114,7 +107,8 @@ def outputs_read_in_backward(
         # In the session's order, all that the outputs do not need runs behind them.
         if node.op_type not in SIZES | {"YieldOp"} and forward.isdisjoint(node.output):
             read.update(node.input)
-        if node.op_type in _PASSING_ON:
+        does = memory_of(node.op_type)
+        if does.passes_on or does.may_vanish:
             source.update({numbers[name]: node.input[0] for name in node.output[:1]})
         site = graph.sites.get(node.name)
         if site is None or node.op_type != "PythonOp":

@@ -14,15 +14,11 @@ from typing import Any
 import onnx
 
 from torch2ort.graph.nodes import function_of
+from torch2ort.graph.operator_memory import memory_of
 from torch2ort.pythonop import TENSOR, Site
 
 _MAP = "tensor_reuse_map"
 _BACKWARD_MAP = "bw_tensor_reuse_map"
-
-# Their output may be their first input's memory.
-_PASSING_ON = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "View"})
-# Somebody outside of the graph, or a body of it, may hold their output's memory.
-_SHARED = frozenset({"ATen", "If", "Loop", "PythonOp", "PythonOpGrad", "Scan", "YieldOp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +121,9 @@ class _Memory:
             return False
         if producer.op_type == "PythonOp":
             return self._given_away(producer, name)
-        if producer.op_type in _SHARED:
+        if memory_of(producer.op_type).held_outside:
             return False
-        if producer.op_type in _PASSING_ON:
+        if memory_of(producer.op_type).passes_on:
             return self.may_be_written(producer.input[0])
         return self._varies(name)
 

@@ -11,18 +11,16 @@ import onnx
 import onnx_ir as ir
 
 from torch2ort.cache.store.shelf import Kept, Shelf
-from torch2ort.engines.held_memory import SIZES, arguments_at, outputs_read_in_backward, protect_memory
-from torch2ort.engines.ort_training.recompute import recompute_activations
+from torch2ort.engines.ort_training.gradient_passes import Work, run_passes
 from torch2ort.engines.ort_training.stop_gradient import lower_stop_gradients
-from torch2ort.engines.ort_training.user_gradients import hide_operators, restore_operators
+from torch2ort.engines.ort_training.user_gradients import hide_operators
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.nodes import ancestors
 from torch2ort.runtime import training_pybind
 from torch2ort.runtime.binding import bind_nodes
 from torch2ort.runtime.centering import center_normalizations
-from torch2ort.runtime.chains import Chain, join_python_ops
-from torch2ort.runtime.inplace import InplacePlan, plan_inplace
+from torch2ort.runtime.chains import Chain
+from torch2ort.runtime.inplace import InplacePlan
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
 
 
@@ -105,33 +103,24 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         raise no_gradient(error) from error
     info = builder.get_graph_info()
     model = onnx.load_from_string(builder.get_gradient_model())
-    restore_operators(model.graph, hidden)
-    needed = _read_in_backward(model.graph, graph)
-    unneeded = {name for i, name in enumerate(graph.feeds) if i not in needed}
-    recompute_activations(model.graph, graph.sites, unneeded, _COMPUTED_ONCE)
-    gradients = tuple(output.name for output in model.graph.output)
-    plans = plan_inplace(model.graph, graph.sites, graph.fetches)
-    _restore_output_types(model.graph, proto.graph)
-    protect_memory(model.graph, graph, plans)
-    _allow_empty_tensors(model.graph)
+    work = Work(model.graph, graph, proto.graph, hidden)
+    run_passes(work)
     gradient_of = dict(
         zip(info.initializer_names_to_train, info.initializer_grad_names_to_train, strict=True)
     )
     gradient_of.update(info.user_input_grad_names)
-    read = outputs_read_in_backward(model.graph, graph, plans)
-    chains = join_python_ops(model.graph, graph.sites)
     return GradientGraph(
         model=model.SerializeToString(),
         optimized=False,
         feeds=tuple(value.name for value in model.graph.input),
         fetched=len(info.user_output_names) + len(info.frontier_node_arg_map),
-        gradients=gradients,
-        gradient_of={name: gradients.index(g) for name, g in gradient_of.items() if g in gradients},
-        needed=needed,
-        read_outputs=read,
+        gradients=work.gradients,
+        gradient_of={name: work.gradients.index(g) for name, g in gradient_of.items() if g in work.gradients},
+        needed=work.needed,
+        read_outputs=work.read_outputs,
         skipped=tuple(info.output_grad_indices_non_differentiable),
-        inplace={name: plan.description() for name, plan in plans.items()},
-        joined=tuple(chain.description() for chain in chains),
+        inplace={name: plan.description() for name, plan in work.plans.items()},
+        joined=tuple(chain.description() for chain in work.chains),
     )
 
 
@@ -195,51 +184,3 @@ def _configuration(graph: Graph, requires_grad: frozenset[str]) -> Any:
     configuration.loglevel = ort.Severity.ERROR
     configuration.use_memory_efficient_gradient = False
     return configuration
-
-
-def _restore_output_types(gradient: onnx.GraphProto, graph: onnx.GraphProto) -> None:
-    """The model's outputs lose their type in the gradient graph, and the session asks for it."""
-    known = {value.name for value in gradient.value_info}
-    gradient.value_info.extend(output for output in graph.output if output.name not in known)
-
-
-def _allow_empty_tensors(gradient: onnx.GraphProto) -> None:
-    """Let a size of 0 mean 0 where a tensor gets another one's shape, not "the size that it has"."""
-    shapes = {name for node in gradient.node if node.op_type == "Shape" for name in node.output}
-    for node in gradient.node:
-        # The builder also writes constant shapes, in which it uses 0 in the other sense.
-        if node.op_type == "Reshape" and node.input[1] in shapes:
-            kept = [a for a in node.attribute if a.name != "allowzero"]
-            del node.attribute[:]
-            node.attribute.extend([*kept, onnx.helper.make_attribute("allowzero", 1)])
-
-
-# Values that are computed once: no fusion of ONNX Runtime's gives backward their inputs instead.
-_COMPUTED_ONCE = frozenset(
-    {
-        "BatchNormInternal", "BatchNormalization", "Conv", "ConvTranspose", "Einsum", "FusedMatMul",
-        "Gather", "GatherElements", "GatherND", "Gemm", "LayerNormalization", "LogSoftmax", "MatMul",
-        "MaxPool", "PythonOp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ScatterElements",
-        "ScatterND", "SimplifiedLayerNormalization", "Softmax", "TopK",
-    }
-)  # fmt: skip
-
-
-def _read_in_backward(gradient: onnx.GraphProto, graph: Graph) -> tuple[int, ...]:
-    """Positions of the feeds that backward reads, or may once graphs are fused.
-
-    It does so in a node that the model's outputs do not need, or in a Function that kept its argument.
-    """
-    outputs = [name for node in gradient.node if node.op_type == "YieldOp" for name in node.input]
-    forward = ancestors(gradient, outputs)
-    read: set[str] = set()
-    for node in gradient.node:
-        # In the session's order, all that the outputs do not need runs behind them.
-        if node.op_type not in SIZES | {"YieldOp"} and forward.isdisjoint(node.output):
-            read.update(node.input)
-        site = graph.sites.get(node.name)
-        if site is not None and node.op_type == "PythonOp":
-            read.update(arguments_at(node, site, site.known_result.kept))
-    # What YieldOp gives comes from outside.
-    computed_from = ancestors(gradient, read, stop=_COMPUTED_ONCE | SIZES | {"YieldOp"})
-    return tuple(i for i, name in enumerate(graph.feeds) if name in computed_from)

@@ -18,16 +18,15 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from torch2ort.engines.held_memory import SIZES, arguments_at
+from torch2ort.engines.held_memory import arguments_at
 from torch2ort.graph.nodes import ancestors, descendants
+from torch2ort.graph.operator_memory import SIZES, memory_of
 from torch2ort.kernels.repeatable import repeatable
 from torch2ort.pythonop import Site
 from torch2ort.runtime.centering import centered
 
 # Between the product and the softmax: scales, masks, biases.
 _CHEAP = frozenset({"Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"})
-# Their result is their input's memory.
-_VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 # Longest rows of the product's operands: a head's size. With longer ones the product is no longer cheap.
 _LONGEST_ROWS = 256
 _ZERO = "recompute/zero"
@@ -111,7 +110,7 @@ class _Halves:
         return [
             node
             for node in self.nodes
-            if node.op_type in _VIEWS and node.input[0] == value and node.output[0] in self._forward
+            if memory_of(node.op_type).reshapes and node.input[0] == value and node.output[0] in self._forward
         ]
 
     def trigger(self, reader: int) -> str | None:
