@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 from torch2ort.symbolics.registered import user_translations
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_table: dict[Any, Callable[..., Any]] = {}
+# torch2ort's own; what users register goes before them.
+OWN: dict[Any, Callable[..., Any]] = {}
 
 
 def translates(*operators: Any) -> Callable[[_F], _F]:
     """Register a function as the translation of ``operators``."""
 
     def register(function: _F) -> _F:
-        _table.update(dict.fromkeys(operators, function))
+        OWN.update(dict.fromkeys(operators, function))
         return function
 
     return register
@@ -23,4 +24,4 @@ def translates(*operators: Any) -> Callable[[_F], _F]:
 
 def translation_table() -> dict[Any, Callable[..., Any]]:
     """Translations by operator: those that users registered, then our own."""
-    return {**_table, **user_translations(_table)}
+    return {**OWN, **user_translations(OWN)}
