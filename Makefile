@@ -83,16 +83,19 @@ test-newest: build  ## Run tests on the newest torch and the newest Python
 	$(BIN)/nox --session wheel
 	$(BIN)/nox --session newest $(NOX_ARGS); status=$$?; $(BIN)/nox --session table -- newest; exit $$status
 
-lint: build  ## Check style and types
+# clang-tidy compiles as the build does.
+lint: build  ## Check style and types, and the C++ for mistakes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(if $(CPP),$(BIN)/clang-format --dry-run --Werror $(CPP))
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	printf '%s\n' $(filter %.cpp,$(CPP)) | xargs -n 2 -P "$$(nproc)" \
+		$(BIN)/clang-tidy --quiet -p "$$(dirname "$$(ls build/cp*/compile_commands.json | head -n 1)")"
 
 format: build  ## Rewrite the sources in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+	$(BIN)/clang-format -i $(CPP)
 
 wheel: build  ## Build a wheel into dist/ and test it in an empty environment
 	rm -f dist/torch2ort-*.whl

@@ -1,7 +1,7 @@
 #include "interception.h"
 
 #include <cstdint>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -59,10 +59,12 @@ bool IsWritable(const void* address) {
   auto wanted = reinterpret_cast<uintptr_t>(address);
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
-    unsigned long first = 0, end = 0;
-    char rights[5] = {};
-    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &first, &end, rights) != 3) continue;
-    if (first <= wanted && wanted < end) return rights[1] == 'w';
+    // Such as "7f00-7fff rw-p".
+    char* rest = nullptr;
+    uintptr_t first = std::strtoull(line.c_str(), &rest, 16);
+    if (*rest != '-') continue;
+    uintptr_t end = std::strtoull(rest + 1, &rest, 16);
+    if (first <= wanted && wanted < end) return rest[0] == ' ' && rest[1] != '\0' && rest[2] == 'w';
   }
   return false;
 }

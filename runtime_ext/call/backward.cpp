@@ -47,7 +47,7 @@ class BackwardCall {
   bool CheckKinds();
   PyObject* Item(Py_ssize_t argument) const;
   bool Return();
-  bool ReturnGradient(size_t i, PyObject* gradient);
+  bool ReturnGradient(size_t i, PyObject* value);
   bool PassOn(size_t i, Ref gradient, bool held);
   int HeldByOthers(PyObject* value, const Ref& gradient);
   bool ReturnZeros(size_t i);

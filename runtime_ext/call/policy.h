@@ -100,7 +100,6 @@ struct Holders {
 };
 // Whether somebody else holds the tensor or its memory, such as a closure that will write its next result
 // into it: 1 or 0; -1 with an exception set on failure.
-bool IsOver(PyObject* tensor, const DLTensor& exported);
 int HeldElsewhere(PyObject* tensor, const Holders& known);
 
 // Whether what was exported is the tensor's own memory, and no contiguous copy of it.

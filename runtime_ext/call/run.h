@@ -15,7 +15,7 @@ PyObject* CurrentRun();
 PyObject* Begin(PyObject* module, PyObject* run);
 
 // Puts a call's context into the run. False with the engine error set if the site already ran in it.
-bool KeepContext(PyObject* run, Site* site, PyObject* context);
+bool KeepContext(PyObject* self, Site* site, PyObject* context);
 // Takes the context of a site's forward out of the current run. Empty with the engine error set if there is
 // none.
 Ref TakeContext(Site* site);

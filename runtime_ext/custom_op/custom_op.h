@@ -95,9 +95,9 @@ PyObject* WithdrawAllocator(PyObject* module, PyObject*);
 // ---- the callbacks of the operator ----
 
 OrtStatus* InferOutputs(const OrtCustomOp* op, OrtShapeInferContext* context);
-OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel);
-OrtStatus* ComputeKernel(void* kernel, OrtKernelContext* context);
-void DestroyKernel(void* kernel);
+OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** out);
+OrtStatus* ComputeKernel(void* object, OrtKernelContext* context);
+void DestroyKernel(void* object);
 
 // Hands an early return to the caller.
 #define T2O_RETURN_IF_ERROR(expression)                    \

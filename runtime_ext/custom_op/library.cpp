@@ -1,7 +1,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -53,7 +53,7 @@ PyObject* TakeCustomOpError(PyObject*, PyObject* number) {
 }
 
 std::string TextOf(PyObject* exception) {
-  std::string text = TypeName(exception).c_str();
+  std::string text = TypeName(exception);
   Ref message = Ref::Steal(PyObject_Str(exception));
   const char* utf8 = message ? PyUnicode_AsUTF8AndSize(message.get(), nullptr) : nullptr;
   if (utf8 == nullptr) PyErr_Clear();
@@ -188,8 +188,9 @@ extern "C" __attribute__((visibility("default"))) torch2ort::OrtStatus* Register
   if (api != nullptr) {
     ort_api = api;
     // Not by asking for that table: an older runtime would complain about it on stderr.
-    int major = 0, minor = 0;
-    std::sscanf(base->GetVersionString(), "%d.%d", &major, &minor);
+    char* rest = nullptr;
+    long major = std::strtol(base->GetVersionString(), &rest, 10);
+    long minor = *rest == '.' ? std::strtol(rest + 1, nullptr, 10) : 0;
     has_shape_reference = major > 1 || minor >= kOrtMinorOfShapeReference;
     return Register(options);
   }

@@ -64,7 +64,7 @@ class Holdings {
       count_.fetch_sub(1, std::memory_order_relaxed);
     }
     // Without an interpreter torch could not free it.
-    if (tensor && !PythonRuns()) tensor.release();
+    if (tensor && !PythonRuns()) static_cast<void>(tensor.release());
     return true;
   }
 

@@ -27,7 +27,7 @@ enum OrtErrorCode : int32_t { kOrtFail = 1, kOrtInvalidArgument = 2, kOrtNotImpl
 enum OrtOpAttrType : int32_t { kOrtAttributeInts = 2 };
 enum OrtLoggingLevel : int32_t { kOrtLogError = 3 };
 enum OrtAllocatorKind : int32_t { kOrtDeviceAllocator = 0 };
-enum OrtTypeKind : int32_t { kOrtTensor = 1 };
+enum OrtTypeKind : int32_t { kOrtUnknown = 0, kOrtTensor = 1 };
 enum OrtMemoryType : int32_t { kOrtMemoryDefault = 0 };
 enum OrtDeviceKind : int32_t { kOrtCpu = 0, kOrtGpu = 1 };
 enum OrtCharacteristic : int32_t { kOrtVariadic = 2 };

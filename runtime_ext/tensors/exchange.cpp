@@ -107,7 +107,7 @@ Ref Zeros(const int64_t* shape, int32_t rank, DLDataType dtype, DLDevice device)
   if (config.exchange->managed_tensor_allocator(&prototype, &managed, nullptr, set_error) != 0) return {};
   Span span = SpanOf(managed->dl_tensor);
   if (device.device_type == kDLCPU) {
-    if (span.size() > 0)
+    if (span.begin != 0 && span.size() > 0)
       std::memset(reinterpret_cast<void*>(span.begin), 0, static_cast<size_t>(span.size()));
     return ImportManaged(Managed(managed));
   }
