@@ -200,6 +200,11 @@ def test_what_the_package_imports_is_declared() -> None:
     assert imported_distributions(TREES.values()) - declared == set()
 
 
+def test_what_is_required_is_imported() -> None:
+    required = {distribution(one) for one in project()["dependencies"]}
+    assert required - imported_distributions(TREES.values()) == set()
+
+
 def test_what_tests_examples_and_benchmarks_import_is_declared() -> None:
     extras = project()["optional-dependencies"].values()
     declared = {distribution(one) for few in [project()["dependencies"], *extras] for one in few}
