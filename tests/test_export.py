@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import queue
 import threading
+import weakref
 
 import onnx
 import pytest
@@ -179,6 +181,16 @@ def test_a_branch_on_a_tensors_value_is_refused_with_its_line():
     ) as caught:
         torch2ort.export(Calls(branch), torch.randn(2, 4))
     assert "Use torch.where or torch.cond instead of the branch" in str(caught.value)
+
+
+def test_a_model_whose_export_fails_is_let_go():
+    model = Calls(lambda x: x if x.sum() > 0 else -x)
+    with pytest.raises(torch2ort.ExportError, match="depends on a value inside a tensor"):
+        torch2ort.export(model, torch.randn(2, 4))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
 
 
 def test_other_threads_call_functions_as_usual_during_an_export():

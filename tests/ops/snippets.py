@@ -15,6 +15,9 @@ import torch.nn.functional as F
 
 Snippet = Callable[[torch.Tensor], Any]
 
+# It has no derivative of aminmax, and its own torch.export cannot trace quantile, which reads a value there.
+TORCH_2_11 = torch.__version__.startswith("2.11.")
+
 
 def _positive(h: torch.Tensor) -> torch.Tensor:
     return h * h + 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -173,10 +174,27 @@ def broadcast(model, h):
     return ByNumpy.apply(h)[:, :1].expand(-1, 4)
 
 
+class Mean(Function):
+    """Runs on real tensors only, and gives one row."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.rows = x.shape[0]
+        return torch.from_numpy(x.detach().numpy().mean(0, keepdims=True))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.expand(ctx.rows, -1) / ctx.rows
+
+
 SIZES_NEEDED = {
     "expand": broadcast,
     "both": lambda model, h: ByNumpy.apply(h, ByNumpy.apply(h)),
     "sizes in Python": lambda model, h: ByNumpy.apply(h) * (2 if ByNumpy.apply(h).shape[0] > 1 else 3),
+    "expand to as many rows": lambda model, h: Mean.apply(h).expand(h.shape[0], 4),
+    "expand_as": lambda model, h: Mean.apply(h).expand_as(h) * 1.5,
+    "broadcast in a sum": lambda model, h: h + Mean.apply(h),
+    "broadcast in where": lambda model, h: torch.where(h > 0, Mean.apply(h), h),
     "after one whose size is a value": lambda model, h: ByNumpy.apply(Positive.apply(h)),
 }
 
@@ -283,3 +301,19 @@ def test_what_it_raises_on_the_sample_arrives():
     with pytest.raises(ValueError, match=r"^the sum is positive$") as caught:
         torch2ort.export(Around(lambda model, h: Fails.apply(h.abs())), torch.randn(3, 4))
     assert caught.value is FAILURE
+
+
+SIGNS = torch.tensor([[1.0], [-1.0], [-1.0]])
+
+
+def test_expanding_a_size_that_is_a_value_is_refused():
+    ort = torch2ort.ORTModule(Around(lambda model, h: Chosen.apply(h.abs() * SIGNS).expand(3, 4)))
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        ort(torch.randn(3, 4))
+    assert re.fullmatch(
+        r"the model expands at .*around\.py:\d+, in forward: return self\.call\(self, self\.linear\(x\)\) a "
+        r"tensor of which a size is known in a run only, where it may be 1 or not, and a graph is for one of "
+        r"the two\. If a Function gives that tensor, say its sizes with torch2ort\.register_shape_inferer; "
+        r"else put this into a Function",
+        str(caught.value),
+    )

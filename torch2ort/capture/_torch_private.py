@@ -10,6 +10,8 @@
 | torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0, 2.15.0 |
 | torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
+| torch.nn.modules.module._global_buffer_registration_hooks | 2.11-2.15.0 |
+| torch._functorch._aot_autograd.utils, whose hook on buffers a failed export leaves there | 2.11.0 |
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ with private_names("torch"):
     need(torch._VF, "_pack_padded_sequence")
     need(torch.export.ExportedProgram, "_guards_code")
     need(torch.nn.modules.transformer, "_detect_is_causal_mask")
+    need(torch.nn.modules.module, "_global_buffer_registration_hooks")
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -39,6 +42,7 @@ __all__ = [
     "OpOverload",
     "is_compiled",
     "mask_is_a_mask",
+    "no_hooks_left",
     "pack_padded_sequence",
     "size_guards",
 ]
@@ -59,6 +63,22 @@ DATA_DEPENDENT: tuple[type[Exception], ...] = (
 def size_guards(program: torch.export.ExportedProgram) -> list[str]:
     """Conditions on sizes that tracing relied on, as Python expressions over ``L['name'][i].size()[j]``."""
     return list(program._guards_code)
+
+
+@contextlib.contextmanager
+def no_hooks_left() -> Iterator[None]:
+    """Take off the hook of all modules that torch.export of torch 2.11 leaves there when it fails.
+
+    It holds the model, which would be a part of what every later model depends on.
+    """
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    before = set(hooks)
+    try:
+        yield
+    finally:
+        for key in set(hooks) - before:
+            if getattr(hooks[key], "__module__", "") == "torch._functorch._aot_autograd.utils":
+                del hooks[key]
 
 
 def is_compiled(model: torch.nn.Module) -> bool:

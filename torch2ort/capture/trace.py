@@ -42,9 +42,11 @@ from torch2ort.effects import (
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.log import logger
 from torch2ort.pythonop import Site, check_interception
+from torch2ort.pythonop.abstract_run.fake import gives_size_of_one
 from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
+from torch2ort.sizes.guessed import expands_unknown, takes_for_equal
 
 PREFIX = "model."  # FlatCall's attribute: in front of every parameter's and buffer's name in the program
 
@@ -198,6 +200,9 @@ def trace(
         while True:
             try:
                 traced = _trace(call(), tensors, dynamic, sample)
+                if sample.calls and not sample.sizes_needed and _guesses_a_size(traced):
+                    sample.sizes_needed = True
+                    continue
                 if not traced.effects:
                     return traced
                 reads = Reads(traced.effects.writes)
@@ -223,6 +228,13 @@ def trace(
                 sample.sizes_needed = True
                 continue
             run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks, numbers=numbers)
+
+
+def _guesses_a_size(traced: Trace) -> bool:
+    """Whether the trace took the size of what runs on real tensors only for another one, and may be wrong."""
+    if expands_unknown(traced.program) is not None:
+        return True
+    return takes_for_equal(traced.program) and any(map(gives_size_of_one, traced.sites.values()))
 
 
 def _with_reads(
@@ -258,6 +270,7 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         stack.enter_context(untouched(type(model).__name__, model, code=False))
         stack.enter_context(ordinary_tensors(model))
         stack.enter_context(traceable_modules(model))
+        stack.enter_context(private.no_hooks_left())
         capture = stack.enter_context(Capture(training=model.training, model=model, sample=sample))
         call.capture = capture
         try:

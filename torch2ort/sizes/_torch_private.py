@@ -5,6 +5,7 @@
 | SymInt.node.hint, SymInt.node.expr | 2.11-2.15.0 |
 | FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
+| torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ with private_names("torch"):
     need(SymNode, "hint", "expr")
     need(FakeTensor, "fake_mode")
     need(FakeTensorMode, "shape_env")
+    ASSERT = torch.ops.aten._assert_scalar.default
     need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode")
 
 

@@ -12,6 +12,7 @@ from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
 from torch2ort.pythonop import Site
+from torch2ort.sizes.guessed import expands_unknown
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
@@ -73,6 +74,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> torch.expo
         DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors.
     """
     notes = Notes(differentiated=target.differentiates)
+    _refuse_guessed_sizes(program)
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
     if target.differentiates:
@@ -112,6 +114,17 @@ def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[str, int
         for d, size in enumerate(shape)
         if not isinstance(size, int)
     }
+
+
+def _refuse_guessed_sizes(program: torch.export.ExportedProgram) -> None:
+    """Refuse an ``expand`` of a size that only values tell, which the graph would lack."""
+    node = expands_unknown(program)
+    if node is not None:
+        raise UnsupportedOperatorError(
+            f"the model expands at {source_line(node)} a tensor of which a size is known in a run only, "
+            f"where it may be 1 or not, and a graph is for one of the two. If a Function gives that "
+            f"tensor, say its sizes with torch2ort.register_shape_inferer; else put this into a Function"
+        )
 
 
 def _refuse_fixed_sizes(before: dict[tuple[str, int], str], after: dict[tuple[str, int], str]) -> None:

@@ -205,7 +205,10 @@ def to_onnx(program: torch.export.ExportedProgram, table: Table) -> ir.Model:
     known = _with_results_of_its_own(registry(table))
     dtypes = {node: _dtype(node) for node in program.graph.nodes}
     with quiet():
-        _fx_passes.insert_type_promotion_nodes(program.graph_module)
+        # torch 2.11 takes the first operator that runs here for the promoted one, and where an input
+        # requires a gradient that is the question for its device.
+        with torch.no_grad():
+            _fx_passes.insert_type_promotion_nodes(program.graph_module)
         for node, dtype in dtypes.items():
             _keep_dtype(node, dtype)
         sync_output_names(program)

@@ -69,6 +69,12 @@ def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
     return outputs
 
 
+def gives_size_of_one(site: Site) -> bool:
+    """Whether ``site`` runs on real tensors only, and gave one there that may be broadcast."""
+    run = _runs.get(site)
+    return run is not None and run.inputs is None and any(1 in t.shape for t in run.observation.outputs)
+
+
 def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     run = _runs.get(site)
     if run is None or run.inputs not in (None, _described(inputs)):
@@ -145,7 +151,9 @@ def _like(number: int, axis: int, given: Mapping[int, torch.Tensor]) -> Size:
     if varying:
         return next((pair for pair in varying if pair[1] == axis), varying[0])
     fixed = all(isinstance(size, int) for _, size in sizes)
-    return number if fixed or any(size == number for _, size in sizes if isinstance(size, int)) else None
+    # A size of 1 is broadcast, which torch.export does not do with one that it does not know.
+    known = number == 1 or any(size == number for _, size in sizes if isinstance(size, int))
+    return number if fixed or known else None
 
 
 def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
