@@ -100,7 +100,9 @@ def imported_distributions(trees: Iterable[ast.AST]) -> set[str]:
     """Return the installed distributions of which `trees` import something."""
     names = {name.split(".")[0] for tree in trees for name in imported(tree)} - sys.stdlib_module_names
     installed = metadata.packages_distributions()
-    return {distribution(found) for name in names for found in installed.get(name, ())} - {"torch2ort"}
+    # A distribution may bring a folder `tests` of its own.
+    foreign = names - {"torch2ort", "tests"}
+    return {distribution(found) for name in foreign for found in installed.get(name, ())}
 
 
 def version(text: str) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
-"""Decompositions of ATen operators into operators that onnxruntime-training differentiates right.
+"""Decompositions into operators that onnxruntime-training differentiates right.
 
-Each is plain PyTorch code, traced into the program. Values and gradients equal the operator's own,
-also where PyTorch's reference decomposition would give a NaN gradient from the branch not taken.
+They are what those of symbolics.decompositions are, which stand behind them.
 """
 
 import importlib
