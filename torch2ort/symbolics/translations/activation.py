@@ -52,6 +52,19 @@ def sign(self: ir.Value) -> ir.Value:
     return op("Where", op("IsNaN", self), constant(np.array(0, self.dtype.numpy())), result)
 
 
+@translates(aten.prelu.default)
+def prelu(self: ir.Value, weight: ir.Value) -> ir.Value:
+    """By a choice: ONNX Runtime's operator multiplies infinity by zero, up to 1.24."""
+    assert self.shape is not None
+    assert weight.shape is not None
+    rank = len(self.shape)
+    if rank == 0 or (rank > 2 and weight.shape[0] != 1):
+        # One weight per channel, of the second dimension.
+        weight = op("Reshape", weight, constant(np.array([-1, *[1] * (rank - 2)] if rank else [], np.int64)))
+    zero = constant(np.array(0, self.dtype.numpy()))  # type: ignore[union-attr]
+    return op("Where", op("Greater", self, zero), self, op("Mul", self, weight))
+
+
 @translates(aten.gelu.default)
 def gelu(self: ir.Value, approximate: str = "none") -> ir.Value:
     """By ONNX Runtime's own operators, at every opset."""
