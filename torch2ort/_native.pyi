@@ -237,10 +237,12 @@ class Run:
         undefined: ``(site key, argument)`` for each needed gradient that ``backward`` left out and that is
             zeros now.
         unmaterialized: keys of the sites whose backward ran and takes ``None`` for a missing gradient.
+        keeps: whether backwards leave the contexts for another one.
     """
 
     undefined: set[tuple[str, int]]
     unmaterialized: set[str]
+    keeps: bool
 
     def __new__(cls) -> Run: ...
     def __len__(self) -> int: ...

@@ -176,7 +176,7 @@ bool BackwardCall::Settle() {
     if (!watched[i]) return false;
   }
   // What forward saved is needed no longer, though other backwards of the run are still to come.
-  ReleaseContext(context());
+  if (!KeepsContexts()) ReleaseContext(context());
   context_.reset();
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();

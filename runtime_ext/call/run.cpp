@@ -18,6 +18,7 @@ struct Run {
   PyObject_HEAD PyObject* undefined;  // set of (site key, argument)
   PyObject* unmaterialized;           // set of site keys
   std::vector<Entry>* entries;
+  char keeps;     // contexts stay for another backward
   size_t cursor;  // where the last context was found: backward visits the sites in about the opposite order
 };
 
@@ -102,6 +103,7 @@ PyMethodDef methods[] = {
 PyMemberDef members[] = {
     {"undefined", T_OBJECT_EX, offsetof(Run, undefined), READONLY, nullptr},
     {"unmaterialized", T_OBJECT_EX, offsetof(Run, unmaterialized), READONLY, nullptr},
+    {"keeps", T_BOOL, offsetof(Run, keeps), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
@@ -170,9 +172,12 @@ bool KeepContext(PyObject* self, Site* site, PyObject* context) {
   return true;
 }
 
+bool KeepsContexts() { return current_run != nullptr && AsRun(current_run)->keeps != 0; }
+
 Ref TakeContext(Site* site) {
   Entry* entry =
       current_run == nullptr ? nullptr : FindEntry(AsRun(current_run), reinterpret_cast<PyObject*>(site));
+  if (entry != nullptr && KeepsContexts()) return Ref::Share(entry->context);
   if (entry != nullptr) {
     Ref context = Ref::Steal(std::exchange(entry->context, nullptr));
     Ref held = Ref::Steal(std::exchange(entry->site, nullptr));

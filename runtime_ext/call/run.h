@@ -16,8 +16,10 @@ PyObject* Begin(PyObject* module, PyObject* run);
 
 // Puts a call's context into the run. False with the engine error set if the site already ran in it.
 bool KeepContext(PyObject* self, Site* site, PyObject* context);
-// Takes the context of a site's forward out of the current run. Empty with the engine error set if there is
-// none.
+// Whether the current run's contexts serve more than one backward.
+bool KeepsContexts();
+// Takes the context of a site's forward out of the current run, or shares it where the run keeps its
+// contexts. Empty with the engine error set if there is none.
 Ref TakeContext(Site* site);
 // Notes that backward returned no gradient for a needed argument, and zeros stand for it.
 bool NoteUndefined(Site* site, size_t argument);

@@ -61,7 +61,7 @@ class OnStream {
 class Computation {
  public:
   Computation(const Kernel& kernel, OrtKernelContext* context)
-      : kernel_(kernel), api_(kernel.api), context_(context), loans_(kernel.input_dtypes.size()) {
+      : kernel_(kernel), api_(kernel.api), context_(context), loans_(kernel.tensors) {
     // A node without inputs cannot say which device is its own.
     if (kernel.on_cuda) device_.device_type = kDLCUDA;
   }
@@ -74,6 +74,7 @@ class Computation {
   OrtStatus* EnterStream(OnStream* stream);
   OrtStatus* Write(size_t index, const DLTensor& tensor, Managed* gift);
   OrtStatus* WriteOutputs(std::vector<Managed>* outputs, std::vector<Ref>* storages);
+  OrtStatus* WriteGradients(const std::vector<Managed>& gradients);
   OrtStatus* WriteContext();
   OrtStatus* CopyOnDevice(const DLTensor& from, const DLTensor& to);
   OrtStatus* PythonError() { return StatusOfException(api_, kernel_.where, kernel_.keeps_errors); }
@@ -121,7 +122,7 @@ OrtStatus* Computation::Lend(size_t index) {
   }
   DLDataType dtype = kernel_.input_dtypes[index];
   DLTensor tensor{data, device_, static_cast<int32_t>(rank), dtype, const_cast<int64_t*>(sizes), nullptr, 0};
-  loans_[index] = torch2ort::Lend(tensor, nullptr, nullptr);
+  loans_[kernel_.slots[index]] = torch2ort::Lend(tensor, nullptr, nullptr);
   return nullptr;
 }
 
@@ -195,6 +196,16 @@ OrtStatus* Computation::WriteOutputs(std::vector<Managed>* outputs, std::vector<
   return nullptr;
 }
 
+// One output a tensor argument that needs a gradient.
+OrtStatus* Computation::WriteGradients(const std::vector<Managed>& gradients) {
+  size_t index = 1;
+  for (const Managed& gradient : gradients) {
+    if (gradient == nullptr) continue;
+    T2O_RETURN_IF_ERROR(Write(index++, gradient->dl_tensor, nullptr));
+  }
+  return nullptr;
+}
+
 // The first output stands for the context, which inference needs not; its memory must still hold something.
 OrtStatus* Computation::WriteContext() {
   int64_t zero = 0, one = 1;
@@ -205,12 +216,16 @@ OrtStatus* Computation::WriteContext() {
 }
 
 OrtStatus* Computation::Run() {
-  for (size_t i = 0; i < loans_.size(); ++i) T2O_RETURN_IF_ERROR(Lend(i));
+  for (size_t i = 0; i < kernel_.slots.size(); ++i) T2O_RETURN_IF_ERROR(Lend(i));
   OnStream stream;
   T2O_RETURN_IF_ERROR(EnterStream(&stream));
   NoGrad no_grad;
   std::vector<Managed> outputs;
   std::vector<Ref> storages;
+  if (kernel_.backward) {
+    if (no_grad.failed() || !RunBackward(kernel_.callee, loans_, &outputs)) return PythonError();
+    return WriteGradients(outputs);
+  }
   if (no_grad.failed() || !RunForward(kernel_.callee, loans_, &outputs, &storages)) {
     return PythonError();
   }

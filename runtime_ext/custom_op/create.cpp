@@ -132,12 +132,40 @@ OrtStatus* CheckNode(Kernel* node, const OrtKernelInfo* info) {
   return nullptr;
 }
 
+// Of a PythonOpGrad: which outputs of forward have a gradient, and the types of all that crosses. torch2ort
+// made the node in this process, of the site that it calls.
+OrtStatus* BindBackward(Kernel* kernel, const OrtKernelInfo* info) {
+  const OrtApi* api = kernel->api;
+  const auto& outputs = OutputsOf(kernel->callee);
+  size_t count = 0, given = 0, taken = 0;
+  T2O_RETURN_IF_ERROR(api->KernelInfo_GetInputCount(info, &given));
+  T2O_RETURN_IF_ERROR(api->KernelInfo_GetOutputCount(info, &taken));
+  T2O_RETURN_IF_ERROR(api->KernelInfoGetAttributeArray_int64(info, "gradients", nullptr, &count));
+  std::vector<int64_t> positions(count);
+  T2O_RETURN_IF_ERROR(api->KernelInfoGetAttributeArray_int64(info, "gradients", positions.data(), &count));
+  size_t needed = 0;
+  for (const InputSpec* input : InputsOf(kernel->callee)) needed += input->needs_grad;
+  T2O_RETURN_IF_ERROR(CheckCount(*kernel, "inputs", given, positions.size()));
+  T2O_RETURN_IF_ERROR(CheckCount(*kernel, "outputs", taken, needed + 1));
+  kernel->tensors = outputs.size();
+  OrtTypeInfo* type = nullptr;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    auto slot = static_cast<size_t>(positions[i]);
+    if (slot >= outputs.size()) return CheckCount(*kernel, "outputs of forward", slot + 1, outputs.size());
+    kernel->slots.push_back(slot);
+    kernel->input_dtypes.push_back(outputs[slot].dtype);
+    T2O_RETURN_IF_ERROR(api->KernelInfo_GetInputTypeInfo(info, i, &type));
+    T2O_RETURN_IF_ERROR(CheckType(*kernel, type, "gradient", i, outputs[slot].dtype));
+  }
+  return nullptr;
+}
+
 OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   const OrtApi* api = kernel->api;
   std::string name = ReadAttribute(api, info, "func_name");
   std::string node =
       ReadString(api, [&](char* out, size_t* size) { return api->KernelInfo_GetNodeName(info, out, size); });
-  kernel->where = "PythonOp " + name + " (node '" + node + "')";
+  kernel->where = (kernel->backward ? "PythonOpGrad " : "PythonOp ") + name + " (node '" + node + "')";
   if (kernel->on_cuda && !cuda_tried) {
     return Fail(
         api,
@@ -152,7 +180,11 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   Gil gil;
   kernel->callee = Resolve(name, key, ReadAttribute(api, info, "site"));
   if (kernel->callee == nullptr) return StatusOfException(api, kernel->where, kernel->keeps_errors);
-  for (const InputSpec* input : InputsOf(kernel->callee)) kernel->input_dtypes.push_back(input->dtype);
+  if (kernel->backward) return BindBackward(kernel, info);
+  for (const InputSpec* input : InputsOf(kernel->callee)) {
+    kernel->slots.push_back(kernel->tensors++);
+    kernel->input_dtypes.push_back(input->dtype);
+  }
   T2O_RETURN_IF_ERROR(CheckNode(kernel, info));
   return CheckAttributes(*kernel, info);
 }
@@ -165,6 +197,7 @@ OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKerne
   kernel->api = api;
   kernel->has_shape_reference = has_shape_reference;
   kernel->on_cuda = std::strcmp(op->GetExecutionProviderType(op), "CUDAExecutionProvider") == 0;
+  kernel->backward = std::strcmp(op->GetName(op), "PythonOpGrad") == 0;
   OrtStatus* status = WithoutExceptions(api, [&] { return Bind(kernel, info); });
   if (status != nullptr) {
     DestroyKernel(kernel);

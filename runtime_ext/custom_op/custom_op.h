@@ -20,11 +20,14 @@ struct Kernel {
   bool has_shape_reference;
   bool keeps_errors;  // the session's caller asks for them
   bool on_cuda;
+  bool backward;               // it is a PythonOpGrad
   bool gives_memory;           // its session may take outputs without a copy
   bool writes_context;         // somebody may read the first output, which stands for the context
   std::string where;           // Function and node, for messages
   PyObject* callee = nullptr;  // owned
   std::vector<DLDataType> input_dtypes;
+  size_t tensors = 0;         // that the call takes; some of them may be missing
+  std::vector<size_t> slots;  // which of them each input is
 };
 
 // What configure_custom_op() was given. All of it lives as long as the process.

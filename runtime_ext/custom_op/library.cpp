@@ -19,6 +19,7 @@ bool cuda_tried = false;
 namespace {
 
 constexpr const char* kName = "PythonOp";
+constexpr const char* kGradName = "PythonOpGrad";
 // In files, Functions of the user and operators that torch2ort itself gave to PyTorch's kernels.
 constexpr const char* kDomain = "com.microsoft";
 constexpr const char* kAtenDomain = "org.pytorch.aten";
@@ -63,6 +64,7 @@ std::string TextOf(PyObject* exception) {
 // ---- the operator ----
 
 const char* PythonOpName(const OrtCustomOp*) { return kName; }
+const char* GradOpName(const OrtCustomOp*) { return kGradName; }
 const char* AtenOpName(const OrtCustomOp*) { return kAtenName; }
 
 OrtCustomOp MakeOp(const char* (*name)(const OrtCustomOp*), const char* (*provider)(const OrtCustomOp*)) {
@@ -90,15 +92,19 @@ OrtCustomOp MakeOp(const char* (*name)(const OrtCustomOp*), const char* (*provid
 const char* Cpu(const OrtCustomOp*) { return "CPUExecutionProvider"; }
 const char* Cuda(const OrtCustomOp*) { return "CUDAExecutionProvider"; }
 
-// Both domains with one operator a provider; made once, as sessions hold pointers into them.
+// Both domains with their operators, one a provider; made once, as sessions hold pointers into them.
 OrtStatus* MakeDomains(std::vector<OrtCustomOpDomain*>* domains) {
   static const OrtCustomOp ops[2][2] = {{MakeOp(PythonOpName, Cpu), MakeOp(PythonOpName, Cuda)},
                                         {MakeOp(AtenOpName, Cpu), MakeOp(AtenOpName, Cuda)}};
+  static const OrtCustomOp backward[2] = {MakeOp(GradOpName, Cpu), MakeOp(GradOpName, Cuda)};
   const char* names[] = {kDomain, kAtenDomain};
   for (int i = 0; i < 2; ++i) {
     OrtCustomOpDomain* domain = nullptr;
     T2O_RETURN_IF_ERROR(ort_api->CreateCustomOpDomain(names[i], &domain));
     for (const OrtCustomOp& op : ops[i]) T2O_RETURN_IF_ERROR(ort_api->CustomOpDomain_Add(domain, &op));
+    for (const OrtCustomOp& op : backward) {
+      if (i == 0) T2O_RETURN_IF_ERROR(ort_api->CustomOpDomain_Add(domain, &op));
+    }
     domains->push_back(domain);
   }
   return nullptr;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import onnxruntime
 import pytest
 import torch
 
@@ -25,8 +26,9 @@ def test_an_engine_may_be_asked_for() -> None:
 def test_an_engine_that_is_not_there_is_refused() -> None:
     module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(engine="joint"))
     message = (
-        "engine='joint' is not part of this version of torch2ort; use engine='ort_training' with "
-        "onnxruntime-training, pip install 'torch2ort[training]'"
+        f"engine='joint' needs onnxruntime 1.20 or later, and this is {onnxruntime.__version__}; install one "
+        f"(pip install 'torch2ort[cpu]', in an environment without another onnxruntime), or use "
+        f"engine='ort_training' with onnxruntime-training"
     )
     with pytest.raises(RuntimeNotFoundError, match=f"^{re.escape(message)}$"):
         module(torch.ones(2))

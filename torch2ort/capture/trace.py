@@ -176,11 +176,12 @@ def trace(
     with_hooks: bool = True,
     numbers: frozenset[int] = frozenset(),
     leaves: bool = False,
+    fixed_sizes: bool = False,
 ) -> Trace:
     """Trace ``model`` on ``tensors``; see :func:`torch2ort.export` for the arguments.
 
     What ``forward`` leaves in Python objects, runs of the graph leave if ``leaves`` says so; else there is a
-    warning.
+    warning. ``fixed_sizes``: of what Functions give that nobody can trace, the sizes are those of the sample.
 
     Raises:
         ExportError: the model cannot be traced; says where and why. An exception of the model's own
@@ -189,6 +190,7 @@ def trace(
     check_interception()
     dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
     sample = Sample()
+    sample.sizes_needed = fixed_sizes
 
     def call() -> FlatCall:
         return FlatCall(model, signature, schema, with_hooks=with_hooks, leaves=leaves, numbers=numbers)

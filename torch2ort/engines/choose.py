@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from torch2ort.engines.interface import Engine
 from torch2ort.engines.ort_training.engine import TrainingEngine
 from torch2ort.engines.ort_training.target import GRADIENT_RULES
 from torch2ort.errors import RuntimeNotFoundError
 from torch2ort.exports.built import Built
 from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.runtime import has_training, onnxruntime, training_pybind
 from torch2ort.runtime.probe import can_run
 from torch2ort.symbolics.target import GradientRules, Target
 
 JOINT, ORT_TRAINING = "joint", "ort_training"
+# The first onnxruntime with what the joint engine's operators are made of.
+_FIRST = (1, 20)
 
 
 def engine_name(options: Options) -> str:
@@ -20,12 +26,19 @@ def engine_name(options: Options) -> str:
     Raises:
         RuntimeNotFoundError: the one that they ask for is not there.
     """
-    if options.engine == JOINT:
+    if options.engine == ORT_TRAINING:
+        training_pybind()
+        return ORT_TRAINING
+    if options.engine is None and has_training():
+        return ORT_TRAINING
+    version = onnxruntime().__version__
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _FIRST:
         raise RuntimeNotFoundError(
-            "engine='joint' is not part of this version of torch2ort; use engine='ort_training' with "
-            "onnxruntime-training, pip install 'torch2ort[training]'"
+            f"engine='joint' needs onnxruntime 1.20 or later, and this is {version}; install one "
+            f"(pip install 'torch2ort[cpu]', in an environment without another onnxruntime), or use "
+            f"engine='ort_training' with onnxruntime-training"
         )
-    return ORT_TRAINING
+    return JOINT
 
 
 def target_of(options: Options, *, differentiate: bool) -> Target:
@@ -43,6 +56,16 @@ def target_of(options: Options, *, differentiate: bool) -> Target:
     )
 
 
+def training_target(options: Options) -> Target:
+    """What a graph must be whose gradients an ORTModule wants.
+
+    Raises:
+        RuntimeNotFoundError: no onnxruntime is installed that can train.
+    """
+    joint = engine_name(options) == JOINT
+    return replace(target_of(options, differentiate=not joint), keeps_program=joint)
+
+
 def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> Engine:
     """The engine that trains a graph.
 
@@ -55,5 +78,8 @@ def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> 
         RuntimeNotFoundError: no onnxruntime is installed that can train.
         UnsupportedOperatorError: the engine cannot train an operator.
     """
-    engine_name(options)
-    return TrainingEngine(built.graph, requires_grad, options, built.shelf)
+    if built.source is None:
+        return TrainingEngine(built.graph, requires_grad, options, built.shelf)
+    from torch2ort.engines.joint.engine import JointEngine  # its private names of torch are fewer versions'
+
+    return JointEngine(built, requires_grad, options, target_of(options, differentiate=False))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.report import CacheReport
 from torch2ort.capture.call import Call
 from torch2ort.capture.modes import Modes, traceable_modes
 from torch2ort.capture.ordinary import refuse_untraceable
-from torch2ort.capture.trace import trace
+from torch2ort.capture.trace import Trace, trace
 from torch2ort.capture.traceable import backward_hook
 from torch2ort.errors import ExportError
 from torch2ort.exports.built import Built
 from torch2ort.exports.reuse import reuse_or_build
+from torch2ort.exports.source import kept_program, source_of
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.stages import save_stage
 from torch2ort.log import logger
@@ -68,6 +72,13 @@ def build(
             with_hooks=with_hooks,
         )
 
+    if target.keeps_program:
+        _refuse_varying(model, call)
+        built = afresh()
+        reason = "the joint engine needs the traced program, which the cache does not keep."
+        return (
+            built if options.cache_dir is None else replace(built, report=CacheReport(bypass_reason=reason))
+        )
     # ORTModule, which runs the hooks itself, takes any graph that holds for the call.
     return reuse_or_build(model, call, settings, options, afresh, any_sizes=not with_hooks)
 
@@ -94,15 +105,21 @@ def _export(
             with_hooks=with_hooks,
             numbers=call.numbers,
             leaves=not with_hooks,
+            fixed_sizes=target.keeps_program,
         )
-        if target.differentiates and traced.hooked:
+        trained = target.differentiates or target.keeps_program
+        if trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")
-        if target.differentiates and traced.outside:
+        if trained and traced.outside:
             raise ExportError(
                 f"{type(model).__name__}: {traced.outside} uses a tensor that requires a gradient and is no "
                 f"parameter of the model, so that a graph would give it none. Make it a parameter of the "
                 f"model, or pass it as an argument"
             )
+        program = None
+        if target.keeps_program:
+            _refuse_effects(model, traced)
+            program = kept_program(traced)
         graph, weights = lower(model, traced, call.schema, target)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     nodes = len(graph.proto.graph.node)
@@ -119,7 +136,27 @@ def _export(
         traced.views,
         traced.tracked,
         effects=traced.effects,
+        source=None if program is None else source_of(program, traced, graph),
     )
+
+
+def _refuse_varying(model: torch.nn.Module, call: Call) -> None:
+    """Refuse sizes that vary, and numbers as inputs: each of them then gets a graph of its own."""
+    if call.numbers or any(call.dim_specs):
+        raise ExportError(
+            f"{type(model).__name__}: the joint engine has a graph for each size of an input, and for each "
+            f"value of an argument that is a number"
+        )
+
+
+def _refuse_effects(model: torch.nn.Module, traced: Trace) -> None:
+    """Refuse tensors that forward leaves in Python objects."""
+    if traced.effects:
+        raise ExportError(
+            f"{type(model).__name__}: forward changes {traced.effects.places[0]}, and the joint engine "
+            f"leaves nothing in Python objects. Return what it is to give, or train with "
+            f"onnxruntime-training (engine='ort_training')"
+        )
 
 
 def _refuse_hook(model: torch.nn.Module, what: str) -> None:

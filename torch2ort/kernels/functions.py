@@ -62,6 +62,8 @@ class Call:
         result = operator(*arguments, **keywords)
         flat: list[torch.Tensor] = []
         for value in (result,) if isinstance(result, torch.Tensor) else result:
+            # Of a derivative that its mask leaves out there is nothing, which nobody reads.
+            value = torch.empty(0) if value is None else value
             flat.extend(value if isinstance(value, (list, tuple)) else (value,))
         return tuple(t.clone() for t in flat) if self.views else tuple(flat)
 

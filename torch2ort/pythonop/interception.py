@@ -288,3 +288,8 @@ def _stand_in(
 
 
 _interceptor = _Interceptor()
+
+
+def suspended() -> contextlib.AbstractContextManager[None]:
+    """Let calls of this thread through to PyTorch, for the length of a ``with``."""
+    return _interceptor.suspended()

@@ -1,6 +1,12 @@
 """What any session of ONNX Runtime needs: sessions, what their PythonOp nodes call, and values."""
 
-from torch2ort.runtime._ort_private import DISABLED_OPTIMIZERS, drop_model_bytes, onnxruntime, training_pybind
+from torch2ort.runtime._ort_private import (
+    DISABLED_OPTIMIZERS,
+    drop_model_bytes,
+    has_training,
+    onnxruntime,
+    training_pybind,
+)
 from torch2ort.runtime.inference import InferenceEngine
 from torch2ort.runtime.session import inference_session
 from torch2ort.runtime.stock import custom_ops_library_path
@@ -10,6 +16,7 @@ __all__ = [
     "InferenceEngine",
     "custom_ops_library_path",
     "drop_model_bytes",
+    "has_training",
     "inference_session",
     "onnxruntime",
     "training_pybind",

@@ -31,7 +31,7 @@ from torch2ort.runtime.inplace import views_only
 KEY_ATTRIBUTE = "site_key"
 # The library adds it to the options that it is registered with.
 _REGISTERED_ENTRY = "torch2ort.custom_ops"
-_READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks"})
+_READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks", "gradients"})
 _KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
 
 # Sites of this process's own sessions by a random key, which no file can know.
@@ -95,23 +95,46 @@ def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[bindin
     """
     binding.bind_nodes(graph, sites, training=False)
     chains = {chain.name: chain for chain in join_python_ops(graph, sites)}
-    bound: list[binding.Callee] = []
+    names: dict[str, str] = {}
+    callees: dict[str, binding.Callee] = {}
     for node in python_op_nodes(graph):
         key = secrets.token_hex(16)
         chain = chains.get(node.name)
         called = [sites[name] for name in (chain.members if chain else (node.name,))]
         members = tuple(_native_site(site, key) for site in called)
         own = native.Chain(key=key, sites=members, links=chain.links) if chain else members[0]
-        _bound[key] = own
-        bound.append(own)
+        callees[node.name] = own
+        names[node.name] = ", ".join(site.func_name for site in called)
+    return bind_callees(graph, callees, names)
+
+
+def bind_callees(
+    graph: onnx.GraphProto, callees: Mapping[str, binding.Callee], names: Mapping[str, str]
+) -> list[binding.Callee]:
+    """Turn nodes into what the custom operators take, in place.
+
+    Args:
+        graph: a session's copy of a graph.
+        callees: what each PythonOp or PythonOpGrad node calls, by node name.
+        names: of the Functions, for messages, by node name.
+
+    Returns:
+        What the nodes call. They find it as long as this list lives.
+    """
+    derivatives = [node for node in graph.node if node.op_type == "PythonOpGrad"]
+    for node in (*python_op_nodes(graph), *derivatives):
+        key = secrets.token_hex(16)
+        _bound[key] = callees[node.name]
         kept = [a for a in node.attribute if a.name in _READ_ATTRIBUTES]
         del node.attribute[:]
-        texts = {"func_name": ", ".join(site.func_name for site in called), KEY_ATTRIBUTE: key}
+        texts = {"func_name": names[node.name], KEY_ATTRIBUTE: key}
         node.attribute.extend([*kept, *(onnx.helper.make_attribute(*text) for text in texts.items())])
-        node.domain, node.op_type = "com.microsoft", "PythonOp"
-        # Inference has no context, so that nothing needs to be written.
+        node.domain = "com.microsoft"
+        if node.op_type != "PythonOpGrad":
+            node.op_type = "PythonOp"
+        # Nobody reads the context, so that nothing needs to be written.
         node.output[0] = ""
-    return bound
+    return list(callees.values())
 
 
 def register_library(session_options: Any) -> None:

@@ -12,6 +12,7 @@ from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
 from torch2ort.pythonop import Site
+from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.sizes.guessed import expands_unknown
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
@@ -28,12 +29,12 @@ from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
-from torch2ort.symbolics.strides import loosen_views, refuse_other_strides
+from torch2ort.symbolics.strides import loosen_views, refuse_other_orders, refuse_other_strides
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
 
 aten = torch.ops.aten
-_PYTHON_OP = torch.ops.torch2ort.python_op.default
+_OPAQUE = frozenset({torch.ops.torch2ort.python_op.default, PYTHON_OP_GRAD})
 
 
 class Notes:
@@ -92,9 +93,11 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> torch.expo
         {operator: function for operator, function in decompositions.items() if operator not in users},
         decomposed=DECOMPOSED - users,
         whole=(WHOLE | target.gradients.whole) - users,
-        composites_only=target.differentiates,
+        # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
+        composites_only=target.differentiates or target.is_half,
     )
     _refuse_fixed_sizes(varying, _varying_sizes(program))
+    refuse_other_orders(program)
     restore(program, users)
     refuse_other_mutations(program)
     _refuse_unrepresentable(program, target)
@@ -188,7 +191,7 @@ def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Call
     rules = target.gradients
 
     def chosen(node: torch.fx.Node) -> bool:
-        if node.target is _PYTHON_OP or not isinstance(node.target, OpOverload):
+        if node.target in _OPAQUE or not isinstance(node.target, OpOverload):
             return False
         if node.target not in users and (wants_kernel(node) or rules.prefers_kernel(node)):
             return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch2ort.graph.mutation import Mutation
 from torch2ort.kernels.index_check import define_checks
 from torch2ort.pythonop import Site, site_by_key
 from torch2ort.pythonop.abstract_run.observe import UserError
+from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
 from torch2ort.symbolics._torch_private import OpOverload
@@ -34,6 +35,7 @@ from torch2ort.symbolics.translations import translation_table
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
+_OPAQUE = (_PYTHON_OP, PYTHON_OP_GRAD)
 # Errors that say themselves what is wrong: torch2ort's, and those of what users registered.
 _DELIBERATE = (Torch2OrtError, UserError)
 
@@ -57,7 +59,11 @@ class Translated:
 
 
 def translate(
-    program: torch.export.ExportedProgram, target: Target, *, python_op: PythonOpTranslation
+    program: torch.export.ExportedProgram,
+    target: Target,
+    *,
+    python_op: PythonOpTranslation,
+    others: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Translated:
     """Translate a program that :func:`prepare` returned.
 
@@ -67,14 +73,20 @@ def translate(
         target: what the graph is for, as it was told to :func:`prepare`.
         python_op: translation of ``torch.ops.torch2ort.python_op``: from graph values and the site's
             key to graph values.
+        others: translations of more operators of torch2ort's own.
 
     Raises:
         UnsupportedOperatorError: an operator fits into no graph, or has no correct gradient.
     """
     notes = notes_of(program)
+    table: dict[Any, Callable[..., Any]] = {
+        **translation_table(),
+        **(others or {}),
+        _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),
+    }
     given_up: set[str] = set()
     while True:
-        model, mutations = _to_onnx(program, notes, target.opset, python_op, given_up)
+        model, mutations = _to_onnx(program, notes, target.opset, table, given_up)
         cleanup(model)
         count_axes_from_the_front(model)
         keep_nan(model, differentiated=target.differentiates)
@@ -109,13 +121,9 @@ def _to_onnx(
     program: torch.export.ExportedProgram,
     notes: Notes,
     opset: int,
-    python_op: PythonOpTranslation,
+    table: Mapping[Any, Callable[..., Any]],
     given_up: set[str],
 ) -> tuple[ir.Model, tuple[Mutation, ...]]:
-    table: dict[Any, Callable[..., Any]] = {
-        **translation_table(),
-        _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),
-    }
     while True:
         try:
             model = private.to_onnx(program, table)
@@ -124,12 +132,7 @@ def _to_onnx(
             cause = _innermost(error)
             name = private.failing_node(error)
             node = next((n for n in program.graph.nodes if n.name == name), None)
-            if (
-                isinstance(cause, _DELIBERATE)
-                or node is None
-                or name in given_up
-                or node.target is _PYTHON_OP
-            ):
+            if isinstance(cause, _DELIBERATE) or node is None or name in given_up or node.target in _OPAQUE:
                 raise cause from None
             _hand_over(program, notes, {node.name}, given_up)
     mutations = add_mutation_outputs(model, program)
@@ -198,7 +201,7 @@ def _of_operators(
             node = node.args[0]
         if node is None or node.name in given_up or not isinstance(node.target, OpOverload):
             continue
-        if node.target is not _PYTHON_OP and node.target not in users and not is_random(node):
+        if node.target not in _OPAQUE and node.target not in users and not is_random(node):
             own.add(node.name)
     return own
 

@@ -36,11 +36,26 @@ def keep_order(graph: ir.Graph, calls: Collection[str]) -> None:
     for node in list(graph):
         if node.name not in calls:
             continue
-        if before is not None and before.outputs[1] not in node.inputs and node.inputs:
+        if before is not None and node.inputs and not _comes_after(node, before):
             first = node.inputs[0]
             assert first is not None
             node.replace_input_with(0, _after(graph, node, first, before.outputs[1]))
         before = node if len(node.outputs) > 1 else before
+
+
+def _comes_after(node: ir.Node, other: ir.Node) -> bool:
+    """Whether a node reads what another gave, or what was computed of that."""
+    seen: set[ir.Node] = set()
+    stack = [node]
+    while stack:
+        for value in stack.pop().inputs:
+            producer = None if value is None else value.producer()
+            if producer is other:
+                return True
+            if producer is not None and producer not in seen:
+                seen.add(producer)
+                stack.append(producer)
+    return False
 
 
 def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from torch2ort.pythonop import (
     node_attributes,
     site_by_key,
 )
+from torch2ort.pythonop.differentiable import needed_inputs
 from torch2ort.pythonop.registry import exporter_of
 from torch2ort.symbolics.graph_builder import op, ops
 from torch2ort.symbolics.registered import map_site
@@ -46,7 +47,9 @@ class SiteNodes:
             ExportError: its exporter is at fault.
         """
         site = site_by_key(key)
-        exporter = None if site.internal else exporter_of(site)
+        # In a half of a step it has a backward, which asks for what forward kept.
+        own = site.internal or (self._target.is_half and any(site.needs_input_grad))
+        exporter = None if own else exporter_of(site)
         if exporter is None:
             return self._python_op(site, inputs)
         mapped = map_site(exporter, site, inputs, self._names, self._target)
@@ -55,6 +58,34 @@ class SiteNodes:
         if exporter.gradient == "function" and self._target.differentiates and any(site.needs_input_grad):
             return self._own_gradient(site, inputs, mapped)
         return mapped
+
+    def translate_backward(
+        self, token: None, grads: Sequence[ir.Value | None], key: str, sizes: object
+    ) -> list[ir.Value]:
+        """The gradients that the backward of the site of that key gives, by a node of the process alone."""
+        site = site_by_key(key)
+        kinds = [site.known_result.inputs[i] for i in needed_inputs(site)]
+        types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[kind.dtype]) for kind in kinds)]
+        outputs = ops(
+            "com.microsoft::PythonOpGrad",
+            *(grad for grad in grads if grad is not None),
+            dtypes=types,
+            site_key=key,
+            func_name=site.func_name,
+            gradients=[i for i, grad in enumerate(grads) if grad is not None],
+            output_tensor_types=[int(t) for t in types[1:]],
+            output_tensor_ranks=[kind.rank for kind in kinds],
+        )
+        return list(outputs[1:])
+
+    def name_backward(self, graph: ir.Graph) -> dict[str, Site]:
+        """Name the graph's PythonOpGrad nodes by their order."""
+        sites: dict[str, Site] = {}
+        for node in graph:
+            if node.op_type == "PythonOpGrad":
+                node.name = f"PythonOpGrad_{len(sites)}"
+                sites[node.name] = site_by_key(node.attributes.pop("site_key").as_string())
+        return sites
 
     def name(self, graph: ir.Graph) -> dict[str, Site]:
         """Name the graph's PythonOp nodes by their order, which is the same in every process."""

@@ -141,13 +141,16 @@ class SiteMaker:
 def is_random(node: torch.fx.Node) -> bool:
     """Whether ``node`` draws from PyTorch's random generator.
 
-    Recurrent nets do so only in training with dropout between layers, whatever their tag says.
+    Recurrent nets do so only in training with dropout between layers, and attention only with dropout,
+    whatever their tags say.
     """
     target = node.target
     if not isinstance(target, OpOverload):
         return False
+    values = arguments_of(node)
+    if "dropout_p" in values:
+        return bool(values["dropout_p"])
     if original(target) in ORIGINALS.values():
-        values = arguments_of(node)
         return bool(values["train"]) and bool(values["dropout"])
     return torch.Tag.nondeterministic_seeded in target.tags
 

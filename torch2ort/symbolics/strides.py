@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.pythonop import site_by_key
+from torch2ort.sizes.symbols import size_hint
+from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
 aten = torch.ops.aten
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
 
 
 def loosen_views(program: torch.export.ExportedProgram) -> None:
@@ -39,6 +44,44 @@ def refuse_other_strides(program: torch.export.ExportedProgram) -> None:
                 f"{tuple(value.stride())} and offset {value.storage_offset()}, and every value of a graph is "
                 f"contiguous. Take as_strided of tensor.contiguous(), or index the tensor"
             )
+
+
+def refuse_other_orders(program: torch.export.ExportedProgram) -> None:
+    """Refuse to draw random numbers in another order than that in which a graph has its elements.
+
+    Raises:
+        UnsupportedOperatorError: a random operator's result lies in memory with its dimensions exchanged.
+    """
+    for node in program.graph_module.graph.nodes:
+        for tensor in _drawn_for(node):
+            if isinstance(tensor, torch.Tensor) and not _lies_in_order(tensor):
+                raise UnsupportedOperatorError(
+                    f"{node.target} at {source_line(node)} draws random numbers for a tensor whose "
+                    f"dimensions lie in another order in memory, with strides {tuple(tensor.stride())}, and "
+                    f"a graph would give them to other elements than eager. Draw them for a contiguous "
+                    f"tensor, as in torch.rand_like(x.contiguous())"
+                )
+
+
+def _drawn_for(node: torch.fx.Node) -> list[object]:
+    """The tensors by whose order in memory ``node`` draws random numbers."""
+    if node.target is _PYTHON_OP:
+        tensors, key = node.args
+        drawing = site_by_key(str(key)).known_result.uses_rng
+        return [t.meta.get("val") for t in tensors] if drawing else []  # type: ignore[union-attr]
+    if node.op != "call_function" or not is_random(node) or node.target is operators.dropout_noise:
+        return []
+    value = node.meta.get("val")
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _lies_in_order(tensor: torch.Tensor) -> bool:
+    strides = [
+        size_hint(stride)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if size_hint(size) != 1
+    ]
+    return strides == sorted(strides, reverse=True)
 
 
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:

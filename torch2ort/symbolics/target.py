@@ -83,10 +83,15 @@ class Target:
         differentiates: whether the engine derives gradients from the graph, so that every operator needs a
             right one there.
         can_run: whether the engine has a kernel for a node.
-        gradients: what the engine asks of a graph that it differentiates.
+        gradients: what the engine asks of a graph that it differentiates, or of the halves that it made.
+        keeps_program: whether the engine differentiates the traced program itself, so that it is kept.
+        is_half: whether the graph is the forward or backward half of a step, whose operators stay what
+            autograd made of them.
     """
 
     opset: int
     differentiates: bool
     can_run: CanRun
     gradients: GradientRules = GradientRules()
+    keeps_program: bool = False
+    is_half: bool = False

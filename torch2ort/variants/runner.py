@@ -19,7 +19,7 @@ from torch2ort.capture.ordinary import ordinary, refuse_tensors
 from torch2ort.capture.origins import put_back
 from torch2ort.capture.views import put_views
 from torch2ort.engines.autograd import Boundary
-from torch2ort.engines.choose import target_of
+from torch2ort.engines.choose import target_of, training_target
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.exported_model import ExportedModel
@@ -253,7 +253,7 @@ class Runner:
         trained = given.modes.gradients and any(
             t.requires_grad for t in (*samples, *self.model.parameters(), *self.model.buffers())
         )
-        target = target_of(self.options, differentiate=trained)
+        target = training_target(self.options) if trained else target_of(self.options, differentiate=False)
         return build(self.model, call, training=None, target=target, options=self.options, with_hooks=False)
 
     def _write_back(

@@ -1,0 +1,1 @@
+"""Forward and backward graphs of one joint trace, on any onnxruntime."""

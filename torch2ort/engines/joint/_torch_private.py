@@ -1,0 +1,110 @@
+"""Every private name of torch that torch2ort.engines.joint touches, with the versions tried.
+
+| name | tried on |
+| --- | --- |
+| torch._functorch.aot_autograd.aot_export_joint_with_descriptors | 2.13.0 (not on 2.15.0) |
+| torch._functorch._aot_autograd.descriptors (PlainAOTInput, TangentAOTInput, PlainAOTOutput, ...) | 2.13.0 |
+| torch._guards.tracing, TracingContext | 2.13.0 |
+| torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0 |
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.versions import private_names
+
+with private_names("torch"):
+    from torch._functorch._aot_autograd.descriptors import (
+        GradAOTOutput,
+        InputMutationAOTOutput,
+        PlainAOTInput,
+        PlainAOTOutput,
+        TangentAOTInput,
+    )
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch._guards import TracingContext, tracing
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def joint_graph(
+    module: torch.nn.Module, arguments: Sequence[torch.Tensor], mode: FakeTensorMode
+) -> torch.fx.GraphModule:
+    """Forward and backward of ``module`` in one functional graph.
+
+    Args:
+        module: takes and returns tensors.
+        arguments: fake, of ``mode``.
+        mode: the mode.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracing(TracingContext(mode)))
+        traced = aot_export_joint_with_descriptors(stack, module, tuple(arguments), decompositions={})
+        graph_module: torch.fx.GraphModule = traced.graph_module
+    return graph_module
+
+
+def input_position(description: Any) -> int | None:
+    """Which argument a placeholder of a joint graph is; ``None`` for the gradient of an output."""
+    return int(description.idx) if isinstance(description, PlainAOTInput) else None
+
+
+def tangent_of(description: Any) -> int | None:
+    """Which output a placeholder is the gradient of."""
+    of = description.output if isinstance(description, TangentAOTInput) else None
+    return int(of.idx) if isinstance(of, PlainAOTOutput) else None
+
+
+def output_position(description: Any) -> int | None:
+    """Which output of the module a result of a joint graph is."""
+    return int(description.idx) if isinstance(description, PlainAOTOutput) else None
+
+
+def written_input(description: Any) -> int | None:
+    """Which argument's new value a result is."""
+    of = description.mutated_input if isinstance(description, InputMutationAOTOutput) else None
+    return None if of is None else input_position(of)
+
+
+def gradient_of_input(description: Any) -> int | None:
+    """Which argument's gradient a result is."""
+    return input_position(description.grad_of) if isinstance(description, GradAOTOutput) else None
+
+
+def program_of(
+    graph_module: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node]
+) -> torch.export.ExportedProgram:
+    """A program of a functional graph of tensors."""
+    from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+    from torch.export.graph_signature import (
+        ExportGraphSignature,
+        InputKind,
+        InputSpec,
+        OutputKind,
+        OutputSpec,
+        TensorArgument,
+    )
+    from torch.utils import _pytree as pytree
+
+    signature = ExportGraphSignature(
+        [InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), None) for n in inputs],
+        [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in outputs],
+    )
+    given = pytree.tree_structure((tuple(inputs), {}))
+    taken = pytree.tree_structure(tuple(outputs))
+    call = ModuleCallSignature(inputs=[], outputs=[], in_spec=given, out_spec=taken)
+    return torch.export.ExportedProgram(
+        root=graph_module,
+        graph=graph_module.graph,
+        graph_signature=signature,
+        state_dict={},
+        range_constraints={},
+        module_call_graph=[ModuleCallEntry("", call)],
+        constants={},
+    )

@@ -1,0 +1,84 @@
+"""One half of a step as ONNX."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from torch2ort import symbolics
+from torch2ort.engines.joint import _torch_private as private
+from torch2ort.engines.joint.split import Half
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.abstract_run.observe import UserError
+from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
+from torch2ort.symbolics.effects import keep_order, run_unread
+from torch2ort.symbolics.naming import separate_outputs
+from torch2ort.symbolics.registered import translating
+from torch2ort.symbolics.site_nodes import SiteNodes
+from torch2ort.symbolics.target import Target
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A half as ONNX.
+
+    Attributes:
+        proto: its inputs and outputs are the half's, in order.
+        calls: the site of each PythonOp node, by node name.
+        derivatives: the site of each PythonOpGrad node, by node name.
+    """
+
+    proto: onnx.ModelProto
+    calls: dict[str, Site]
+    derivatives: dict[str, Site]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+        return tuple(value.name for value in self.proto.graph.input)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return tuple(value.name for value in self.proto.graph.output)
+
+
+def lower_half(half: Half, target: Target) -> Lowered:
+    """Translate one half of a step.
+
+    Args:
+        half: its graph; it is changed.
+        target: with ``is_half``.
+
+    Raises:
+        UnsupportedOperatorError: an operator fits into no graph.
+    """
+    graph = half.graph_module.graph
+    outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    program = private.program_of(half.graph_module, list(graph.find_nodes(op="placeholder")), outputs)
+    nodes = SiteNodes({}, target)
+    with translating({}, target), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 copies its own deprecated tree specs
+        try:
+            program = symbolics.prepare(program, target)
+            translated = symbolics.translate(
+                program,
+                target,
+                python_op=nodes.translate,
+                others={PYTHON_OP_GRAD: nodes.translate_backward},
+            )
+        except UserError as carrier:
+            raise carrier.error from None
+    model = translated.model
+    calls, derivatives = nodes.name(model.graph), nodes.name_backward(model.graph)
+    model.opset_imports.setdefault("com.microsoft", 1)
+    leaving = [n for n, site in calls.items() if site.known_result.uses_rng or site.known_result.effects]
+    keep_order(model.graph, {*leaving, *derivatives})
+    separate_outputs(model.graph)
+    if model.graph.outputs:
+        run_unread(model.graph, calls)
+    proto = ir.to_proto(model)
+    return Lowered(proto, calls, derivatives)

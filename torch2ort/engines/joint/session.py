@@ -1,0 +1,107 @@
+"""A session over one half of a step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.engines.joint.lower import Lowered
+from torch2ort.errors import EngineError
+from torch2ort.graph.large import loadable
+from torch2ort.graph.stages import save_stage
+from torch2ort.options import Options
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.native import native
+from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
+from torch2ort.runtime.binding import bind_nodes, native_site
+from torch2ort.runtime.centering import center_normalizations
+from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
+from torch2ort.runtime.inplace import views_only
+from torch2ort.runtime.session import make_session
+from torch2ort.runtime.training_kernel.run_lock import contexts_in
+
+
+class Bindings:
+    """Native sites of one step, which its forward and its backward sessions share."""
+
+    def __init__(self) -> None:
+        self._sites: dict[str, native.Site] = {}
+        self.names: dict[str, str] = {}
+
+    def of(self, site: Site) -> native.Site:
+        """The native counterpart of ``site``; it keeps contexts if a backward will ask for them."""
+        if site.key not in self._sites:
+            key = f"{site.key}/{secrets.token_hex(4)}"
+            training = not site.internal and any(site.needs_input_grad)
+            plan = views_only(site)
+            self._sites[site.key] = native_site(site, key, training=training, protected=(), plan=plan)
+            self.names[key] = site.key
+        return self._sites[site.key]
+
+
+class HalfSession:
+    """Runs one half of a step.
+
+    Args:
+        name: of the half, for debugging.
+        lowered: the half.
+        bindings: what its nodes call.
+        options: threads and debugging.
+    """
+
+    def __init__(self, name: str, lowered: Lowered, bindings: Bindings, options: Options) -> None:
+        self._inputs, self._outputs = lowered.inputs, list(lowered.outputs)
+        settings = onnxruntime().SessionOptions()
+        settings.log_severity_level = 3
+        settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
+        settings.inter_op_num_threads = 1
+        settings.enable_mem_pattern = False
+        settings.use_deterministic_compute = options.deterministic
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Weights are inputs that every step changes: a packed copy would go stale.
+        settings.add_session_config_entry("session.disable_prepacking", "1")
+        stock.register_library(settings)
+        model = onnx.ModelProto()
+        model.CopyFrom(center_normalizations(lowered.proto))
+        bind_nodes(model.graph, lowered.calls, training=False)
+        called: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
+        callees = {node: bindings.of(site) for node, site in called.items()}
+        names = {node: site.func_name for node, site in called.items()}
+        self._bound = stock.bind_callees(model.graph, callees, names)
+        save_stage(options, name, model)
+        with lent_allocator(settings) as lent:
+            if lent:
+                forget_output_sizes(model.graph)
+            with loadable(model) as source:
+                self._session = make_session(source, self._bound, settings)
+        drop_model_bytes(self._session)
+
+    def run(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
+        """One OrtValue an output.
+
+        Args:
+            values: one OrtValue an input.
+            run: the contexts of the step's Functions.
+
+        Raises:
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
+        if not self._outputs:
+            return ()
+        feeds = dict(zip(self._inputs, values, strict=True))
+        failure: BaseException | None = None
+        with contexts_in(run), torch.no_grad():
+            try:
+                found: Sequence[Any] = self._session._sess.run_with_ort_values(feeds, self._outputs, None)
+                return found
+            except Exception as error:
+                failure = stock.take_error(error)
+                if failure is None:
+                    failure = EngineError(f"ONNX Runtime failed: {error}")
+                    failure.__cause__ = error
+        # Outside of the handler, which would make onnxruntime's error the context of the Function's.
+        raise failure

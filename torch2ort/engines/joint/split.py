@@ -1,0 +1,271 @@
+"""A joint graph apart: forward, and the backward for a set of outputs that have a gradient.
+
+Forward computes what the outputs need, and every Function and every random number. What backward reads of
+it is kept; what it reads and only depends on that is computed there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.engines.joint.trace import Joint
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.symbolics.source import source_line
+
+aten = torch.ops.aten
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+# They cost nothing, so that what they are views of is kept, and not one more tensor.
+_VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Half:
+    """A functional graph of tensors.
+
+    Attributes:
+        graph_module: the graph.
+        inputs: what each placeholder is, a node of the joint graph.
+        outputs: what each result is, a node of the joint graph; each once.
+    """
+
+    graph_module: torch.fx.GraphModule
+    inputs: tuple[torch.fx.Node, ...]
+    outputs: tuple[torch.fx.Node, ...]
+
+
+class Split:
+    """Which nodes of a joint graph run in forward.
+
+    Args:
+        joint: the graph.
+
+    Attributes:
+        kept: nodes whose value backward reads; placeholders among them.
+
+    Raises:
+        UnsupportedOperatorError: backward draws random numbers.
+    """
+
+    def __init__(self, joint: Joint) -> None:
+        self._joint = joint
+        self._dependent = _dependent(joint)
+        results = [*joint.outputs, *joint.written.values()]
+        impure = [n for n in joint.graph_module.graph.nodes if n not in self._dependent and _is_impure(n)]
+        self._forward = _ancestors([*results, *impure]) | joint.inputs.keys()
+        for node in joint.graph_module.graph.nodes:
+            if node.target is operator.getitem and node.args[0] in self._forward:
+                self._forward.add(node)
+        misplaced = [n for n in self._dependent if _is_random(n) or n.target is DIFFERENTIABLE_PYTHON_OP]
+        if misplaced or not self._forward.isdisjoint(self._dependent):
+            where = misplaced[0] if misplaced else next(iter(self._forward & self._dependent))
+            raise UnsupportedOperatorError(
+                f"the backward of {source_line(where)} draws random numbers or calls a Function's forward, "
+                f"which the joint engine does not take. Put that part of the model into a "
+                f"torch.autograd.Function"
+            )
+        self._tokens = _tokens(joint.graph_module.graph)
+        self.kept = self._read_by_backward()
+
+    def _read_by_backward(self) -> tuple[torch.fx.Node, ...]:
+        """Nodes of forward that backward reads, in the order of the graph."""
+        found: set[torch.fx.Node] = set()
+        seen: set[torch.fx.Node] = set()
+        stack = list(self._joint.gradients.values())
+        while stack:
+            node = stack.pop()
+            if node in seen or node in self._tokens:
+                continue
+            seen.add(node)
+            if self._is_kept(node):
+                found.add(node)
+            elif node not in self._joint.tangents:
+                stack.extend(node.all_input_nodes)
+        return tuple(n for n in self._joint.graph_module.graph.nodes if n in found)
+
+    def _is_kept(self, node: torch.fx.Node) -> bool:
+        return node in self._forward and (node.target not in _VIEWS or node.op == "placeholder")
+
+    def forward(self) -> Half:
+        """The forward graph: outputs, new values of written inputs, what backward reads."""
+        joint = self._joint
+        graph = torch.fx.Graph()
+        values: dict[torch.fx.Node, torch.fx.Node] = {}
+        wanted = [*joint.outputs, *joint.written.values(), *self.kept]
+        outputs = tuple(dict.fromkeys(n for n in wanted if n not in joint.inputs))
+        for node in joint.graph_module.graph.nodes:
+            if node in joint.inputs:
+                values[node] = _placeholder(graph, node)
+            elif node in self._forward and node not in self._tokens:
+                made = values[node] = graph.node_copy(node, values.__getitem__)
+                if node.target is DIFFERENTIABLE_PYTHON_OP:
+                    made.target, made.meta["val"] = _PYTHON_OP, list(node.meta["val"])[:-1]
+        graph.output(tuple(values[n] for n in outputs))
+        return Half(torch.fx.GraphModule(torch.nn.Module(), graph), tuple(joint.inputs), outputs)
+
+    def backward(self, missing: Collection[int]) -> tuple[Half, dict[int, torch.fx.Node]]:
+        """The backward graph, and the node of each input's gradient.
+
+        Args:
+            missing: positions of the outputs that have no gradient.
+        """
+        joint = self._joint
+        present = _Present(joint, self._dependent, missing)
+        graph = torch.fx.Graph()
+        inputs = (*self.kept, *(n for n, output in joint.tangents.items() if output not in missing))
+        values = {node: _placeholder(graph, node) for node in inputs}
+        gradients = {i: n for i, n in joint.gradients.items() if not present.is_zero(n)}
+        outputs = tuple(dict.fromkeys(gradients.values()))
+        needed = _ancestors(outputs, stop={*values, *self._tokens}) - self._tokens
+        for node in joint.graph_module.graph.nodes:
+            # Another backward may have to read what a Function's call gave nobody.
+            wanted = node in needed or (node.target is PYTHON_OP_GRAD and not present.is_zero(node))
+            if not wanted or node in values or node.op == "placeholder" or present.is_zero(node):
+                continue
+            self._copy(graph, node, values, present)
+        graph.output(tuple(values[present.stands_for(n)] for n in outputs))
+        half = Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
+        half.graph_module.graph.eliminate_dead_code()
+        return half, gradients
+
+    def _copy(
+        self,
+        graph: torch.fx.Graph,
+        node: torch.fx.Node,
+        values: dict[torch.fx.Node, torch.fx.Node],
+        present: _Present,
+    ) -> None:
+        """Put a node of the joint graph, and what it reads, into the backward graph."""
+        if present.stands_for(node) is not node:
+            return
+        for read in node.all_input_nodes:
+            source = present.stands_for(read)
+            if source not in values and source not in self._tokens and not present.is_zero(source):
+                self._copy(graph, source, values, present)
+            if present.is_zero(source) and source not in values and node.target is not PYTHON_OP_GRAD:
+                values[source] = _zeros(graph, source)
+        if node.target is PYTHON_OP_GRAD:
+            _, gradients, site, sizes = node.args
+            given = [
+                None if grad is None or present.is_zero(grad) else values[present.stands_for(grad)]
+                for grad in cast("list[torch.fx.Node | None]", gradients)
+            ]
+            made = graph.call_function(PYTHON_OP_GRAD, (None, given, site, sizes))
+            made.meta = dict(node.meta)
+            values[node] = made
+        else:
+            values[node] = graph.node_copy(node, lambda n: values[present.stands_for(n)])
+
+
+class _Present:
+    """What is left of a backward graph when some outputs have no gradient.
+
+    A backward graph is linear in the gradients that come in: what depends on missing ones alone is zero, and
+    autograd does not compute it.
+    """
+
+    def __init__(self, joint: Joint, dependent: set[torch.fx.Node], missing: Collection[int]) -> None:
+        self._zero = {n for n, output in joint.tangents.items() if output in missing}
+        self._same: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node in joint.graph_module.graph.nodes if self._zero else ():
+            if node not in dependent or node.op != "call_function":
+                continue
+            read = [n for n in node.all_input_nodes if n in dependent]
+            left = [n for n in read if n not in self._zero]
+            if not left:
+                self._zero.add(node)
+            elif (
+                node.target is aten.add.Tensor and len(left) < len(read) == 2 and _is_plain_sum(node, left[0])
+            ):
+                self._same[node] = left[0]
+
+    def is_zero(self, node: torch.fx.Node) -> bool:
+        """Whether a node is the gradient of nothing."""
+        return node in self._zero
+
+    def stands_for(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The node whose value it has."""
+        while node in self._same:
+            node = self._same[node]
+        return node
+
+
+def _is_plain_sum(node: torch.fx.Node, term: torch.fx.Node) -> bool:
+    total, value = node.meta["val"], term.meta["val"]
+    return not node.kwargs and total.shape == value.shape and total.dtype == value.dtype
+
+
+def _zeros(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    value = node.meta["val"]
+    made = graph.call_function(
+        aten.full.default, (list(value.shape), 0), {"dtype": value.dtype, "device": value.device}
+    )
+    made.meta = {**node.meta, "val": value}
+    return made
+
+
+def _placeholder(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    made = graph.placeholder(node.name)
+    made.meta = {"val": node.meta["val"].detach()}
+    return made
+
+
+def _dependent(joint: Joint) -> set[torch.fx.Node]:
+    """Nodes that depend on the gradient of an output."""
+    found = set(joint.tangents)
+    for node in joint.graph_module.graph.nodes:
+        if node.op == "call_function" and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _ancestors(nodes: Iterable[torch.fx.Node], stop: Collection[torch.fx.Node] = ()) -> set[torch.fx.Node]:
+    found: set[torch.fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            if node not in stop:
+                stack.extend(node.all_input_nodes)
+    return found
+
+
+def _tokens(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """What ties a Function's backward to its forward, and is no tensor of the model's."""
+    return {
+        node
+        for node in graph.nodes
+        if node.target is operator.getitem
+        and node.args[0].target is DIFFERENTIABLE_PYTHON_OP
+        and node.args[1] == len(node.args[0].meta["val"]) - 1
+    }
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _is_impure(node: torch.fx.Node) -> bool:
+    return node.target is DIFFERENTIABLE_PYTHON_OP or _is_random(node)

@@ -1,0 +1,38 @@
+"""What the halves of a step are translated for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.symbolics.target import GradientRules, Target
+
+# What ONNX does as well as PyTorch's kernels. All else, derivatives and what functionalisation leaves among
+# it, runs in those: nobody compared torch.onnx's translations of it.
+_IN_ONNX = frozenset(
+    {
+        "_log_softmax", "_softmax", "_to_copy", "_unsafe_view", "add", "addmm", "alias", "arange",
+        "baddbmm", "bmm", "cat", "clone", "convolution", "cos", "detach", "div", "empty_like", "eq", "exp",
+        "expand", "full", "full_like", "ge", "gelu", "gt", "le", "logical_and", "logical_not", "logical_or",
+        "lt", "mean", "mm", "mul", "ne", "neg", "ones", "ones_like", "permute", "relu", "rsub",
+        "scalar_tensor", "sin", "squeeze", "sub", "sum", "t", "tanh", "transpose", "unsqueeze", "view",
+        "where", "zeros", "zeros_like",
+    }
+)  # fmt: skip
+
+
+def _is_left_to_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return False
+    return target._schema.name.removeprefix("aten::") not in _IN_ONNX
+
+
+_RULES = GradientRules(engine="joint", needs_kernel=_is_left_to_pytorch)
+
+
+def half_of(target: Target) -> Target:
+    """What a half of a step is for, in an engine whose graphs are for ``target``."""
+    return replace(target, gradients=_RULES, is_half=True)

@@ -1,0 +1,208 @@
+"""From a traced program to one functional graph of its forward and its backward, by PyTorch's autograd."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from torch2ort.engines.joint import _torch_private as private
+from torch2ort.engines.joint.reach import Reach
+from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
+from torch2ort.exports.source import Source
+from torch2ort.pythonop.abstract_run.observe import UserError
+from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.symbolics.grad_regions import inline_grad_regions
+from torch2ort.symbolics.gradients import makes_constants
+from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
+from torch2ort.symbolics.source import source_line
+
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+_DETACH = torch.ops.aten.detach.default
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Forward and backward in one graph.
+
+    Attributes:
+        graph_module: functional; its inputs are the program's and one gradient an output.
+        inputs: placeholder -> position among the program's inputs.
+        tangents: placeholder -> position of the output that it is the gradient of.
+        outputs: node of each output of the program.
+        written: position among the program's inputs -> node of its new value.
+        gradients: position among the program's inputs -> node of its gradient.
+        reach: which inputs get a gradient from which outputs.
+    """
+
+    graph_module: torch.fx.GraphModule
+    inputs: dict[torch.fx.Node, int]
+    tangents: dict[torch.fx.Node, int]
+    outputs: tuple[torch.fx.Node, ...]
+    written: dict[int, torch.fx.Node]
+    gradients: dict[int, torch.fx.Node]
+    reach: Reach
+
+
+class _Flat(torch.nn.Module):
+    """The program with outputs that share no memory with each other or with an input."""
+
+    def __init__(self, program: torch.fx.GraphModule) -> None:
+        super().__init__()
+        # Not a submodule: what the program holds is no parameter of this module.
+        self._run = (program,)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The program's outputs."""
+        results = self._run[0](*tensors)
+        return tuple(_apart(results, i) for i in range(len(results)))
+
+
+def _apart(results: Sequence[torch.Tensor], position: int) -> torch.Tensor:
+    result = results[position]
+    shared = result._is_view() or result.is_leaf or any(result is other for other in results[:position])
+    return result.clone() if shared else result
+
+
+def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
+    """Let autograd differentiate a program.
+
+    Args:
+        source: the program.
+        required: of each of its inputs, whether a gradient is wanted.
+
+    Raises:
+        UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
+    """
+    program = copy.deepcopy(source.graph_module)
+    refuse_hidden_writes(program.graph)
+    inline_grad_regions(program)
+    _refuse(program)
+    for node in program.graph.nodes:
+        if node.target is _PYTHON_OP:
+            node.target = DIFFERENTIABLE_PYTHON_OP
+    for node in list(program.graph.nodes):
+        if node.op == "call_function" and "_assert_tensor_metadata" in str(node.target):
+            program.graph.erase_node(node)
+    _stop_gradients(program.graph)
+    program.recompile()
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
+    # Autograd's graph is of what the caller's threads and modes do not change.
+    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+        with mode:
+            arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
+            again = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
+            results = program(*again)
+        reach = Reach(results, again)
+        try:
+            joint = private.joint_graph(_Flat(program), arguments, mode)
+        except (Torch2OrtError, UserError):
+            raise
+        except Exception as error:
+            raise UnsupportedOperatorError(
+                f"PyTorch's autograd does not differentiate the program that torch.export traced ({error}). "
+                f"Put the part of the model that it names into a torch.autograd.Function"
+            ) from error
+    described = _described(joint, len(results), reach)
+    if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
+        raise UnsupportedOperatorError(
+            "the joint trace and autograd disagree on which outputs require a gradient. Train with "
+            "onnxruntime-training (engine='ort_training')"
+        )
+    return described
+
+
+def _stop_gradients(graph: torch.fx.Graph) -> None:
+    """Keep gradients from what only takes its size and type from a tensor, as eager does."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is _DETACH or not makes_constants(node.target):
+            continue
+        for read in node.all_input_nodes:
+            with graph.inserting_before(node):
+                stopped = graph.call_function(_DETACH, (read,))
+            stopped.meta = dict(read.meta)
+            node.replace_input_with(read, stopped)
+
+
+def _described(graph_module: torch.fx.GraphModule, count: int, reach: Reach) -> Joint:
+    """A joint graph with what its descriptors say."""
+    inputs: dict[torch.fx.Node, int] = {}
+    tangents: dict[torch.fx.Node, int] = {}
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        position = private.input_position(node.meta["desc"])
+        if position is not None:
+            inputs[node] = position
+            continue
+        output = private.tangent_of(node.meta["desc"])
+        if output is None:
+            raise UnsupportedOperatorError(
+                f"forward checks a value as it computes it, or writes one that requires a gradient into a "
+                f"tensor from outside ({node.meta['desc'].expr()}), which the joint engine does not take. "
+                f"Train with onnxruntime-training (engine='ort_training')"
+            )
+        tangents[node] = output
+    result = graph_module.graph.output_node()
+    outputs: dict[int, torch.fx.Node] = {}
+    written: dict[int, torch.fx.Node] = {}
+    gradients: dict[int, torch.fx.Node] = {}
+    for node, description in zip(cast("list[Any]", result.args[0]), result.meta["desc"], strict=True):
+        for found, read in (
+            (outputs, private.output_position),
+            (written, private.written_input),
+            (gradients, private.gradient_of_input),
+        ):
+            position = read(description)
+            if position is not None and isinstance(node, torch.fx.Node):
+                found[position] = node
+    known = (
+        len(outputs)
+        + len(written)
+        + sum(d is None or private.gradient_of_input(d) is not None for d in result.meta["desc"])
+    )
+    if sorted(outputs) != list(range(count)) or known != len(result.meta["desc"]):
+        raise UnsupportedOperatorError(
+            "the joint trace gives outputs of a kind that the joint engine does not know. Use "
+            "engine='ort_training'"
+        )
+    ordered = tuple(outputs[i] for i in range(count))
+    return Joint(graph_module, inputs, tangents, ordered, written, gradients, reach)
+
+
+def _refuse(program: torch.fx.GraphModule) -> None:
+    """Refuse by name what the joint engine was not compared with eager PyTorch for."""
+    for node in program.graph.nodes:
+        values = node.meta.get("val")
+        flat = values if isinstance(values, (list, tuple)) else (values,)
+        for value in flat:
+            if isinstance(value, torch.Tensor) and not all(isinstance(d, int) for d in value.shape):
+                what = "has a size that varies"
+            elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                what = "reads a number out of a tensor"
+            elif isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                what = f"is on {value.device}"
+            elif isinstance(value, torch.Tensor) and (value.is_complex() or value.is_sparse):
+                what = "gives complex or sparse numbers"
+            else:
+                continue
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} {what}, which the joint engine does not take. Train "
+                f"with onnxruntime-training (engine='ort_training'), or in eager PyTorch"
+            )
+        if node.op not in ("placeholder", "call_function", "output") or not _is_known(node):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} is no operator of ATen's, and the joint engine does "
+                f"not differentiate it. Train with onnxruntime-training (engine='ort_training'), or put it "
+                f"into a torch.autograd.Function"
+            )
+
+
+def _is_known(node: torch.fx.Node) -> bool:
+    """Whether PyTorch itself says what a node computes and what its derivative is."""
+    if node.op != "call_function" or node.target in (operator.getitem, _PYTHON_OP):
+        return True
+    return isinstance(node.target, private.OpOverload) and node.target.namespace == "aten"

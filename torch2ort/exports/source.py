@@ -1,0 +1,79 @@
+"""The traced program behind a graph, for engines that differentiate it themselves."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+
+from torch2ort.capture.trace import PREFIX, Trace
+from torch2ort.errors import ExportError
+from torch2ort.graph.graph import Graph
+from torch2ort.pythonop import Site
+
+
+@dataclass(frozen=True)
+class Source:
+    """A program as torch.export traced it: not functional yet, each call of a Function opaque.
+
+    Attributes:
+        graph_module: the program.
+        feeds: one entry per placeholder: the name of the graph's feed, or a constant of the program.
+        sites: the calls of Functions, kept alive.
+        traced: all else that the trace found.
+    """
+
+    graph_module: torch.fx.GraphModule
+    feeds: tuple[str | torch.Tensor, ...]
+    sites: dict[str, Site]
+    traced: Trace
+
+
+def kept_program(traced: Trace) -> torch.fx.GraphModule:
+    """A copy of a trace's program, whose translation changes it."""
+    copied: torch.fx.GraphModule = copy.deepcopy(traced.program.graph_module)
+    return copied
+
+
+def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: Graph) -> Source:
+    """What an engine needs to differentiate a program.
+
+    Args:
+        graph_module: of :func:`kept_program`.
+        traced: the trace.
+        graph: what it was translated to.
+
+    Raises:
+        ExportError: a placeholder is no tensor.
+    """
+    signature = traced.program.graph_signature
+    origins = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    fed = {origin: name for name, origin in graph.weights.items()}
+    inputs = iter(graph.inputs)
+    feeds: list[str | torch.Tensor] = []
+    for node in graph_module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        origin = origins.get(node.name)
+        if origin is None:
+            feeds.append(next(inputs))
+        elif origin.startswith(PREFIX) and origin.removeprefix(PREFIX) in fed:
+            feeds.append(fed[origin.removeprefix(PREFIX)])
+        else:
+            feeds.append(_constant(traced.program, origin))
+    return Source(graph_module, tuple(feeds), traced.sites, traced)
+
+
+def _constant(program: torch.export.ExportedProgram, origin: str) -> torch.Tensor:
+    value = program.constants.get(origin, program.state_dict.get(origin))
+    if not isinstance(value, torch.Tensor):
+        raise ExportError(
+            f"forward reads {origin.removeprefix(PREFIX)!r}, a {type(value).__name__}, which the joint "
+            f"engine cannot feed to a graph. Make it a tensor of the model"
+        )
+    return value.detach()
