@@ -507,3 +507,12 @@ def test_the_cache_says_that_it_keeps_nothing(tmp_path) -> None:
     module(torch.randn(2, 4))
     reason = "the joint engine needs the traced program, which the cache does not keep."
     assert module.exported.cache.bypass_reason == reason
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    module = torch2ort.ORTModule(torch.nn.Embedding(5, 4, sparse=True))
+    message = re.escape(
+        "has sparse=True, but the gradients of a graph are dense. Make the table with sparse="
+    )
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        module(torch.tensor([1, 2]))

@@ -19,6 +19,7 @@ from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
+from torch2ort.symbolics.sites import arguments_of
 from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -193,12 +194,21 @@ def _refuse(program: torch.fx.GraphModule) -> None:
                 f"{node.target} at {source_line(node)} {what}, which the joint engine does not take. Train "
                 f"with onnxruntime-training (engine='ort_training'), or in eager PyTorch"
             )
+        if _has_sparse_gradient(node):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} has sparse=True, but the gradients of a graph are "
+                f"dense. Make the table with sparse=False, or put the look-up into a torch.autograd.Function"
+            )
         if node.op not in ("placeholder", "call_function", "output") or not _is_known(node):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} is no operator of ATen's, and the joint engine does "
                 f"not differentiate it. Train with onnxruntime-training (engine='ort_training'), or put it "
                 f"into a torch.autograd.Function"
             )
+
+
+def _has_sparse_gradient(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, private.OpOverload) and arguments_of(node).get("sparse") is True
 
 
 def _is_known(node: torch.fx.Node) -> bool:
