@@ -58,6 +58,11 @@ def original(operator: Any) -> Any:
     return ORIGINALS.get(operator, operator)
 
 
+def is_recurrent(operator: Any) -> bool:
+    """Whether ``operator`` is one of PyTorch's recurrent nets, or stands for one."""
+    return original(operator) in _STAND_INS
+
+
 def restore(program: torch.export.ExportedProgram, wanted: Container[Any]) -> None:
     """Put PyTorch's operators in the place of those that stand for one of ``wanted``."""
     for node in program.graph_module.graph.nodes:

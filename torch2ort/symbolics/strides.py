@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import site_by_key
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import operators
@@ -71,6 +72,8 @@ def _drawn_for(node: torch.fx.Node) -> list[object]:
         return [t.meta.get("val") for t in tensors] if drawing else []  # type: ignore[union-attr]
     if node.op != "call_function" or not is_random(node) or node.target is operators.dropout_noise:
         return []
+    if is_recurrent(node.target):
+        return []  # draws inside, for values whose order is its own
     value = node.meta.get("val")
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
