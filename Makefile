@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 EXTRAS := training,examples,test,dev
 STOCK := .venv-stock
 STOCK_EXTRAS := cpu,test-core
-# The tests that run models, or look at files, without training.
-STOCK_TESTS := tests/stock tests/commands tests/test_exported_model.py tests/test_export.py
+# The tests for an onnxruntime that has no gradients of its own.
+STOCK_TESTS := tests/stock tests/commands tests/test_exported_model.py tests/test_export.py tests/test_module.py \
+	tests/training/test_distributed.py
 CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_ext/*/*.h)
 
 .DEFAULT_GOAL := help

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from torch2ort import symbolics
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.split import Half
 from torch2ort.pythonop import Site
@@ -46,6 +47,7 @@ class Lowered:
         return tuple(value.name for value in self.proto.graph.output)
 
 
+@exclusive.exporting()
 def lower_half(half: Half, target: Target) -> Lowered:
     """Translate one half of a step.
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.reach import Reach
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
@@ -69,6 +70,7 @@ def _apart(results: Sequence[torch.Tensor], position: int) -> torch.Tensor:
     return result.clone() if shared else result
 
 
+@exclusive.exporting()
 def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
     """Let autograd differentiate a program.
 
