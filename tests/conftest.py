@@ -26,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+def pytest_unconfigure() -> None:
+    """Let the end of the process collect everything: some libraries look for leaks there."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _few_objects_to_collect() -> None:
     """Leave what other files' tests hold out of garbage collections: a third of the suite's time."""

@@ -189,8 +189,10 @@ def _in_environment(row: Row, path: str, environment: Path, wheel: Path) -> Resu
 
 
 def _outcome(done: subprocess.CompletedProcess[str]) -> str:
-    """The numbers in pytest's last line, without the time."""
-    last = _last_line(done.stdout, "")
+    """The numbers in pytest's closing line, without the time."""
+    # Libraries may have more to say when the process ends.
+    closing = [line for line in done.stdout.splitlines() if re.search(r" in [\d.]+s\b", line)]
+    last = closing[-1] if closing else _last_line(done.stdout, "")
     counts = re.findall(r"\d+ (?:passed|failed|errors?|skipped)", last)
     order = ("passed", "failed", "error", "skipped")
     counts.sort(key=lambda count: [count.split()[1].startswith(kind) for kind in order].index(True))

@@ -58,6 +58,7 @@ def test_a_row_without_its_python_is_not_tried_and_no_failure(path):
     ("status", "last", "outcome", "failed"),
     [
         (0, "12 passed, 3 skipped, 1 warning in 4.56s", "12 passed, 3 skipped", False),
+        (0, "12 passed in 4.56s\na library: leaked 4 instances!", "12 passed", False),
         (1, "2 failed, 12 passed, 1 error in 4.56s", "12 passed, 2 failed, 1 error", True),
         (1, "2 failed in 4.56s", "2 failed", True),
         (2, "1 error in 1.95s", "broken off with status 2: 1 error in 1.95s", True),
@@ -69,7 +70,7 @@ def test_a_row_without_its_python_is_not_tried_and_no_failure(path):
         ),
     ],
 )
-def test_an_outcome_is_read_out_of_pytests_last_line(status, last, outcome, failed):
+def test_an_outcome_is_read_out_of_pytests_closing_line(status, last, outcome, failed):
     done = subprocess.CompletedProcess([], status, f"...F..\n\n{last}\n")
     assert matrix._outcome(done) == outcome
     assert Result("3.11", "2.13.0", "onnxruntime", outcome).failed == failed
