@@ -39,7 +39,11 @@ FIRST = (
     "tests/native/test_guards.py",
 )
 FIRST_TRAINING = ("tests/test_module.py", "tests/native/test_training_runners.py")
-FIRST_STOCK = ("tests/stock/test_sessions.py", "tests/stock/test_calls.py", "tests/stock/test_joint_engine.py")
+FIRST_STOCK = (
+    "tests/stock/test_sessions.py",
+    "tests/stock/test_calls.py",
+    "tests/stock/test_joint_engine.py",
+)
 
 # What a row says itself, so that constraints.txt does not. That file is for this Python and later ones: pip
 # refuses a constraint that has no build, and an older Python gets what is newest for it.
