@@ -4,6 +4,7 @@
 | --- | --- |
 | torch.overrides._get_current_function_mode_stack | 2.11-2.15.0 |
 | torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.11-2.15.0 |
+| torch._C._len_torch_function_stack, _len_torch_dispatch_stack | 2.11-2.15.0 |
 | torch.nn.modules.module._global_forward_hooks, _global_forward_pre_hooks | 2.11-2.15.0 |
 | torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
 | the attribute _torchdynamo_wrapper_id of functions | 2.11-2.15.0 |
@@ -24,6 +25,7 @@ from torch.nn.modules import module as _module
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
+    from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
     from torch._ops import OpOverload, OpOverloadPacket
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx.experimental import _config
@@ -49,6 +51,8 @@ OPERATOR_TYPES: tuple[type, ...] = (OpOverload, OpOverloadPacket)
 
 def active_modes() -> list[Any]:
     """Torch-function and dispatch modes that are entered on this thread."""
+    if not _len_torch_function_stack() and not _len_torch_dispatch_stack():
+        return []  # as before each step of nearly all programs
     return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
 
 
