@@ -14,7 +14,7 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.derivatives import DERIVATIVES
 from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel, encode_call, is_callable
 from torch2ort.kernels.index_check import IndexCheck
-from torch2ort.kernels.recurrent import ORIGINALS, original
+from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.interception import internal_site
 from torch2ort.sizes.symbols import size_hint
@@ -150,7 +150,7 @@ def is_random(node: torch.fx.Node) -> bool:
     values = arguments_of(node)
     if "dropout_p" in values:
         return bool(values["dropout_p"])
-    if original(target) in ORIGINALS.values():
+    if is_recurrent(target):
         return bool(values["train"]) and bool(values["dropout"])
     return torch.Tag.nondeterministic_seeded in target.tags
 
