@@ -2,10 +2,10 @@
 
 | name | tried on |
 | --- | --- |
-| torch._functorch.aot_autograd.aot_export_joint_with_descriptors | 2.13.0 (not on 2.15.0) |
-| torch._functorch._aot_autograd.descriptors (PlainAOTInput, TangentAOTInput, PlainAOTOutput, ...) | 2.13.0 |
-| torch._guards.tracing, TracingContext | 2.13.0 |
-| torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0 |
+| torch._functorch.aot_autograd.aot_export_joint_with_descriptors | 2.13.0, 2.15.0 |
+| torch._functorch._aot_autograd.descriptors (PlainAOTInput, TangentAOTInput, ...) | 2.13.0, 2.15.0 |
+| torch._guards.tracing, TracingContext | 2.13.0, 2.15.0 |
+| torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0, 2.15.0 |
 """
 
 from __future__ import annotations
