@@ -2,6 +2,8 @@
 
 import copy
 import threading
+import types
+import unittest.mock
 
 import pytest
 import torch
@@ -33,6 +35,29 @@ def test_a_call_waits_for_the_export_of_another_thread():
         assert not results
     thread.join(60)
     assert_same(results[0], eager(x), "output")
+
+
+def test_what_other_threads_do_meanwhile_notes_nothing_about_the_exported_nodes():
+    failures = []
+    optimizer = torch.optim.SGD(Model().parameters())
+
+    def disabled_for_compilers():
+        try:
+            # torch.export replaces this dictionary for each node.
+            with unittest.mock.patch.object(torch.fx.traceback, "current_meta", types.MappingProxyType({})):
+                optimizer.zero_grad()
+        except Exception as error:
+            failures.append(error)
+
+    class Beside(torch.nn.Module):
+        def forward(self, x):
+            thread = threading.Thread(target=disabled_for_compilers)
+            thread.start()
+            thread.join()
+            return x + 1
+
+    torch2ort.ORTModule(Beside())(torch.ones(2))
+    assert failures == []
 
 
 def test_it_tells_whether_an_export_ran_beside_something():

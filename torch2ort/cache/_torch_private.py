@@ -11,15 +11,20 @@
 | torch._ops.OpOverload, OpOverloadPacket | 2.11-2.15.0 |
 | torch.Tensor._version, torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
+| torch.fx.traceback.annotate, which torch.compiler.disable looks up at each call in an export | 2.11-2.15.0 |
 | torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.fx import traceback as _notes
 from torch.nn.modules import module as _module
 
 from torch2ort.versions import need, private_names
@@ -33,6 +38,7 @@ with private_names("torch"):
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     need(_config, "_config", "_is_default")
+    need(_notes, "annotate")
     need(_module, "_global_forward_hooks", "_global_forward_pre_hooks")
     need(_module, "_global_backward_hooks", "_global_backward_pre_hooks")
 
@@ -47,6 +53,26 @@ _CONFIGS = (
 )
 
 OPERATOR_TYPES: tuple[type, ...] = (OpOverload, OpOverloadPacket)
+
+
+@contextlib.contextmanager
+def notes_of_this_thread() -> Iterator[None]:
+    """Keep other threads from noting something about the nodes that this one traces.
+
+    While torch.export works, whatever torch.compiler.disable wraps (optimizers, checkpoints, an ORTModule)
+    writes to a dictionary of the whole process, from any thread. The export replaces that dictionary for
+    each node, so that either thread may end in a KeyError.
+    """
+    annotate, tracing = _notes.annotate, threading.get_ident()
+
+    def annotate_here(notes: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+        return annotate(notes) if threading.get_ident() == tracing else contextlib.nullcontext()
+
+    _notes.annotate = annotate_here  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _notes.annotate = annotate
 
 
 def active_modes() -> list[Any]:

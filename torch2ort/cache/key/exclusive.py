@@ -11,6 +11,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from torch2ort.cache import _torch_private as private
+
 
 class ExclusiveExport:
     """The right to export, or to look at a model; a thread may take it again while it has it."""
@@ -25,7 +27,8 @@ class ExclusiveExport:
         with self._lock:
             self._begun += 1
             try:
-                yield
+                with private.notes_of_this_thread():
+                    yield
             finally:
                 self._ended += 1
 
