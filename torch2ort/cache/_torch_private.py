@@ -12,12 +12,14 @@
 | torch.Tensor._version, torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
 | torch.fx.traceback.annotate, which torch.compiler.disable looks up at each call in an export | 2.11-2.15.0 |
+| torch._dynamo, which an export imports, and with it what takes annotate by name | 2.11-2.15.0 |
 | torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -63,6 +65,8 @@ def notes_of_this_thread() -> Iterator[None]:
     writes to a dictionary of the whole process, from any thread. The export replaces that dictionary for
     each node, so that either thread may end in a KeyError.
     """
+    # What takes the function's name out of its module does so now, and not while another one stands there.
+    importlib.import_module("torch._dynamo")
     annotate, tracing = _notes.annotate, threading.get_ident()
 
     def annotate_here(notes: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
