@@ -10,8 +10,8 @@ EXTRAS := training,examples,test,dev
 STOCK := .venv-stock
 STOCK_EXTRAS := cpu,test-core
 # The tests for an onnxruntime that has no gradients of its own.
-STOCK_TESTS := tests/stock tests/commands tests/test_exported_model.py tests/test_export.py tests/test_module.py \
-	tests/training/test_distributed.py
+STOCK_TESTS := tests/stock tests/engines/joint tests/_commands tests/test_exported_model.py tests/test_export.py \
+	tests/test_module.py tests/engines/test_distributed.py
 CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_ext/*/*.h)
 
 .DEFAULT_GOAL := help
@@ -70,8 +70,8 @@ sanitize: build build-stock  ## Run tests of the extension under AddressSanitize
 		--config-settings=build-dir=$(SANITIZED)/cmake --config-settings=install.strip=false \
 		--config-settings=cmake.define.TORCH2ORT_SANITIZE=ON .
 	$(BIN)/python -m zipfile -e $(SANITIZED)/torch2ort-*.whl $(SANITIZED)/root
-	$(WATCHED) $(BIN)/python -m pytest --quiet tests/native -k 'not memory_behind'
-	$(WATCHED) $(STOCK)/bin/python -m pytest --quiet --timeout 900 tests/stock -k 'not memory'
+	$(WATCHED) $(BIN)/python -m pytest --quiet tests/runtime_ext -k 'not memory_behind'
+	$(WATCHED) $(STOCK)/bin/python -m pytest --quiet --timeout 900 tests/stock tests/engines/joint -k 'not memory'
 	$(WATCHED) $(BIN)/python -m tests.random_programs --seed 1 --programs 24 --minutes 60 --seconds 900 --loud
 
 # Each environment of these is made, used and removed, but with NOX_ARGS='-- --keep'; a version that the machine

@@ -25,7 +25,13 @@ INSTALL_LIMIT, SUITE_LIMIT = 1500, 7200
 # What a row of the whole matrix runs on an onnxruntime that trains: all but the families of models, which
 # take as long as all else, and what looks at the checkout. On a stock one, what `make test` runs there.
 TRAINING = ("tests", "--ignore=tests/models", "--ignore=tests/test_repository.py")
-STOCK = ("tests/stock", "tests/commands", "tests/test_exported_model.py", "tests/test_export.py")
+STOCK = (
+    "tests/stock",
+    "tests/engines/joint",
+    "tests/_commands",
+    "tests/test_exported_model.py",
+    "tests/test_export.py",
+)
 
 # What a new version breaks first: how torch calls Functions, how Python compiles and keeps dictionaries, how
 # a runtime is called. Minutes a row: on any onnxruntime; on one that trains; on a stock one, which loads the
@@ -35,14 +41,14 @@ FIRST = (
     "tests/test_versions.py",
     "tests/test_export.py",
     "tests/test_exported_model.py",
-    "tests/cache/test_code.py",
-    "tests/native/test_guards.py",
+    "tests/cache/key/test_code.py",
+    "tests/runtime_ext/test_guards.py",
 )
-FIRST_TRAINING = ("tests/test_module.py", "tests/native/test_training_runners.py")
+FIRST_TRAINING = ("tests/test_module.py", "tests/runtime_ext/test_training_runners.py")
 FIRST_STOCK = (
     "tests/stock/test_sessions.py",
     "tests/stock/test_calls.py",
-    "tests/stock/test_joint_engine.py",
+    "tests/engines/joint/test_joint_engine.py",
 )
 
 # What a row says itself, so that constraints.txt does not. That file is for this Python and later ones: pip

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Affine, Constants, Derived, Numpy, Square, scaled
+from tests.support.functions import Affine, Constants, Derived, Numpy, Square, scaled
 
 bound_apply = Square.apply
 
@@ -43,7 +43,11 @@ def attribute(node, name):
 
 def test_each_call_becomes_one_python_op_node_with_its_qualified_name():
     exported = torch2ort.export(Calls(Square.apply, Derived.apply, Square.apply), torch.randn(2, 4))
-    names = ["tests.functions.Square", "tests.functions.Derived", "tests.functions.Square"]
+    names = [
+        "tests.support.functions.Square",
+        "tests.support.functions.Derived",
+        "tests.support.functions.Square",
+    ]
     assert [attribute(node, "func_name").decode() for node in nodes_of(exported)] == names
     assert {node.domain for node in nodes_of(exported)} == {"com.microsoft"}
     assert [site.func_name for site in exported.python_ops] == names
@@ -58,7 +62,7 @@ def test_a_bound_apply_is_caught():
 def test_two_classes_of_one_name_are_numbered():
     twice, thrice = scaled(2.0), scaled(3.0)
     exported = torch2ort.export(Calls(twice.apply, thrice.apply, twice.apply), torch.randn(2, 4))
-    name = f"tests.functions.{twice.__qualname__}"
+    name = f"tests.support.functions.{twice.__qualname__}"
     assert [site.func_name for site in exported.python_ops] == [name, f"{name}#2", name]
 
 

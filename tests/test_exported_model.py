@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Affine, Constants, Square, TwoOutputs
-from tests.memory import resident_bytes
+from tests.support.functions import Affine, Constants, Square, TwoOutputs
+from tests.support.memory import resident_bytes
 from torch2ort.engines.ort_training.kernel_choice import LARGE
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -137,8 +137,8 @@ def test_missing_functions_are_all_named(tmp_path):
     with pytest.raises(torch2ort.FunctionNotFoundError) as caught:
         torch2ort.load(tmp_path / "model.onnx", functions=[Affine])
     assert str(caught.value) == (
-        "the model calls 2 Function(s) that were not supplied: tests.functions.Constants, "
-        "tests.functions.TwoOutputs. "
+        "the model calls 2 Function(s) that were not supplied: tests.support.functions.Constants, "
+        "tests.support.functions.TwoOutputs. "
         "Pass the classes to torch2ort.load(path, functions=[...]) or register them with "
         "torch2ort.register_function"
     )

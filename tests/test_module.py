@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import torch2ort
-from tests.comparison import assert_same, assert_trains_like_eager, tensors_of
-from tests.functions import Square, TwoOutputs
+from tests.support.comparison import assert_same, assert_trains_like_eager, tensors_of
+from tests.support.functions import Square, TwoOutputs
 from tests.test_exported_model import Stateful, assert_goes_on_like
 from torch2ort.runtime import has_training
 

@@ -52,7 +52,7 @@ def build(name: str, file: str | None) -> tuple[torch.nn.Module, Any]:
 
 def losses(module: torch.nn.Module, batch: Any) -> list[float]:
     """Those of a few steps of training, the first as they are before any."""
-    from tests.comparison import loss_of
+    from tests.support.comparison import loss_of
 
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     found = []

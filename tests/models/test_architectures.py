@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from tests.comparison import assert_trains_like_eager
+from tests.support.comparison import assert_trains_like_eager
 
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 

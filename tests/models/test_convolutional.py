@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.comparison import assert_trains_like_eager
+from tests.support.comparison import assert_trains_like_eager
 
 
 class ConvNet(torch.nn.Module):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import torch2ort
-from tests.comparison import assert_same, assert_trains_like_eager, tensors_of
 from tests.models.families import FAMILIES
 from tests.models.families.table import Batch
+from tests.support.comparison import assert_same, assert_trains_like_eager, tensors_of
 
 
 def call(model: Any, batch: Batch) -> Any:

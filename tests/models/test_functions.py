@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.comparison import assert_trains_like_eager
-from tests.functions import Affine, Constants, Derived, Numpy, Square, TwoOutputs, scaled
+from tests.support.comparison import assert_trains_like_eager
+from tests.support.functions import Affine, Constants, Derived, Numpy, Square, TwoOutputs, scaled
 
 
 class Mlp(torch.nn.Module):

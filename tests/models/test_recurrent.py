@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torch2ort
-from tests.comparison import assert_trains_like_eager
+from tests.support.comparison import assert_trains_like_eager
 
 
 class Net(nn.Module):

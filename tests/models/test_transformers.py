@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from tests.comparison import assert_trains_like_eager
+from tests.support.comparison import assert_trains_like_eager
 
 OPTIMIZERS = pytest.mark.parametrize(
     ("optimizer", "lr"), [(torch.optim.SGD, 0.05), (torch.optim.AdamW, 1e-3)]

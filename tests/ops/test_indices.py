@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import torch2ort
-from tests.comparison import assert_trains_like_eager
 from tests.ops.indices import USES, Indexing, inputs, outcome
+from tests.support.comparison import assert_trains_like_eager
 
 MODES = ("training", "evaluation", "an export")
 

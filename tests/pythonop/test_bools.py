@@ -7,7 +7,7 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.pythonop.around import Around
+from tests.support.around import Around
 
 
 class Above(Function):

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.comparison import assert_same, assert_trains_like_eager
+from tests.support.comparison import assert_same, assert_trains_like_eager
 
 
 class Around(torch.nn.Module):

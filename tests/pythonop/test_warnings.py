@@ -10,8 +10,8 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.comparison import assert_trains_like_eager
-from tests.pythonop.around import Around
+from tests.support.around import Around
+from tests.support.comparison import assert_trains_like_eager
 from torch2ort import _native
 
 

@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper
 
 import torch2ort
-from tests.functions import Square
+from tests.support.functions import Square
 
 
 class Chain(torch.nn.Module):

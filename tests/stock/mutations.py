@@ -24,8 +24,8 @@ import torch
 from onnx import helper
 
 import torch2ort
-from tests.functions import Constants, Square
 from tests.stock.models import plain_options
+from tests.support.functions import Constants, Square
 from torch2ort.__main__ import main as command
 
 BIG = 2**62

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Affine, Square
 from tests.stock.models import run
+from tests.support.functions import Affine, Square
 from torch2ort.pythonop.native import native
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Affine, Square
+from tests.support.functions import Affine, Square
 from torch2ort.runtime import stock
 
 needs_cuda = pytest.mark.skipif(

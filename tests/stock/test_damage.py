@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Square
+from tests.support.functions import Square
 from torch2ort.runtime._ort_private import has_training
 
 
@@ -36,7 +36,7 @@ import numpy as np
 import onnxruntime
 import torch
 import torch2ort
-from tests.functions import Square
+from tests.support.functions import Square
 
 faulthandler.enable()
 faulthandler.dump_traceback_later(100, exit=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Square
+from tests.support.functions import Square
 
 LIMIT = 20_000
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Constants, Square
 from tests.stock.models import registered
 from tests.stock.mutations import Into, save, set_attribute
+from tests.support.functions import Constants, Square
 
 
 @pytest.fixture(scope="module")

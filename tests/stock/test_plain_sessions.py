@@ -16,7 +16,6 @@ import torch
 from onnx import TensorProto, helper
 
 import torch2ort
-from tests.functions import Affine, Constants, Numpy, Square, TwoOutputs
 from tests.stock.models import (
     Chain,
     graph_model,
@@ -28,6 +27,7 @@ from tests.stock.models import (
     run,
     value,
 )
+from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs
 
 
 class Model(torch.nn.Module):
@@ -292,7 +292,7 @@ def test_an_exception_of_a_function_is_named_in_the_message():
 EXIT = """
 import sys, threading
 import numpy as np, onnxruntime, torch2ort
-from tests.functions import Affine, Constants, Numpy, Square, TwoOutputs
+from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs
 
 for function in (Affine, Constants, Numpy, Square, TwoOutputs):
     torch2ort.register_function(function)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import torch2ort
-from tests.functions import Constants, Square, scaled
 from tests.stock.models import Chain, plain_options, run
+from tests.support.functions import Constants, Square, scaled
 
 
 class MineError(Exception):

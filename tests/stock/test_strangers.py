@@ -13,8 +13,8 @@ import torch
 from onnx import helper
 
 import torch2ort
-from tests.functions import Square
 from tests.stock.models import Squares, plain_session, registered, run
+from tests.support.functions import Square
 from torch2ort.kernels.functions import AtenKernel, encode_call
 
 
@@ -93,7 +93,7 @@ def test_a_key_in_a_file_reaches_no_site_of_this_process(saved):
         pytest.raises(Exception, match="the site_key 'PythonOp_0' is of no session") as caught,
     ):
         plain_session(str(saved))
-    assert "PythonOp tests.functions.Square (node 'PythonOp_0')" in str(caught.value)
+    assert "PythonOp tests.support.functions.Square (node 'PythonOp_0')" in str(caught.value)
 
 
 def kernel_node(node: onnx.NodeProto, call: str) -> None:
@@ -210,8 +210,8 @@ def test_messages_name_the_function_and_what_is_wrong(saved):
     with registered(Square), pytest.raises(Exception, match="input 0") as caught:
         plain_session(str(saved))
     assert str(caught.value).endswith(
-        "PythonOp tests.functions.Square (node 'PythonOp_0'): input 0 is a tensor of float32 in the graph, "
-        "but its site was exported with float64; export the model again"
+        "PythonOp tests.support.functions.Square (node 'PythonOp_0'): input 0 is a tensor of float32 in the "
+        "graph, but its site was exported with float64; export the model again"
     )
 
 

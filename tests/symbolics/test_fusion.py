@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import torch2ort
-from tests.comparison import assert_trains_like_eager
-from tests.functions import Square
+from tests.support.comparison import assert_trains_like_eager
+from tests.support.functions import Square
 
 
 class Written(torch.nn.Module):

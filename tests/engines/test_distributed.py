@@ -1,0 +1,61 @@
+"""DistributedDataParallel around an ORTModule averages gradients as around the model itself."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import torch2ort
+from tests.support.functions import Square
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.last = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(Square.apply(self.first(x)))
+
+
+def _work(rank: int, port: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    _train(rank)
+    # Its threads run while somebody holds the group; one that frees a tensor after Python has ended aborts.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def _train(rank: int) -> None:
+    torch.manual_seed(3)
+    eager = Model()
+    ort = torch2ort.ORTModule(copy.deepcopy(eager))
+    modules = [torch.nn.parallel.DistributedDataParallel(m) for m in (eager, ort)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in modules]
+    for step in range(3):
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+        for module, optimizer in zip(modules, optimizers, strict=True):
+            optimizer.zero_grad()
+            module(x).square().mean().backward()
+        for (name, e), (_, a) in zip(eager.named_parameters(), ort.named_parameters(), strict=True):
+            torch.testing.assert_close(a.grad, e.grad, rtol=1e-4, atol=1e-5, msg=f"step {step}, {name}")
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no distributed package")
+def test_two_processes_on_gloo():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_work, args=(port,), nprocs=2, join=True)

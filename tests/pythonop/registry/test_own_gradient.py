@@ -1,0 +1,173 @@
+"""``gradient="function"``: operators in forward, the Function's own backward behind them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+import torch2ort
+from tests.support.comparison import assert_trains_like_eager
+
+
+class Spike(torch.autograd.Function):
+    """A step with a surrogate gradient, which no operator has."""
+
+    @staticmethod
+    def forward(ctx, x, slope):
+        ctx.save_for_backward(x)
+        ctx.slope = slope
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad / (ctx.slope * x.abs() + 1) ** 2, None
+
+
+class Round(torch.autograd.Function):
+    """In the style with ``setup_context``, over a tensor and a weight."""
+
+    @staticmethod
+    def forward(x, scale):
+        return torch.round(x / scale) * scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, scale = inputs
+        ctx.save_for_backward(x, scale, output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, scale, output = ctx.saved_tensors
+        return grad.clone(), (grad * (output - x) / scale).sum()
+
+
+class Parts(torch.autograd.Function):
+    """Two outputs, of which a model may use one, and its own word on missing gradients."""
+
+    GIVEN: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return torch.floor(x), None, x * 2
+
+    @staticmethod
+    def backward(ctx, floor, _, double):
+        Parts.GIVEN.append(floor is None)
+        return (0 if floor is None else floor * 0.5) + (0 if double is None else double * 3)
+
+
+class Around(torch.nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.scale = torch.nn.Parameter(torch.tensor(0.1))
+        self.last = torch.nn.Linear(4, 2)
+        self._call = call
+
+    def forward(self, x):
+        return self.last(self._call(self, self.first(x)))
+
+
+def trains(call):
+    return assert_trains_like_eager(Around(call), [(torch.randn(5, 4, requires_grad=True),)], steps=5)
+
+
+@pytest.fixture(autouse=True)
+def _mapped():
+    torch2ort.register_exporter(
+        Spike,
+        lambda g, x, slope: g.op("Cast", g.op("Greater", x, 0), to=torch.float32),
+        gradient="function",
+    )
+    torch2ort.register_exporter(
+        Round, lambda g, x, s: g.op("Mul", g.op("Round", g.op("Div", x, s)), s), gradient="function"
+    )
+    torch2ort.register_exporter(
+        Parts, lambda g, x: (g.op("Floor", x), g.op("Mul", x, 2)), gradient="function"
+    )
+
+
+def test_a_surrogate_gradient_is_kept_behind_operators_that_have_none():
+    module = trains(lambda self, x: Spike.apply(x, 5.0))
+    assert "Greater" in [node.op_type for node in module.exported.proto.graph.node]
+    assert [site.func_name for site in module.exported.python_ops] == [f"{__name__}.Spike"]
+
+
+def test_a_weight_gets_the_functions_gradient():
+    trains(lambda self, x: Round.apply(x, self.scale))
+
+
+def test_two_outputs_of_which_one_is_used():
+    trains(lambda self, x: Parts.apply(x)[0])
+    assert not any(Parts.GIVEN)
+
+
+def test_missing_gradients_stay_missing_where_the_function_asks_for_that():
+    Parts.GIVEN.clear()
+    trains(lambda self, x: Parts.apply(x)[2])
+    assert all(Parts.GIVEN)
+
+
+def test_inference_needs_no_function(tmp_path):
+    model, x = Around(lambda self, x: Spike.apply(x, 5.0)).eval(), torch.randn(5, 4)
+    exported = torch2ort.export(model, x)
+    assert exported.python_ops == ()
+    torch.testing.assert_close(exported(x), model(x))
+
+
+def test_an_export_for_training_runs_after_a_reload(tmp_path):
+    model, x = Around(lambda self, x: Spike.apply(x, 5.0)).train(), torch.randn(5, 4)
+    torch2ort.export(model, x).save(tmp_path / "model.onnx")
+    loaded = torch2ort.load(tmp_path / "model.onnx", functions=[Spike])
+    torch.testing.assert_close(loaded(x), model(x))
+
+
+def test_the_outputs_are_passed_on_without_a_copy():
+    module = trains(lambda self, x: Spike.apply(x, 5.0))
+    node = next(n for n in module.exported.proto.graph.node if n.op_type == "PythonOp")
+    assert [list(a.ints) for a in node.attribute if a.name == "tensor_reuse_map"] == [[-1, 1]]
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Writes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.add_(1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (Noisy, "forward draws random numbers, and would draw others"),
+        (Writes, "forward writes to argument 0"),
+    ],
+)
+def test_a_forward_that_cannot_run_twice_is_refused(function, reason):
+    torch2ort.register_exporter(function, lambda g, x: g.op("Add", x, 1), gradient="function")
+    with pytest.raises(torch2ort.ExportError) as error:
+        torch2ort.ORTModule(Around(lambda self, x: function.apply(x)))(torch.randn(5, 4))
+    assert str(error.value) == (
+        f"{__name__}.{function.__name__}: its exporter has gradient='function', for which backward must run "
+        f"forward "
+        f"a second time, and that is not sound here: {reason}. Return None where g.training is true, so "
+        f"that the "
+        f"call stays a PythonOp, or register the exporter with gradient='engine'"
+    )

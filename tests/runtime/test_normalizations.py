@@ -1,0 +1,94 @@
+"""Rows whose spread is small beside their mean are normalized as in eager PyTorch, trained or not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torch2ort
+from tests.support.comparison import assert_same
+
+
+class Of(nn.Module):
+    """A normalization, and what is done around it."""
+
+    def __init__(self, body, layer=None) -> None:
+        super().__init__()
+        self.layer = layer
+        self.body = body
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def written_out(model, x):
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / torch.sqrt(centered.square().mean(-1, keepdim=True) + 1e-5)
+
+
+MODELS = {
+    "layer": Of(lambda m, x: m.layer(x), nn.LayerNorm(8)),
+    "layer, two axes": Of(lambda m, x: m.layer(x), nn.LayerNorm((4, 8))),
+    "layer, no gradient": Of(lambda m, x: m.layer(x.detach()) + x, nn.LayerNorm(8, elementwise_affine=False)),
+    "layer, behind a sum": Of(lambda m, x: m.layer(x + x), nn.LayerNorm(8)),
+    "layer, then a product": Of(lambda m, x: m.layer(x).square() * x, nn.LayerNorm(8)),
+    "layer, by its parts": Of(lambda m, x: torch.native_layer_norm(x, (8,), None, None, 1e-5)[0]),
+    "function": Of(lambda m, x: F.layer_norm(x, (8,))),
+    "group": Of(lambda m, x: m.layer(x), nn.GroupNorm(2, 4)),
+    "instance": Of(lambda m, x: m.layer(x), nn.InstanceNorm1d(4)),
+    "written out": Of(written_out),
+}
+
+
+def distance(found: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
+    """How far a result is from the model's in double precision."""
+    with torch.no_grad():
+        precise = copy.deepcopy(model).double()(x.double())
+    return (found.double() - precise).abs().max().item()
+
+
+@pytest.mark.parametrize("mean", [10.0, 1000.0])
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "not trained"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_small_spread_is_kept(model, trained, mean):
+    x = (mean + torch.randn(3, 4, 8) * 0.01).requires_grad_()
+    with torch.set_grad_enabled(trained):
+        found = torch2ort.ORTModule(copy.deepcopy(model))(x)
+    expected = distance(model(x), model, x)
+    assert distance(found, model, x) <= 4 * expected
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+def test_a_file_normalizes_as_precisely(rows):
+    model = MODELS["layer, two axes"].eval()
+    x = 1000 + torch.randn(rows, 4, 8) * 0.01
+    exported = torch2ort.export(model, x, dynamic_shapes=None)
+    assert exported(x).shape == x.shape
+    if rows:
+        assert distance(exported(x), model, x) <= 4 * distance(model(x), model, x)
+
+
+def test_gradients_of_a_small_spread_are_as_precise_as_eagers():
+    model = MODELS["layer, then a product"]
+    values = 10 + torch.randn(3, 4, 8) * 0.1
+
+    def gradients(module, x):
+        x = x.detach().requires_grad_()
+        module(x).sum().backward()
+        return [x.grad, module.layer.weight.grad, module.layer.bias.grad]
+
+    precise = gradients(copy.deepcopy(model).double(), values.double())
+    eager = gradients(copy.deepcopy(model), values)
+    found = gradients(torch2ort.ORTModule(copy.deepcopy(model)), values)
+    for f, e, p in zip(found, eager, precise, strict=True):
+        assert (f - p).abs().max() <= 4 * (e - p).abs().max()
+
+
+def test_a_row_of_one_number_is_zero():
+    ort = torch2ort.ORTModule(MODELS["layer"])
+    for x in (torch.full((2, 4, 8), 110.0), torch.full((2, 4, 8), 1234.0, requires_grad=True)):
+        assert_same(ort(x).detach(), torch.zeros(2, 4, 8), "output")

@@ -1,0 +1,142 @@
+"""A chain runs its sites one after the other, as one node of onnxruntime-training."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from onnx import helper
+
+from tests.runtime_ext.calls import error_of, make_site
+from tests.runtime_ext.training_graph import (
+    LARGE,
+    Trainer,
+    assert_leaves_no_memory_behind,
+    python_op,
+    register,
+)
+from torch2ort.pythonop.native import native
+
+Function = torch.autograd.Function
+_serial = itertools.count()
+
+
+class Times(Function):
+    """Two tensors; keeps them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ctx.saved_tensors
+        return gradient * y, gradient * x
+
+
+class Halves(Function):
+    """Two outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 0.5, x * 0.25
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return first * 0.5 + second * 0.25
+
+
+def tensor(shape: tuple[int, int] = (2, 3)) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def times(shape: tuple[int, int] = (2, 3)) -> native.Site:
+    return make_site(Times, tensor(shape), tensor(shape))
+
+
+def trainer(shape: tuple[int, int] = (2, 3)) -> tuple[Trainer, list[native.Site]]:
+    """Computes ``w * (x * (h * x))`` with ``h = x * w``, in a chain of three sites."""
+    sites = [times(shape) for _ in range(3)]
+    chain = native.Chain(key=f"chain{next(_serial)}", sites=tuple(sites), links=(-1, 1, 0))
+    register(chain, chain.key)
+    nodes = [helper.make_node("Mul", ["x", "w"], ["h"]), python_op(chain.key, ["h", "x", "x", "w"], ["y"])]
+    return Trainer(nodes, shape), sites
+
+
+def test_a_chain_computes_what_its_functions_compute() -> None:
+    steps, sites = trainer()
+    for _ in range(3):
+        x, w, gradient = torch.randn(2, 3), tensor(), torch.randn(2, 3)
+        expected = Times.apply(Times.apply(x, Times.apply(x * w, x)), w)
+        expected.backward(gradient)
+        torch.testing.assert_close(steps.forward(x, w.detach()), expected.detach())
+        torch.testing.assert_close(steps.backward(gradient), w.grad)
+    assert [site.calls for site in sites] == [3, 3, 3]
+
+
+def test_what_passes_between_sites_is_not_copied() -> None:
+    steps, sites = trainer()
+    copied = []
+    for _ in range(3):
+        before = [site.copied_bytes for site in sites]
+        steps.forward(torch.ones(2, 3), torch.ones(2, 3))
+        steps.backward(torch.ones(2, 3))
+        copied.append([site.copied_bytes - b for site, b in zip(sites, before, strict=True)])
+    # What a site keeps of the runtime's memory is a copy. A first backward works on one of its gradient, too.
+    assert copied == [[48 + 24, 24 + 24, 24 + 24], [48, 24, 24], [48, 24, 24]]
+
+
+def test_each_site_leaves_a_context_until_its_backward() -> None:
+    steps, _ = trainer()
+    steps.forward(torch.ones(2, 3), torch.ones(2, 3))
+    assert len(steps.run) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("backward", [True, False], ids=["with backward", "forward alone"])
+def test_steps_leave_no_memory_behind(backward: bool) -> None:
+    steps, _ = trainer(LARGE)
+    assert_leaves_no_memory_behind(steps, backward=backward)
+
+
+def test_a_chain_keeps_its_sites_and_goes_with_its_holder() -> None:
+    site = times()
+    chain = native.Chain(key="short", sites=(site,), links=(-1,))
+    chain_gone, held = weakref.ref(chain), sys.getrefcount(site)
+    assert chain.key == "short"
+    del chain
+    gc.collect()
+    assert chain_gone() is None
+    assert sys.getrefcount(site) == held - 1
+
+
+LINKS = "Chain: links must hold -1 for the first member, and an index of a tensor argument for others"
+COUNT = "Chain: links needs one entry a site, and a chain has at least one"
+
+
+@pytest.mark.parametrize(
+    ("functions", "links", "message"),
+    [
+        ("t", (0,), LINKS),
+        ("tt", (-1, -1), LINKS),
+        ("tt", (-1, 2), LINKS),
+        ("tt", (-1,), COUNT),
+        ("", (), COUNT),
+        ("ht", (-1, 0), "Chain: every member but the last must have exactly one tensor output"),
+    ],
+)
+def test_sites_that_make_no_chain_are_refused(functions: str, links: tuple[int, ...], message: str) -> None:
+    sites = tuple(times() if f == "t" else make_site(Halves, tensor()) for f in functions)
+    error = error_of(lambda: native.Chain(key="bad", sites=sites, links=links))
+    assert (type(error), str(error)) == (ValueError, message)
+
+
+def test_what_is_no_site_is_refused() -> None:
+    error = error_of(lambda: native.Chain(key="bad", sites=(Times,), links=(-1,)))  # type: ignore[arg-type]
+    assert (type(error), str(error)) == (TypeError, "Chain: a member is of type FunctionMeta, not Site")

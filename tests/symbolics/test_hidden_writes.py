@@ -1,0 +1,145 @@
+"""A write that autograd does not see, into a tensor with a gradient, is refused; others are eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch2ort
+from tests.support.comparison import assert_trains_like_eager
+
+
+class Around(torch.nn.Module):
+    """``write`` gets a tensor that carries a gradient, and returns what the model returns."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self._write = write
+
+    def forward(self, x):
+        return self._write(self.layer(x))
+
+
+def under_no_grad(h):
+    with torch.no_grad():
+        h.mul_(0.5)
+    return h
+
+
+def part_under_no_grad(h):
+    with torch.no_grad():
+        h[:, 1:].mul_(0.5)
+    return h
+
+
+def through_detach(h):
+    h.detach().mul_(0.5)
+    return h
+
+
+def through_data(h):
+    h.data.mul_(0.5)
+    return h
+
+
+def through_a_view_of_detach(h):
+    h.detach().view(-1)[2:] = 0
+    return h.sin()
+
+
+class Silent(torch.autograd.Function):
+    """Writes into its argument without saying so."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x.mul_(0.5)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def inside_a_function(h):
+    return Silent.apply(h) + h
+
+
+def view_before_the_write(h):
+    half = h[:, :2]
+    with torch.no_grad():
+        h.mul_(0.5)
+    return half
+
+
+HIDDEN = [
+    *(under_no_grad, part_under_no_grad, through_detach, through_data, through_a_view_of_detach),
+    *(inside_a_function, view_before_the_write),
+]
+
+
+@pytest.mark.parametrize("write", HIDDEN, ids=lambda write: write.__name__)
+def test_a_hidden_write_is_refused_before_a_step(write):
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        torch2ort.ORTModule(Around(write))(torch.randn(3, 4))
+    assert str(caught.value).endswith(
+        " writes into a tensor that requires a gradient, where autograd does not see it: inside "
+        "torch.no_grad() or through a detached tensor. Eager PyTorch keeps the gradient of what was there "
+        "before, and a graph cannot. Compute a new tensor instead of writing into that one"
+    )
+
+
+def test_a_hidden_write_needs_no_gradient_in_inference():
+    model, x = Around(under_no_grad).requires_grad_(False), torch.randn(3, 4)
+    torch.testing.assert_close(torch2ort.ORTModule(model)(x), model(x))
+
+
+def of_its_own_memory(h):
+    with torch.no_grad():
+        scale = h * 2
+        scale.mul_(3)
+    return h * scale
+
+
+def into_a_copy(h):
+    copy = h.detach().clone()
+    copy.clamp_(-1, 1)
+    return h + copy
+
+
+def into_what_has_no_gradient(h):
+    mask = torch.zeros(3, 4)
+    with torch.no_grad():
+        mask[:, 0] = h[:, 0]
+    mask += h
+    return mask * h
+
+
+def with_gradient_inside(h):
+    with torch.no_grad():
+        cut = h * 2
+        with torch.enable_grad():
+            through = h * 3 + cut
+    return cut * through
+
+
+def what_nobody_reads_again(h):
+    twice = h * 2
+    h.detach().zero_()
+    return twice
+
+
+def seen_by_autograd(h):
+    h[:, :2] = h[:, 2:] * 2
+    return h.tanh()
+
+
+ALLOWED = [
+    *(of_its_own_memory, into_a_copy, into_what_has_no_gradient, with_gradient_inside),
+    *(what_nobody_reads_again, seen_by_autograd),
+]
+
+
+@pytest.mark.parametrize("write", ALLOWED, ids=lambda write: write.__name__)
+def test_other_writes_are_eagers(write):
+    assert_trains_like_eager(Around(write), [(torch.randn(3, 4),)], steps=2)

@@ -1,0 +1,58 @@
+"""A batch without elements gives eager's shapes, values and gradients, as the first batch and later."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch2ort
+from tests.support.comparison import assert_trains_like_eager
+
+
+class Around(torch.nn.Module):
+    def __init__(self, call) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self._call = call
+
+    def forward(self, x):
+        return self._call(self.layer(x))
+
+
+def copied(h):
+    y = h * 2
+    y.copy_(h)
+    y[:, 2:] = h[:, :2]
+    return y
+
+
+CALLS = {
+    "sum": lambda h: h.sum(-1),
+    "mean of two axes": lambda h: h.view(-1, 2, 2).mean((-1, -2)),
+    "amax": lambda h: h.amax(-1),
+    "max": lambda h: h.max(-1).values,
+    "prod": lambda h: h.prod(-1),
+    "norm": lambda h: torch.linalg.vector_norm(h, dim=-1),
+    "logsumexp": lambda h: h.logsumexp(-1),
+    "argmax": lambda h: (h, h.argmax(-1), h.argmin(-1, keepdim=True)),
+    "group norm": lambda h: torch.nn.functional.group_norm(h, 2),
+    "copy": copied,
+}
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0, 2)], ids=str)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_training(call, sizes):
+    def loss(output):
+        return sum(
+            t.sum() for t in (output if isinstance(output, tuple) else (output,)) if t.is_floating_point()
+        )
+
+    batches = [(torch.randn(rows, 4),) for rows in sizes]
+    assert_trains_like_eager(Around(call), batches, steps=len(sizes), loss=loss)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_inference(call):
+    model, x = Around(call).requires_grad_(False), torch.randn(0, 4)
+    torch.testing.assert_close(torch2ort.export(model, x)(x), model(x))

@@ -1,0 +1,248 @@
+"""Calls in unusual surroundings and of unusual tensors: as in eager PyTorch, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+import torch2ort
+from tests.support.comparison import assert_same
+from tests.support.functions import Square
+
+X = torch.arange(12.0).reshape(3, 4) / 7
+
+
+class Model(torch.nn.Module):
+    def __init__(self, body=None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self._body = body or (lambda model, x: Square.apply(model.layer(x)))
+
+    def forward(self, *args, **kwargs):
+        return self._body(self, *args, **kwargs)
+
+
+def refusal(module, *args) -> str:
+    with pytest.raises(torch2ort.ExportError) as caught:
+        module(*args)
+    return str(caught.value)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind", "remedy"),
+    [
+        (X.as_subclass(Subclass), "a Subclass", "x.as_subclass(torch.Tensor)"),
+        (X.to_sparse(), "in the layout torch.sparse_coo", "x.to_dense()"),
+        (X.to(torch.complex64), "of torch.complex64", "torch.view_as_real(x)"),
+        (X.to(torch.float8_e4m3fn), "of torch.float8_e4m3fn", "x.float()"),
+    ],
+)
+def test_an_argument_that_is_no_plain_tensor_is_refused(tensor, kind, remedy):
+    expected = f"the argument 'args_0' is {kind}; expected a plain dense torch.Tensor. Pass {remedy}"
+    assert refusal(torch2ort.ORTModule(Model()), tensor) == expected
+    assert refusal(lambda x: torch2ort.export(Model(), x), tensor) == expected
+
+
+def test_a_transform_of_torch_func_is_refused():
+    module = torch2ort.ORTModule(Model())
+    assert refusal(torch.vmap(module), X) == (
+        "ORTModule was called inside a torch.func transform (vmap, grad, jvp, ...), which does not reach "
+        "into a graph. Transform the original model, ORTModule(...).module, or use loss.backward()"
+    )
+
+
+def test_forward_mode_differentiation_is_refused():
+    module = torch2ort.ORTModule(Model())
+    with torch.autograd.forward_ad.dual_level(), torch.no_grad():
+        x = torch.autograd.forward_ad.make_dual(X, X)
+        assert refusal(module, x) == (
+            "ORTModule was called inside torch.autograd.forward_ad.dual_level(), and a graph has no "
+            "forward-mode derivative. Call the original model, ORTModule(...).module, there"
+        )
+
+
+def test_a_call_without_tensors():
+    model = Model(lambda m, times=2: Square.apply(m.layer.bias) * times)
+    for arguments in ((), (3,)):
+        results = []
+        for module in (model, torch2ort.ORTModule(copy.deepcopy(model))):
+            output = module(*arguments)
+            output.sum().backward()
+            results.append((output.detach(), module.layer.bias.grad))
+            module.zero_grad()
+        for actual, expected in zip(results[1], results[0], strict=True):
+            assert_same(actual, expected, f"{arguments}")
+
+
+def test_a_model_that_returns_no_tensor():
+    module = torch2ort.ORTModule(Model(lambda m, x: {"nothing": None}))
+    assert module(X) == {"nothing": None}
+
+
+def test_an_ort_module_inside_of_another_is_a_part_of_its_graph():
+    inner = torch2ort.ORTModule(Model())
+    module = torch2ort.ORTModule(Model(lambda m, x: m.layer(x) * 2))
+    module.layer = inner
+    assert_same(module(X), module.module(X), "output")
+    assert [site.function for site in module.exported.python_ops] == [Square]
+
+
+class CallsModule(torch.autograd.Function):
+    inner = None
+
+    @staticmethod
+    def forward(ctx, x):
+        return CallsModule.inner(x).detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_a_function_that_calls_an_ort_module_is_refused(monkeypatch):
+    monkeypatch.setattr(CallsModule, "inner", torch2ort.ORTModule(Model()))
+    module = torch2ort.ORTModule(Model(lambda m, x: CallsModule.apply(m.layer(x))))
+    with pytest.raises(torch2ort.EngineError, match=r"would wait for itself forever\. Call"):
+        module(X)
+
+
+def test_a_module_that_was_compiled_below_the_model_is_refused():
+    model = torch.nn.Sequential(torch.compile(torch.nn.Linear(4, 4)))
+    expected = (
+        "Sequential: its module '0' is what torch.compile returned, which cannot be exported; put the module "
+        "that was given to torch.compile there"
+    )
+    assert refusal(torch2ort.ORTModule, model) == expected
+    assert refusal(lambda m: torch2ort.export(m, X), model) == expected
+
+
+def test_a_derivative_inside_of_forward_is_refused():
+    def body(model, x):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(model.layer(leaf).square().sum(), leaf)[0]
+
+    message = refusal(torch2ort.ORTModule(Model(body)), X)
+    assert message.startswith(f"Model: {__file__}:")
+    assert message.endswith(
+        " in body (leaf = x.clone().requires_grad_()) lets a tensor of forward's own require a gradient, and "
+        "a graph cannot compute a derivative inside of forward. Put that part of the model into a "
+        "torch.autograd.Function"
+    )
+
+
+def test_a_transformer_takes_a_mask_without_a_word_on_what_kind_it_is():
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1)
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for mask in (torch.triu(torch.full((3, 3), float("-inf")), 1), torch.zeros(3, 3)):
+        results = []
+        for called in (model, module):
+            called.zero_grad()
+            output = called(X[None], mask=mask)
+            output.square().sum().backward()
+            results.append([output.detach(), *(p.grad for p in called.parameters())])
+        for i, (expected, actual) in enumerate(zip(*results, strict=True)):
+            assert_same(actual, expected, f"value {i}")
+
+
+def test_inference_in_half_precision_asks_for_no_gradients():
+    model = Model().half().eval()
+    module = torch2ort.ORTModule(model)
+    with torch.no_grad():
+        assert_same(module(X.half()), model(X.half()), "output", rtol=1e-2, atol=1e-2)
+    assert refusal(module, X.half()).endswith(
+        "; where no gradients are wanted, call the model under torch.no_grad()"
+    )
+
+
+# --- what varies from call to call ---
+
+
+def test_a_number_argument_that_changes_with_every_call_warns():
+    module = torch2ort.ORTModule(Model(lambda m, x, scale: m.layer(x) * math.exp(scale)))
+
+    def run_with_scales():
+        with torch.no_grad():
+            for scale in range(7):
+                assert_same(module(X, scale / 4), module.module(X, scale / 4), "output")
+
+    with pytest.warns(torch2ort.Torch2OrtWarning) as caught:
+        run_with_scales()
+    assert [str(warning.message) for warning in caught] == [
+        "Model: the argument inputs['args'][1] is no tensor and changes from call to call, and each of its "
+        "values gets a graph of its own, 5 so far. Pass it as a tensor, as torch.tensor(value)"
+    ]
+    assert caught[0].filename == __file__
+
+
+def test_a_size_among_the_outputs_has_a_graph_a_size():
+    model = Model(lambda m, x: (Square.apply(m.layer(x)), x.shape[0], x.size()))
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for length in (3, 2, 1, 2):
+        (expected, *sizes), (actual, *given) = model(X[:length]), module(X[:length])
+        assert_same(actual, expected, f"length {length}")
+        assert given == sizes
+
+
+class Table(torch.nn.Module):
+    """Keeps a table by size, as position encodings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.tables = {}
+
+    def forward(self, x):
+        length = x.shape[0]
+        if length not in self.tables:
+            self.tables[length] = torch.arange(length, dtype=x.dtype).sqrt()[:, None]
+        return Square.apply(self.layer(x)) + self.tables[length]
+
+
+def test_a_table_that_is_kept_by_size_works_for_every_size():
+    model = Table()
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for length in (3, 2, 3, 1, 2):
+        assert_same(module(X[:length]), model(X[:length]), f"length {length}")
+    # What the trace put into the table is no tensor of the trace.
+    assert_same(module.module(X), model(X), "the original model")
+
+
+# --- determinism ---
+
+
+def test_pytorchs_flag_of_determinism_reaches_the_sessions(monkeypatch):
+    made = []
+    module = torch2ort.ORTModule(Model())
+    exported = torch2ort.export(module.module, X)
+    from torch2ort.runtime import _ort_private
+
+    settings = _ort_private.onnxruntime().SessionOptions
+
+    class Seen(settings):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(_ort_private.onnxruntime(), "SessionOptions", Seen)
+
+    def sessions(call):
+        made.clear()
+        call()
+        return [options.use_deterministic_compute for options in made]
+
+    calls = [lambda: module(X), lambda: exported(X), lambda: exported.session()]
+    assert [sessions(call) for call in calls] == [[False], [False], [False]]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert [sessions(call) for call in calls] == [[True], [True], [True]]
+        assert sessions(calls[0]) == []
+    finally:
+        torch.use_deterministic_algorithms(False)
