@@ -1,6 +1,8 @@
 """An export changes the process while it works: nobody looks at a model meanwhile."""
 
 import copy
+import subprocess
+import sys
 import threading
 import types
 import unittest.mock
@@ -58,6 +60,19 @@ def test_what_other_threads_do_meanwhile_notes_nothing_about_the_exported_nodes(
 
     torch2ort.ORTModule(Beside())(torch.ones(2))
     assert failures == []
+
+
+FIRST = """
+import sys, torch, torch2ort
+annotate = torch.fx.traceback.annotate
+torch2ort.export(torch.nn.Linear(2, 2), torch.ones(1, 2))
+assert sys.modules["torch._higher_order_ops.flex_attention"].annotate is annotate
+"""
+
+
+def test_what_torch_imports_for_the_first_export_of_a_process_holds_torchs_own_functions():
+    done = subprocess.run([sys.executable, "-c", FIRST], stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_tells_whether_an_export_ran_beside_something():
