@@ -17,13 +17,14 @@ bool Replace(PyObject** slot, PyObject* value) {
 }
 
 PyObject* Configure(PyObject*, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"exchange_api", "tensor_type", "privatize",          "warn_alias",
-                                "is_shared",    "error_type",  "inplace_error_type", nullptr};
-  PyObject *exchange_api, *tensor_type, *privatize, *warn_alias, *is_shared;
+  static const char* names[] = {"exchange_api", "tensor_type",        "privatize",
+                                "warn_alias",   "is_base_held",       "use_count",
+                                "error_type",   "inplace_error_type", nullptr};
+  PyObject *exchange_api, *tensor_type, *privatize, *warn_alias, *is_base_held, *use_count;
   PyObject *error_type, *inplace_error_type;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO!OOOOO:configure", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OO!OOOOOO:configure", const_cast<char**>(names),
                                    &exchange_api, &PyType_Type, &tensor_type, &privatize, &warn_alias,
-                                   &is_shared, &error_type, &inplace_error_type)) {
+                                   &is_base_held, &use_count, &error_type, &inplace_error_type)) {
     return nullptr;
   }
   auto* exchange =
@@ -39,7 +40,8 @@ PyObject* Configure(PyObject*, PyObject* args, PyObject* kwargs) {
   Replace(reinterpret_cast<PyObject**>(&config.tensor_type), tensor_type);
   Replace(&config.privatize, privatize);
   Replace(&config.warn_alias, warn_alias);
-  Replace(&config.is_shared, is_shared);
+  Replace(&config.is_base_held, is_base_held);
+  Replace(&config.use_count, use_count);
   Replace(&config.error_type, error_type);
   Replace(&config.inplace_error_type, inplace_error_type);
   config.exchange = exchange;

@@ -21,7 +21,8 @@ def configure(
     tensor_type: type[Tensor],
     privatize: Callable[[Tensor], object],
     warn_alias: Callable[[Site, str, int, int], object],
-    is_shared: Callable[[Tensor, int], bool],
+    use_count: Callable[[int], int] | None,
+    is_base_held: Callable[[Tensor], bool],
     error_type: type[Exception],
     inplace_error_type: type[Exception],
 ) -> None:
@@ -38,8 +39,10 @@ def configure(
             by a copy that the in-place map ``kind={key: value}`` would save, once per site, kind and key.
             ``kind`` is ``"forward"`` (key an output, value an argument) or ``"backward"`` (key an argument,
             value an output). What it raises, the call raises.
-        is_shared: Called with a tensor that a Function returned and the number of other tensors that are
-            known to lie over its storage; must tell whether there may be more. The tensor is then copied.
+        use_count: Called with the address of a storage; must tell how many hold it. What a Function returns
+            is copied if somebody holds it whom the module does not know of; without this, always.
+        is_base_held: Called with a tensor that a Function returned and whose memory one more may hold; must
+            tell whether that is another than the tensor which it is a view of, with nobody else behind it.
         error_type: Raised when a Function does other than what was exported, and when the module is used
             wrongly.
         inplace_error_type: Raised when a declared in-place map contradicts what a Function does.

@@ -22,6 +22,8 @@ bool InitPolicy() {
       {&method_names.to_dense, "to_dense"},
       {&method_names.resolve_neg, "resolve_neg"},
       {&method_names.version, "_version"},
+      {&method_names.resizable, "resizable"},
+      {&method_names.storage_address, "_cdata"},
   };
   for (auto& entry : names) {
     *entry.slot = PyUnicode_InternFromString(entry.name);
@@ -139,9 +141,32 @@ bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access
   return Privatize(site, loan, others, watched);
 }
 
+namespace {
+
+// How many hold the storage behind a tensor, or -1 if torch does not count them all: memory that it did not
+// allocate has holders that torch does not know. -2 with an exception set on failure.
+long HoldersOfStorage(PyObject* tensor) {
+  Ref storage = CallMethod(tensor, method_names.untyped_storage);
+  Ref resizable = storage ? CallMethod(storage.get(), method_names.resizable) : Ref();
+  if (!resizable) return -2;
+  if (resizable.get() != Py_True || config.use_count == Py_None) return -1;
+  Ref address = Ref::Steal(PyObject_GetAttr(storage.get(), method_names.storage_address));
+  Ref count = address ? Ref::Steal(CallOne(config.use_count, address.get())) : Ref();
+  long holders = count ? PyLong_AsLong(count.get()) : -1;
+  if (holders == -1 && PyErr_Occurred()) return -2;
+  return holders - 1;  // the handle that asks is one
+}
+
+}  // namespace
+
 int HeldElsewhere(PyObject* tensor, const Holders& known) {
   if (Py_REFCNT(tensor) > known.references) return 1;
-  Ref answer = Ref::Steal(PyObject_CallFunction(config.is_shared, "Ol", tensor, known.tensors));
+  long holders = HoldersOfStorage(tensor);
+  if (holders < 0) return holders == -1 ? 1 : -1;
+  long others = holders - 1 - known.tensors;
+  if (others != 1) return others > 1;
+  // A view holds the tensor that it was made of, which may be nobody else's.
+  Ref answer = Ref::Steal(CallOne(config.is_base_held, tensor));
   return answer ? PyObject_IsTrue(answer.get()) : -1;
 }
 

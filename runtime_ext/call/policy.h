@@ -58,7 +58,7 @@ bool InitPolicy();
 // Interned names of the tensor methods that the policy calls.
 struct MethodNames {
   PyObject *clone, *detach, *contiguous, *requires_grad, *untyped_storage, *set, *sum_to_size, *to, *to_dense,
-      *resolve_neg, *version;
+      *resolve_neg, *version, *resizable, *storage_address;
 };
 extern MethodNames method_names;
 

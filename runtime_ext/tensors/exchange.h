@@ -15,7 +15,8 @@ struct Configuration {
   PyTypeObject* tensor_type = nullptr;
   PyObject* privatize = nullptr;
   PyObject* warn_alias = nullptr;
-  PyObject* is_shared = nullptr;
+  PyObject* is_base_held = nullptr;
+  PyObject* use_count = nullptr;
   PyObject* error_type = nullptr;
   PyObject* inplace_error_type = nullptr;
 };

@@ -377,7 +377,8 @@ def lend_device_to_torch(lent: Device, on_host: Callable[[torch.Tensor], bool]) 
         tensor_type=torch.Tensor,
         privatize=configured._privatize,
         warn_alias=configured._warn_alias,
-        is_shared=configured.private.is_shared,
+        use_count=configured.private.use_count,
+        is_base_held=configured.private.is_base_held,
         error_type=torch2ort.EngineError,
         inplace_error_type=torch2ort.InplaceMapError,
     )

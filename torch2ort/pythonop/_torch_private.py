@@ -57,13 +57,14 @@ __all__ = [
     "end_interception",
     "fake_mode",
     "intercept_apply",
+    "is_base_held",
     "is_fake",
     "is_functorch_wrapped",
-    "is_shared",
     "is_value",
     "positional",
     "symbols_of",
     "unbound_values",
+    "use_count",
     "uses_setup_context",
     "version_of",
     "without_fake_mode",
@@ -127,19 +128,12 @@ def _unexpected(name: str) -> TypeError:
     return TypeError(f"forward() got an unexpected keyword argument {name!r}")
 
 
-_use_count = getattr(torch._C, "_storage_Use_Count", None)
+# How many hold the storage at an address; None where torch does not tell.
+use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
-def is_shared(tensor: torch.Tensor, known: int) -> bool:
-    """Whether more than ``tensor`` and ``known`` other tensors over its storage may hold its memory."""
-    storage = tensor.untyped_storage()
-    if _use_count is None or not storage.resizable():
-        return True
-    # Two are the tensor and the handle that asks.
-    others = _use_count(storage._cdata) - 2 - known
-    if others != 1:
-        return bool(others > 1)
-    # A view holds the tensor that it was made of, which may be nobody else's.
+def is_base_held(tensor: torch.Tensor) -> bool:
+    """Whether anybody but ``tensor`` may hold the tensor that it is a view of."""
     base = tensor._base
     return base is None or sys.getrefcount(base) > _free_base()
 

@@ -64,7 +64,8 @@ _native.configure(
     tensor_type=torch.Tensor,
     privatize=_privatize,
     warn_alias=_warn_alias,
-    is_shared=private.is_shared,
+    use_count=private.use_count,
+    is_base_held=private.is_base_held,
     error_type=EngineError,
     inplace_error_type=InplaceMapError,
 )
