@@ -11,7 +11,9 @@ STOCK := .venv-stock
 STOCK_EXTRAS := cpu,test-core
 # The tests for an onnxruntime that has no gradients of its own.
 STOCK_TESTS := tests/stock tests/engines/joint tests/_commands tests/test_exported_model.py tests/test_export.py \
-	tests/test_module.py tests/engines/test_distributed.py
+	tests/test_module.py tests/engines/test_choose.py tests/engines/test_distributed.py \
+	tests/engines/test_missing_gradients.py tests/engines/test_written_outputs.py tests/effects \
+	tests/symbolics/test_hidden_writes.py tests/test_module_surface.py
 CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_ext/*/*.h)
 
 .DEFAULT_GOAL := help

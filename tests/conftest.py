@@ -10,6 +10,8 @@ import hypothesis
 import pytest
 import torch
 
+from torch2ort.runtime import has_training
+
 LONG = os.environ.get("TORCH2ORT_LONG", "0") not in ("", "0")
 
 hypothesis.settings.register_profile("short", max_examples=50, deadline=None, derandomize=True)
@@ -24,6 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="takes long; run it with `make test-long`"))
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        alone = item.get_closest_marker("ort_training")
+        if alone and not has_training():
+            item.add_marker(pytest.mark.skip(reason=f"for onnxruntime-training alone: {alone.args[0]}"))
 
 
 def pytest_unconfigure() -> None:

@@ -17,7 +17,6 @@ import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager, tensors_of
 from tests.support.functions import Square, TwoOutputs
 from tests.test_exported_model import Stateful, assert_goes_on_like
-from torch2ort.runtime import has_training
 
 
 class Model(torch.nn.Module):
@@ -407,7 +406,7 @@ def test_two_threads_each_train_their_own_model():
     assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.skipif(not has_training(), reason="the joint engine runs it")
+@pytest.mark.ort_training("the joint engine runs it")
 def test_a_function_that_runs_another_ort_module_is_refused_at_once():
     inner = torch2ort.ORTModule(Model())
     x = torch.randn(2, 4)

@@ -172,6 +172,7 @@ def test_a_double_precision_model():
     assert_same(ort.layer.weight.grad, model.layer.weight.grad, "weight", rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.ort_training("it alone trains in no half precision")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_training_in_half_precision_is_refused_by_name(dtype):
     ort = torch2ort.ORTModule(torch.nn.Linear(4, 4).to(dtype))

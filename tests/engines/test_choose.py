@@ -11,18 +11,22 @@ import torch
 import torch2ort
 from torch2ort import Options
 from torch2ort.errors import RuntimeNotFoundError
+from torch2ort.runtime import has_training
 
 
 def test_the_module_names_the_engine_in_use() -> None:
-    assert torch2ort.ORTModule(torch.nn.Linear(2, 2)).engine == "ort_training"
+    expected = "ort_training" if has_training() else "joint"
+    assert torch2ort.ORTModule(torch.nn.Linear(2, 2)).engine == expected
 
 
+@pytest.mark.ort_training("it is asked for")
 def test_an_engine_may_be_asked_for() -> None:
     module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(engine="ort_training"))
     module(torch.ones(2)).sum().backward()
     assert module.engine == "ort_training"
 
 
+@pytest.mark.ort_training("the joint engine runs on any other onnxruntime")
 def test_an_engine_that_is_not_there_is_refused() -> None:
     module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(engine="joint"))
     message = (

@@ -11,7 +11,7 @@ from torch2ort.cache.report import CacheReport
 from torch2ort.capture.call import Call
 from torch2ort.capture.modes import Modes, traceable_modes
 from torch2ort.capture.ordinary import refuse_untraceable
-from torch2ort.capture.trace import Trace, trace
+from torch2ort.capture.trace import trace
 from torch2ort.capture.traceable import backward_hook
 from torch2ort.errors import ExportError
 from torch2ort.exports.built import Built
@@ -118,7 +118,6 @@ def _export(
             )
         program = None
         if target.keeps_program:
-            _refuse_effects(model, traced)
             program = kept_program(traced)
         graph, weights = lower(model, traced, call.schema, target)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
@@ -146,16 +145,6 @@ def _refuse_varying(model: torch.nn.Module, call: Call) -> None:
         raise ExportError(
             f"{type(model).__name__}: the joint engine has a graph for each size of an input, and for each "
             f"value of an argument that is a number"
-        )
-
-
-def _refuse_effects(model: torch.nn.Module, traced: Trace) -> None:
-    """Refuse tensors that forward leaves in Python objects."""
-    if traced.effects:
-        raise ExportError(
-            f"{type(model).__name__}: forward changes {traced.effects.places[0]}, and the joint engine "
-            f"leaves nothing in Python objects. Return what it is to give, or train with "
-            f"onnxruntime-training (engine='ort_training')"
         )
 
 

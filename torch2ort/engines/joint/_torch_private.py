@@ -67,7 +67,9 @@ def output_position(description: Any) -> int | None:
 
 
 def written_input(description: Any) -> int | None:
-    """Which argument's new value a result is."""
+    """Which argument's new value a result is, or the gradient of one belongs to."""
+    if isinstance(description, TangentAOTInput):
+        description = description.output
     of = description.mutated_input if isinstance(description, InputMutationAOTOutput) else None
     return None if of is None else input_position(of)
 

@@ -9,17 +9,15 @@ from typing import Any
 import torch
 
 from torch2ort.engines.joint.lower import lower_half
+from torch2ort.engines.joint.memory import ReadMemory
 from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.joint.split import Split
 from torch2ort.engines.joint.target import half_of
-from torch2ort.engines.joint.trace import Joint, trace_joint
-from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
 from torch2ort.exports.built import Built
 from torch2ort.exports.source import Source
 from torch2ort.graph.graph import Graph
 from torch2ort.options import Options
-from torch2ort.pythonop import site_by_key
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_tensor, to_value
@@ -80,7 +78,7 @@ class JointEngine:
         required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
         joint = trace_joint(source, required)
         self._joint, self._split = joint, Split(joint)
-        self._fetched = (*joint.outputs, *_written(graph, source, joint))
+        self._fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
         position = {name: i for i, name in enumerate(graph.feeds)}
         # Of each input of the program: the feed's position, or the constant's value.
         self._sources = [
@@ -98,11 +96,11 @@ class JointEngine:
         self._backwards: dict[frozenset[int], _Backward] = {}
         self._tangents = tuple(joint.tangents.values())
         self.differentiable = tuple(sorted(self._tangents))
-        kept = self._split.kept
-        read = {self._sources[joint.inputs[n]] for n in (*kept, *_held(joint)) if n in joint.inputs}
+        memory = ReadMemory(joint, self._split.kept)
+        read = {self._sources[i] for i in memory.inputs}
         written = {self._sources[i] for i in joint.written}
         self.needed = tuple(sorted(i for i in read if isinstance(i, int)))
-        self.read_outputs = tuple(i for i, node in enumerate(self._fetched) if node in kept)
+        self.read_outputs = tuple(i for i in range(len(joint.outputs)) if memory.has_output(i))
         self.copied = tuple(i for i in self.needed if i in written)
         self.read = tuple(i for i in range(len(graph.feeds)) if i not in written)
         self.uses_rng = graph.uses_rng
@@ -176,38 +174,24 @@ class JointEngine:
         return known
 
 
-def _written(graph: Graph, source: Source, joint: Joint) -> list[torch.fx.Node]:
+def _written(
+    graph: Graph, source: Source, joint: Joint, requires_grad: frozenset[str]
+) -> list[torch.fx.Node]:
     """The new value of each tensor that forward writes to, in the order of the graph's mutations.
 
     Raises:
-        UnsupportedOperatorError: it writes to what is no buffer, or to one that requires a gradient.
+        UnsupportedOperatorError: it writes to what the graph knows of no write to, or to what requires a
+            gradient.
     """
-    left = {source.feeds[i]: node for i, node in joint.written.items() if isinstance(source.feeds[i], str)}
+    written = {source.feeds[i]: node for i, node in joint.written.items() if isinstance(source.feeds[i], str)}
     names = {origin: name for name, origin in graph.weights.items()}
-    found = []
+    found = {}
     for mutation in graph.mutations:
-        node = left.pop(names.get(mutation.target, ""), None) if mutation.kind == "buffer" else None
-        if node is None:
-            raise UnsupportedOperatorError(
-                f"forward writes into {mutation.target!r}, and the joint engine takes writes into buffers "
-                f"alone. Return the value instead, or train with engine='ort_training'"
-            )
-        found.append(node)
-    if left or len(joint.written) != len(found):
-        raise UnsupportedOperatorError(
-            f"forward writes into {sorted(map(str, left)) or 'a constant'}, and the joint engine takes "
-            f"writes into buffers alone. Return the value instead, or train with engine='ort_training'"
-        )
-    return found
-
-
-def _held(joint: Joint) -> list[torch.fx.Node]:
-    """Values that Functions hold after forward."""
-    found = []
-    for node in joint.graph_module.graph.nodes:
-        if node.target is DIFFERENTIABLE_PYTHON_OP:
-            tensors, key = node.args
-            site = site_by_key(key)
-            held = site.known_result.kept
-            found += [t for t, p in zip(tensors, site.tensor_positions, strict=True) if p in held]
-    return found
+        name = names.get(mutation.target, "") if mutation.kind == "buffer" else mutation.target
+        if name not in written or name in requires_grad:
+            refuse_write(mutation.target)
+        found[name] = written[name]
+    for feed in (source.feeds[i] for i in joint.written):
+        if not isinstance(feed, str) or feed not in found:
+            refuse_write(feed)
+    return list(found.values())

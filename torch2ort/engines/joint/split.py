@@ -13,16 +13,16 @@ from typing import cast
 
 import torch
 
-from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 # They cost nothing, so that what they are views of is kept, and not one more tensor.
-_VIEWS = frozenset(
+VIEWS = frozenset(
     {
         aten.alias.default,
         aten.detach.default,
@@ -77,7 +77,7 @@ class Split:
         for node in joint.graph_module.graph.nodes:
             if node.target is operator.getitem and node.args[0] in self._forward:
                 self._forward.add(node)
-        misplaced = [n for n in self._dependent if _is_random(n) or n.target is DIFFERENTIABLE_PYTHON_OP]
+        misplaced = [n for n in self._dependent if is_random(n) or n.target is DIFFERENTIABLE_PYTHON_OP]
         if misplaced or not self._forward.isdisjoint(self._dependent):
             where = misplaced[0] if misplaced else next(iter(self._forward & self._dependent))
             raise UnsupportedOperatorError(
@@ -105,7 +105,7 @@ class Split:
         return tuple(n for n in self._joint.graph_module.graph.nodes if n in found)
 
     def _is_kept(self, node: torch.fx.Node) -> bool:
-        return node in self._forward and (node.target not in _VIEWS or node.op == "placeholder")
+        return node in self._forward and (node.target not in VIEWS or node.op == "placeholder")
 
     def forward(self) -> Half:
         """The forward graph: outputs, new values of written inputs, what backward reads."""
@@ -263,9 +263,5 @@ def _tokens(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     }
 
 
-def _is_random(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-
-
 def _is_impure(node: torch.fx.Node) -> bool:
-    return node.target is DIFFERENTIABLE_PYTHON_OP or _is_random(node)
+    return node.target is DIFFERENTIABLE_PYTHON_OP or is_random(node)

@@ -6,7 +6,7 @@ import copy
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -38,6 +38,7 @@ class Joint:
         outputs: node of each output of the program.
         written: position among the program's inputs -> node of its new value.
         gradients: position among the program's inputs -> node of its gradient.
+        shared: positions of the outputs that are a view, an input or another output in eager PyTorch.
         reach: which inputs get a gradient from which outputs.
     """
 
@@ -47,6 +48,7 @@ class Joint:
     outputs: tuple[torch.fx.Node, ...]
     written: dict[int, torch.fx.Node]
     gradients: dict[int, torch.fx.Node]
+    shared: frozenset[int]
     reach: Reach
 
 
@@ -61,13 +63,18 @@ class _Flat(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The program's outputs."""
         results = self._run[0](*tensors)
-        return tuple(_apart(results, i) for i in range(len(results)))
+        shared = _shared(results, tensors)
+        return tuple(r.clone() if i in shared else r for i, r in enumerate(results))
 
 
-def _apart(results: Sequence[torch.Tensor], position: int) -> torch.Tensor:
-    result = results[position]
-    shared = result._is_view() or result.is_leaf or any(result is other for other in results[:position])
-    return result.clone() if shared else result
+def _shared(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> frozenset[int]:
+    """Positions of the results that may share memory with each other or with what was given."""
+    return frozenset(
+        i
+        for i, result in enumerate(results)
+        # The joint trace hands in weights that are no leaves.
+        if result._is_view() or result.is_leaf or any(result is t for t in (*tensors, *results[:i]))
+    )
 
 
 @exclusive.exporting()
@@ -82,8 +89,8 @@ def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
         UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
     """
     program = copy.deepcopy(source.graph_module)
-    refuse_hidden_writes(program.graph)
     inline_grad_regions(program)
+    refuse_hidden_writes(program.graph)
     _refuse(program)
     for node in program.graph.nodes:
         if node.target is _PYTHON_OP:
@@ -111,7 +118,7 @@ def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
                 f"PyTorch's autograd does not differentiate the program that torch.export traced ({error}). "
                 f"Put the part of the model that it names into a torch.autograd.Function"
             ) from error
-    described = _described(joint, len(results), reach)
+    described = _described(joint, source, _shared(results, again), reach)
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
         raise UnsupportedOperatorError(
             "the joint trace and autograd disagree on which outputs require a gradient. Train with "
@@ -132,7 +139,22 @@ def _stop_gradients(graph: torch.fx.Graph) -> None:
             node.replace_input_with(read, stopped)
 
 
-def _described(graph_module: torch.fx.GraphModule, count: int, reach: Reach) -> Joint:
+def refuse_write(feed: str | torch.Tensor) -> NoReturn:
+    """Refuse a write into a tensor from outside.
+
+    Raises:
+        UnsupportedOperatorError: always.
+    """
+    what = repr(feed) if isinstance(feed, str) else "a constant"
+    raise UnsupportedOperatorError(
+        f"forward writes into {what}, which requires a gradient or gets a value that does, and the joint "
+        f"engine takes no such write. Return the value instead, or train with engine='ort_training'"
+    )
+
+
+def _described(
+    graph_module: torch.fx.GraphModule, source: Source, shared: frozenset[int], reach: Reach
+) -> Joint:
     """A joint graph with what its descriptors say."""
     inputs: dict[torch.fx.Node, int] = {}
     tangents: dict[torch.fx.Node, int] = {}
@@ -142,11 +164,13 @@ def _described(graph_module: torch.fx.GraphModule, count: int, reach: Reach) -> 
             inputs[node] = position
             continue
         output = private.tangent_of(node.meta["desc"])
+        into = private.written_input(node.meta["desc"])
+        if into is not None:
+            refuse_write(source.feeds[into])
         if output is None:
             raise UnsupportedOperatorError(
-                f"forward checks a value as it computes it, or writes one that requires a gradient into a "
-                f"tensor from outside ({node.meta['desc'].expr()}), which the joint engine does not take. "
-                f"Train with onnxruntime-training (engine='ort_training')"
+                f"forward checks a value as it computes it ({node.meta['desc'].expr()}), which the joint "
+                f"engine does not take. Train with onnxruntime-training (engine='ort_training')"
             )
         tangents[node] = output
     result = graph_module.graph.output_node()
@@ -162,6 +186,7 @@ def _described(graph_module: torch.fx.GraphModule, count: int, reach: Reach) -> 
             position = read(description)
             if position is not None and isinstance(node, torch.fx.Node):
                 found[position] = node
+    count = len(reach.tracked)
     known = (
         len(outputs)
         + len(written)
@@ -173,7 +198,7 @@ def _described(graph_module: torch.fx.GraphModule, count: int, reach: Reach) -> 
             "engine='ort_training'"
         )
     ordered = tuple(outputs[i] for i in range(count))
-    return Joint(graph_module, inputs, tangents, ordered, written, gradients, reach)
+    return Joint(graph_module, inputs, tangents, ordered, written, gradients, shared, reach)
 
 
 def _refuse(program: torch.fx.GraphModule) -> None:
