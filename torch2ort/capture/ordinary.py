@@ -54,6 +54,8 @@ def refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) ->
     for position, tensor in enumerate(tensors):
         if type(tensor) not in _PLAIN:
             kind, remedy = f"a {type(tensor).__name__}", "x.as_subclass(torch.Tensor)"
+        elif tensor.is_nested:
+            kind, remedy = "nested", "x.to_padded_tensor(0.0)"
         elif tensor.layout is not torch.strided:
             kind, remedy = f"in the layout {tensor.layout}", "x.to_dense()"
         elif tensor.is_complex():

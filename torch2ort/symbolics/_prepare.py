@@ -32,6 +32,7 @@ from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import loosen_views, refuse_other_orders, refuse_other_strides
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
+from torch2ort.symbolics.unheld import refuse_unheld
 
 aten = torch.ops.aten
 _OPAQUE = frozenset({torch.ops.torch2ort.python_op.default, PYTHON_OP_GRAD})
@@ -101,6 +102,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> torch.expo
     restore(program, users)
     refuse_other_mutations(program)
     _refuse_unrepresentable(program, target)
+    refuse_unheld(program)
     to_kernels(program, notes, _needs_kernel(program, target))
     _notes[program] = notes
     return program

@@ -1,0 +1,67 @@
+"""Tensors that no ONNX graph can hold: sparse, nested and quantised ones, and those of some dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.pythonop import ONNX_TYPES, site_by_key
+from torch2ort.symbolics.source import source_line
+
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+_INSIDE = "Put all that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels"
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def refuse_unheld(program: torch.export.ExportedProgram) -> None:
+    """Refuse a program in which such a tensor goes from one operator or Function to another.
+
+    Complex numbers are pairs of real ones in a graph, and a Function would get the pairs.
+
+    Args:
+        program: what torch.export gave, with its Functions as opaque calls.
+
+    Raises:
+        UnsupportedOperatorError: names the operator or Function, its line, and what to do.
+    """
+    for node in program.graph_module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is _PYTHON_OP:
+            inputs, key = node.args
+            name = site_by_key(key).func_name
+            _refuse(name, node, "takes", inputs, "Pass it {} and turn that back inside of it")
+            _refuse(name, node, "gives", [node], "Return {} and turn that back behind the call")
+        else:
+            _refuse(str(node.target), node, "gives", [node], _INSIDE)
+
+
+def _refuse(name: str, node: torch.fx.Node, verb: str, values: Sequence[torch.fx.Node], remedy: str) -> None:
+    for tensor in (t for value in values for t in _tensors(value)):
+        what, instead = _unheld(tensor, of_function=node.target is _PYTHON_OP)
+        if what:
+            raise UnsupportedOperatorError(
+                f"{name} at {source_line(node)} {verb} a tensor {what}, which cannot go from one node of an "
+                f"ONNX graph to another. {remedy.format(instead)}"
+            )
+
+
+def _tensors(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return (v for v in values if isinstance(v, torch.Tensor))
+
+
+def _unheld(tensor: torch.Tensor, *, of_function: bool) -> tuple[str, str]:
+    """What a tensor is that a graph cannot hold, and what to make of it; empty if it can."""
+    if tensor.layout is not torch.strided:
+        return f"in the layout {tensor.layout}", "x.to_dense()"
+    if tensor.is_quantized:
+        return "that is quantised", "x.dequantize()"
+    if tensor.dtype not in ONNX_TYPES:
+        return f"of {tensor.dtype}", f"x.view({_SAME_SIZE[tensor.dtype.itemsize]})"
+    if of_function and tensor.is_complex():
+        return f"of {tensor.dtype}", "torch.view_as_real(x)"
+    return "", ""
