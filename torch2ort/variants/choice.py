@@ -1,0 +1,112 @@
+"""Chooses the graph that serves a call of an ORTModule; what no graph serves gets a new one."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Hashable
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.capture.modes import Modes
+from torch2ort.capture.numbers import Numbers, ReadInPythonError
+from torch2ort.errors import Torch2OrtWarning
+from torch2ort.log import logger
+from torch2ort.options import Options
+from torch2ort.variants.assumptions import Assumed, Assumptions
+from torch2ort.variants.family import Shapes, Variant
+from torch2ort.variants.new_graph import Given, export_variant
+
+# A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers.
+_Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int]]
+_MANY_SETTINGS = 5
+
+
+class Choice:
+    """Chooses among the graphs of a model.
+
+    Args:
+        model: the model.
+        options: settings.
+
+    Attributes:
+        assumptions: which graphs hold for what the model and its surroundings are.
+    """
+
+    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+        self._model = model
+        self._options = options
+        self.assumptions = Assumptions(model, trust=options.guards == "trust")
+        # Per all else that a graph depends on: the constants that were met.
+        self._constants: dict[Hashable, list[io_schema.Schema]] = {}
+        self._numbers = Numbers()
+        # Those whose numbers are constants of a graph that there is.
+        self._with_constants: set[io_schema.Schema] = set()
+
+    def of(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
+        """The tensors to feed, the present state and its graph: for numbers that vary, if there is one."""
+        tensors, schema, numbers = self._numbers.lift(given.tensors, given.schema)
+        if numbers and given.schema not in self._with_constants and not self.assumptions.asks_types:
+            try:
+                assumed, variant = self._variant(
+                    given._replace(tensors=tensors, schema=schema, numbers=numbers)
+                )
+                # What the engine cannot do with a number as an input shows when it is built.
+                if variant.requires_grad:
+                    variant.training_engine()
+            except (Exception, ReadInPythonError) as error:
+                # Not only torch2ort's: a number that is an input breaks code that runs with any value.
+                logger.info("no graph for varying numbers (%s)", error or type(error).__name__)
+                self._numbers.refuse(given.schema)
+            else:
+                return tensors, assumed, variant
+        if given.schema.constants:
+            self._with_constants.add(given.schema)
+        return given.tensors, *self._variant(given)
+
+    def _variant(self, given: Given) -> tuple[Assumed, Variant]:
+        tensors, schema = given.tensors, given.schema
+        key = schema, tuple([t.requires_grad for t in tensors]), given.modes, given.numbers
+        assumed, count = self.assumptions.now(key, tensors, schema)
+        if count == 1:
+            self._warn_of_constants(key)
+        elif count == _MANY_SETTINGS:
+            self._warn(
+                f"{self.assumptions.change} changes from call to call, and each of its values gets a "
+                f"graph of its own, {count} so far. Pass what varies as a tensor, or keep it out of the model"
+            )
+        shapes: Shapes = tuple([t.shape for t in tensors])
+        variant = assumed.family.find(shapes)
+        if variant is None:
+            variant = export_variant(self._model, self._options, assumed.family, given, shapes)
+            self.assumptions.after_export(assumed, tensors, schema, variant.built.effects.unread)
+        return assumed, variant
+
+    def _warn_of_constants(self, key: _Key) -> None:
+        """Say that a number or text among the arguments makes an export of every call."""
+        schema, *other = key
+        before = self._constants.setdefault((schema.form, *other), [])
+        before.append(schema)
+        if len(before) == _MANY_SETTINGS:
+            path = before[-2].differing_path(schema, root="inputs")
+            self._warn(
+                f"the argument {path} is no tensor and changes from call to call, and each of its values "
+                f"gets a graph of its own, {len(before)} so far. Pass it as a tensor, as torch.tensor(value)"
+            )
+
+    def _warn(self, sentence: str) -> None:
+        warnings.warn(
+            f"{type(self._model).__name__}: {sentence}", Torch2OrtWarning, stacklevel=_levels_to_the_user()
+        )
+
+
+def _levels_to_the_user() -> int:
+    """For a warning out of the function that calls this: the level of the first frame that is the user's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "torch2ort",
+        "torch",
+    ):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,123 @@
+"""Exports a call of an ORTModule: for varying sizes if some vary, else for the sizes of the call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.cache.key.key import tensor_of
+from torch2ort.capture.call import Call, DimSpec
+from torch2ort.capture.modes import Modes
+from torch2ort.capture.ordinary import ordinary
+from torch2ort.engines.choose import target_of, training_target
+from torch2ort.errors import ExportError
+from torch2ort.exported_model import ExportedModel
+from torch2ort.exports.build import build
+from torch2ort.exports.built import Built
+from torch2ort.graph.graph import with_outputs
+from torch2ort.log import logger
+from torch2ort.options import Options, with_arguments
+from torch2ort.variants.family import Family, Shapes, Variant
+from torch2ort.variants.present_weights import PresentWeights
+
+
+class Given(NamedTuple):
+    """A call, as a graph takes it.
+
+    Attributes:
+        signature: of the model's forward.
+        tensors: its tensors, flat.
+        schema: the structure around them.
+        modes: PyTorch's switches.
+        numbers: positions of the tensors that stand for numbers.
+    """
+
+    signature: io_schema.Signature
+    tensors: list[torch.Tensor]
+    schema: io_schema.Schema
+    modes: Modes
+    numbers: frozenset[int] = frozenset()
+
+
+def export_variant(
+    model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes
+) -> Variant:
+    """Export a graph that takes a call, and add it to the graphs of its state.
+
+    Args:
+        model: the model.
+        options: the module's settings.
+        family: the graphs of its state.
+        given: the call.
+        shapes: of the call's tensors.
+
+    Raises:
+        ExportError: the call cannot be a graph; says why.
+        UnsupportedOperatorError: nor can one of its operators.
+    """
+    tensors, modes = given.tensors, given.modes
+    built = _build(model, options, family, given, shapes)
+    if not modes.gradients and any(
+        tracked and origin is None and view is None
+        for tracked, origin, view in zip(built.tracked, built.origins, built.views, strict=True)
+    ):
+        raise ExportError(
+            f"{type(model).__name__}: forward was called with gradients switched off, switches them "
+            f"on itself and returns a tensor that requires one, which a graph cannot do. Call the model "
+            f"with gradients switched on, or return the detach() of what needs none"
+        )
+    requires_grad = {n for n, t in zip(built.graph.inputs, tensors, strict=True) if t.requires_grad}
+    requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}
+    # The module's tensors are looked up in each call: other ones may stand in their place by then.
+    constants = {n: t for n, t in built.weights.items() if tensor_of(model, built.graph.weights[n]) is None}
+    weights = PresentWeights(model, built.graph.weights, constants)
+    built = replace(built, weights=constants)
+    options = with_arguments(options, deterministic=True if modes.deterministic else None)
+    built.effects.take()
+    returned = len(built.interface.outputs.leaves)
+    exported = ExportedModel(
+        with_outputs(built.graph, returned),
+        weights,
+        built.interface,
+        training=built.training,
+        options=options,
+        cache=built.report,
+    )
+    wanted = frozenset(requires_grad) if modes.gradients else frozenset()
+    variant = Variant(built, weights, exported, wanted, options)
+    family.variants.append(variant)
+    family.by_shapes[shapes] = variant
+    return variant
+
+
+def _build(model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes) -> Built:
+    """A graph for varying sizes if some vary and there is one, else one for these sizes alone."""
+    varying = family.varying(shapes)
+    family.seen.append(shapes)
+    if any(varying) and varying not in family.refused:
+        try:
+            built = _built(model, options, given, varying)
+        except Exception as error:
+            # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
+            logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
+            family.refused.append(varying)
+        else:
+            if built.interface.sizes.mismatch(shapes) is None:
+                return built
+    return _built(model, options, given, [None] * len(shapes))
+
+
+def _built(model: torch.nn.Module, options: Options, given: Given, dim_specs: Sequence[DimSpec]) -> Built:
+    # Of its own for each attempt: torch.export leaves marks on them when it fails.
+    samples = [ordinary(t) for t in given.tensors]
+    call = Call(given.signature, samples, given.schema, dim_specs, given.numbers)
+    # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
+    trained = given.modes.gradients and any(
+        t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
+    )
+    target = training_target(options) if trained else target_of(options, differentiate=False)
+    return build(model, call, training=None, target=target, options=options, with_hooks=False)
