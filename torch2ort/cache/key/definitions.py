@@ -27,7 +27,7 @@ from torch2ort.cache.key.global_names import (
 from torch2ort.cache.key.guards import SKIPPED
 from torch2ort.cache.key.installed import OPAQUE, Installed, functions_in
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_import, package_of_module
-from torch2ort.cache.key.walk import Unkeyable, Walk
+from torch2ort.cache.key.walk import Of, Unkeyable, Walk
 
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__"})
 # What reads names that stand in no code.
@@ -223,7 +223,8 @@ class Definitions:
             return
         is_function = issubclass(cls, torch.autograd.Function)
         kind = "Function" if is_function else "class"
-        self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls), of_function=is_function)
+        of = Of.FUNCTION if is_function else Of.MODEL
+        self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls), of=of)
         if used_as_value:
             self._walk.reads([_constructor_of(base) for base in cls.__mro__])
 

@@ -20,7 +20,7 @@ from torch2ort.cache.key.code import uses_of
 from torch2ort.cache.key.global_names import resolve
 from torch2ort.cache.key.guards import SKIPPED
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_module
-from torch2ort.cache.key.walk import Unkeyable, Walk
+from torch2ort.cache.key.walk import Of, Unkeyable, Walk
 
 if TYPE_CHECKING:
     from torch2ort.cache.key.definitions import Definitions
@@ -132,7 +132,7 @@ class Installed:
             lambda: self._look_through(function),
             own=False,
             via=via,
-            of_torch=package.name == "torch",
+            of=Of.TORCH if package.name == "torch" else Of.MODEL,
         )
 
     def _look_through(self, function: FunctionType) -> None:

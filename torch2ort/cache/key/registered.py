@@ -9,7 +9,7 @@ import optree
 
 from torch2ort.cache.key.packages import package_of_class
 from torch2ort.cache.key.values import Values
-from torch2ort.cache.key.walk import Walk
+from torch2ort.cache.key.walk import Of, Walk
 from torch2ort.io_schema._containers import NAMESPACE
 from torch2ort.pythonop.registry._table import Table
 from torch2ort.pythonop.registry.exporters import exporters
@@ -29,7 +29,7 @@ def walk_registrations(walk: Walk, values: Values) -> None:
     """
     walk.refer("registered for operators", "operators", lambda: _write_operators(values))
     containers = functools.partial(_write_containers, values)
-    walk.refer("classes registered with optree", "optree", containers, of_classes=True)
+    walk.refer("classes registered with optree", "optree", containers, of=Of.CONTAINERS)
     known: set[type] = set()
     while True:
         walk.run()  # may find Functions, whose registrations may lead to others

@@ -11,6 +11,7 @@ attribute that cannot be written down. So the walk covers at least what can run.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
@@ -32,6 +33,15 @@ NOTE = "; "
 LONGEST_NOTE = 40
 
 
+class Of(enum.Enum):
+    """Whose a component is, and so whether what it reads by name may be a user's Function's."""
+
+    MODEL = "read while a model is exported"
+    FUNCTION = "of a Function, whose code runs for real in each call of a graph"
+    CONTAINERS = "code that gets objects of certain classes alone, and so no Function; what it calls neither"
+    TORCH = "code of torch, which knows no attribute of a user's Function; what it calls may"
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A component that is still to be written.
@@ -41,10 +51,8 @@ class Job:
         fill: writes its content, or returns it as a text that says it exactly.
         own: whether it is the user's; of a package's code, only what is read by name counts.
         via: names of attributes, one of which must be read somewhere for it to matter; ``None``: it matters.
-        of_function: whether it is a Function's, whose code runs for real in each call of a graph.
         attribute: the name of the attribute whose value it is, if it is one.
-        of_classes: whether it is code that gets objects of certain classes alone, and so no Function.
-        of_torch: whether it is code of torch, which knows no attribute of a user's Function.
+        of: whose it is.
         done: whether it was written.
         refers: the components that it refers to.
         names: the attribute names that it reads; ``None`` if it may read any.
@@ -54,10 +62,8 @@ class Job:
     fill: Fill
     own: bool
     via: set[str] | None
-    of_function: bool = False
     attribute: str | None = None
-    of_classes: bool = False
-    of_torch: bool = False
+    of: Of = Of.MODEL
     done: bool = False
     refers: set[Job] = field(default_factory=set)
     names: set[str] | None = field(default_factory=set)
@@ -243,10 +249,8 @@ class Walk:
         *,
         own: bool = True,
         via: str | None = None,
-        of_function: bool = False,
         attribute: str | None = None,
-        of_classes: bool = False,
-        of_torch: bool = False,
+        of: Of = Of.MODEL,
     ) -> None:
         """Write a reference to the component of ``identity``, and see to it that it is written, too.
 
@@ -257,14 +261,12 @@ class Walk:
             own: whether it is the user's own. What is not is only looked through: no reference is written,
                 and there is no component if it has nothing to say.
             via: it matters only once an attribute of this name is read; ``None``: it matters.
-            of_function: whether it is a Function.
             attribute: the name under which a Function has it.
-            of_classes: whether it is code that gets objects of certain classes alone, and so no Function.
-            of_torch: whether it is code of torch, which knows no attribute of a user's Function.
+            of: whose it is.
         """
         job = self._job_of.get(identity)
         if job is None:
-            job = Job(self._numbered(label), fill, own, set(), of_function, attribute, of_classes, of_torch)
+            job = Job(self._numbered(label), fill, own, set(), attribute, of)
             self._job_of[identity] = job
             self._jobs.append(job)
         self._job.refers.add(job)
@@ -320,31 +322,26 @@ class Walk:
         """
         traced: set[Job] = set()
         functions: set[Job] = set()
-        of_classes: set[Job] = set()
         names: set[str] | None = set()
-        later = [self._top]
-        while later:
-            job = later.pop()
-            if job.of_function:
+        # An export reads the silent ones, too; the names that they read are none of a Function's.
+        telling: list[Job] = [self._top]
+        silent: list[Job] = []
+        while telling or silent:
+            tells = bool(telling)
+            job = telling.pop() if tells else silent.pop()
+            if job.of is Of.FUNCTION:
                 functions.add(job)
-            elif job.of_classes:
-                of_classes.add(job)
+            elif tells and job.of is Of.CONTAINERS:
+                silent.append(job)
             elif job not in traced:
                 traced.add(job)
-                if not job.of_torch:
+                if tells and job.of is not Of.TORCH:
                     names = None if names is None or job.names is None else names | job.names
-                later.extend(job.refers)
-            if not later:
+                (telling if tells else silent).extend(job.refers)
+            if tells and not telling:
                 # A model may read an attribute of a Function, or call a method of it.
                 inner = [inner for function in functions for inner in function.refers - traced]
-                later = [j for j in inner if j.attribute and (names is None or j.attribute in names)]
-        # An export reads these, too; the names that they read are none of a Function's.
-        later.extend(of_classes)
-        while later:
-            job = later.pop()
-            if not job.of_function and job not in traced:
-                traced.add(job)
-                later.extend(job.refers)
+                telling = [j for j in inner if j.attribute and (names is None or j.attribute in names)]
         return traced, None if names is None else frozenset(names)
 
     def _matters(self, job: Job) -> bool:
