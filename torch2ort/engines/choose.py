@@ -13,7 +13,7 @@ from torch2ort.exports.built import Built
 from torch2ort.options import DEFAULT_OPSET, Options
 from torch2ort.runtime import has_training, onnxruntime, training_pybind
 from torch2ort.runtime.probe import can_run
-from torch2ort.symbolics.target import GradientRules, Target
+from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
 JOINT, ORT_TRAINING = "joint", "ort_training"
 # The first onnxruntime with what the joint engine's operators are made of.
@@ -50,7 +50,6 @@ def target_of(options: Options, *, differentiate: bool) -> Target:
     """
     return Target(
         opset=options.opset or DEFAULT_OPSET,
-        differentiates=differentiate,
         can_run=can_run,
         gradients=GRADIENT_RULES if differentiate else GradientRules(),
     )
@@ -62,8 +61,10 @@ def training_target(options: Options) -> Target:
     Raises:
         RuntimeNotFoundError: no onnxruntime is installed that can train.
     """
-    joint = engine_name(options) == JOINT
-    return replace(target_of(options, differentiate=not joint), keeps_program=joint)
+    if engine_name(options) == ORT_TRAINING:
+        return target_of(options, differentiate=True)
+    of_program = GradientRules(source=GradientSource.PROGRAM)
+    return replace(target_of(options, differentiate=False), gradients=of_program)
 
 
 def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> Engine:

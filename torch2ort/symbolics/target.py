@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -44,11 +45,23 @@ def _complete(model: ir.Model) -> None:
     return None
 
 
+class GradientSource(enum.Enum):
+    """Where the gradients of what a graph computes come from."""
+
+    NOWHERE = "nobody asks for any"
+    GRAPH = "the engine derives them from the graph, so that every operator needs a right one there"
+    PROGRAM = "the engine derives them from the traced program, which is kept beside the graph"
+    HALVES = (
+        "the graph is a forward or backward half of a step, whose operators stay what autograd made of them"
+    )
+
+
 @dataclass(frozen=True)
 class GradientRules:
-    """What an engine that derives gradients from the graph asks of it; by default nothing.
+    """What an engine asks of a graph for the sake of gradients; by default nothing.
 
     Attributes:
+        source: where they come from.
         engine: its name, for errors.
         whole: operators that none of torch's decompositions takes apart.
         decompositions: from the decompositions of every graph to those of one that is differentiated.
@@ -63,6 +76,7 @@ class GradientRules:
         complete: the last change in place, when weights are inputs.
     """
 
+    source: GradientSource = GradientSource.NOWHERE
     engine: str = ""
     whole: frozenset[OpOverload] = frozenset()
     decompositions: Callable[[Table], Table] = _same
@@ -80,18 +94,25 @@ class Target:
 
     Attributes:
         opset: version of ONNX's own operators.
-        differentiates: whether the engine derives gradients from the graph, so that every operator needs a
-            right one there.
         can_run: whether the engine has a kernel for a node.
-        gradients: what the engine asks of a graph that it differentiates, or of the halves that it made.
-        keeps_program: whether the engine differentiates the traced program itself, so that it is kept.
-        is_half: whether the graph is the forward or backward half of a step, whose operators stay what
-            autograd made of them.
+        gradients: what the engine asks for the sake of gradients.
     """
 
     opset: int
-    differentiates: bool
     can_run: CanRun
     gradients: GradientRules = GradientRules()
-    keeps_program: bool = False
-    is_half: bool = False
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the engine derives gradients from the graph."""
+        return self.gradients.source is GradientSource.GRAPH
+
+    @property
+    def keeps_program(self) -> bool:
+        """Whether the engine derives gradients from the traced program."""
+        return self.gradients.source is GradientSource.PROGRAM
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the graph is a half of a step."""
+        return self.gradients.source is GradientSource.HALVES

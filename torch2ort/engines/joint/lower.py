@@ -53,7 +53,7 @@ def lower_half(half: Half, target: Target) -> Lowered:
 
     Args:
         half: its graph; it is changed.
-        target: with ``is_half``.
+        target: what halves are for.
 
     Raises:
         UnsupportedOperatorError: an operator fits into no graph.

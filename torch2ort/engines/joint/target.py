@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
-from torch2ort.symbolics.target import GradientRules, Target
+from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
 # What ONNX does as well as PyTorch's kernels. All else, derivatives and what functionalisation leaves among
 # it, runs in those: nobody compared torch.onnx's translations of it.
@@ -30,9 +30,9 @@ def _is_left_to_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node])
     return target._schema.name.removeprefix("aten::") not in _IN_ONNX
 
 
-_RULES = GradientRules(engine="joint", needs_kernel=_is_left_to_pytorch)
+_RULES = GradientRules(source=GradientSource.HALVES, engine="joint", needs_kernel=_is_left_to_pytorch)
 
 
 def half_of(target: Target) -> Target:
     """What a half of a step is for, in an engine whose graphs are for ``target``."""
-    return replace(target, gradients=_RULES, is_half=True)
+    return replace(target, gradients=_RULES)

@@ -14,7 +14,7 @@ from torch2ort.engines.ort_training.refusals import refuse_untrainable
 from torch2ort.engines.ort_training.trainable import untrainable_nodes
 from torch2ort.kernels.derivatives import DERIVATIVES
 from torch2ort.symbolics.decompositions.registry import Decomposition, Table
-from torch2ort.symbolics.target import GradientRules
+from torch2ort.symbolics.target import GradientRules, GradientSource
 
 
 def _decompositions(table: Table) -> Table:
@@ -33,6 +33,7 @@ def _unless_large(function: Decomposition) -> Decomposition:
 
 
 GRADIENT_RULES = GradientRules(
+    source=GradientSource.GRAPH,
     engine="onnxruntime-training",
     whole=WHOLE,
     decompositions=_decompositions,
