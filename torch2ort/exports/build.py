@@ -140,12 +140,9 @@ def _export(
 
 
 def _refuse_varying(model: torch.nn.Module, call: Call) -> None:
-    """Refuse sizes that vary, and numbers as inputs: each of them then gets a graph of its own."""
-    if call.numbers or any(call.dim_specs):
-        raise ExportError(
-            f"{type(model).__name__}: the joint engine has a graph for each size of an input, and for each "
-            f"value of an argument that is a number"
-        )
+    """Refuse sizes that vary: each of them then gets a graph of its own."""
+    if any(call.dim_specs):
+        raise ExportError(f"{type(model).__name__}: the joint engine has a graph for each size of an input")
 
 
 def _refuse_hook(model: torch.nn.Module, what: str) -> None:

@@ -17,6 +17,11 @@ def source_line(node: torch.fx.Node) -> str:
     return describe(node.meta.get("stack_trace") or "")
 
 
+def files_of(node: torch.fx.Node) -> list[str]:
+    """Files of the code that a node was traced from, outermost first; empty where that is not known."""
+    return [frame["file"] for frame in _FRAME.finditer(node.meta.get("stack_trace") or "")]
+
+
 def describe(stack_trace: str) -> str:
     """The innermost frame of ``stack_trace`` outside of torch, in one line."""
     frames = [f for f in _FRAME.finditer(stack_trace) if not f["file"].startswith("<")]

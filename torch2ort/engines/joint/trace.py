@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
 import torch
 
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint import _torch_private as private
+from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.reach import Reach
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.source import Source
@@ -19,8 +20,8 @@ from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
-from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
-from torch2ort.symbolics.sites import arguments_of
+from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, written_by
+from torch2ort.symbolics.sites import arguments_of, is_random
 from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -88,18 +89,7 @@ def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
     Raises:
         UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
     """
-    program = copy.deepcopy(source.graph_module)
-    inline_grad_regions(program)
-    refuse_hidden_writes(program.graph)
-    _refuse(program)
-    for node in program.graph.nodes:
-        if node.target is _PYTHON_OP:
-            node.target = DIFFERENTIABLE_PYTHON_OP
-    for node in list(program.graph.nodes):
-        if node.op == "call_function" and "_assert_tensor_metadata" in str(node.target):
-            program.graph.erase_node(node)
-    _stop_gradients(program.graph)
-    program.recompile()
+    program, unread = _prepared(source)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
     # Autograd's graph is of what the caller's threads and modes do not change.
@@ -119,12 +109,36 @@ def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
                 f"Put the part of the model that it names into a torch.autograd.Function"
             ) from error
     described = _described(joint, source, _shared(results, again), reach)
+    described = replace(described, outputs=described.outputs[: len(results) - unread])
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
         raise UnsupportedOperatorError(
             "the joint trace and autograd disagree on which outputs require a gradient. Train with "
             "onnxruntime-training (engine='ort_training')"
         )
     return described
+
+
+def _prepared(source: Source) -> tuple[torch.fx.GraphModule, int]:
+    """The program as autograd is to see it, and the number of results that nobody reads behind its own.
+
+    Raises:
+        UnsupportedOperatorError: it has something that was not compared with eager PyTorch.
+    """
+    program = copy.deepcopy(source.graph_module)
+    inline_grad_regions(program)
+    refuse_hidden_writes(program.graph)
+    read_from_copies(program.graph)
+    _refuse(program)
+    for node in program.graph.nodes:
+        if node.target is _PYTHON_OP:
+            node.target = DIFFERENTIABLE_PYTHON_OP
+    for node in list(program.graph.nodes):
+        if node.op == "call_function" and "_assert_tensor_metadata" in str(node.target):
+            program.graph.erase_node(node)
+    _stop_gradients(program.graph)
+    unread = _give_unread(program.graph)
+    program.recompile()
+    return program, unread
 
 
 def _stop_gradients(graph: torch.fx.Graph) -> None:
@@ -137,6 +151,32 @@ def _stop_gradients(graph: torch.fx.Graph) -> None:
                 stopped = graph.call_function(_DETACH, (read,))
             stopped.meta = dict(read.meta)
             node.replace_input_with(read, stopped)
+
+
+def _give_unread(graph: torch.fx.Graph) -> int:
+    """Have the program return what it draws and nobody reads, as the joint trace would drop the draw.
+
+    Returns:
+        The number of results that there are more, behind the others.
+    """
+    result = graph.output_node()
+    read = {result}
+    for node in reversed(graph.nodes):
+        if node in read or any(written_by(node)) or node.target is DIFFERENTIABLE_PYTHON_OP:
+            read.update((node, *node.all_input_nodes))
+    given = []
+    for node in graph.nodes:
+        if node in read or not is_random(node):
+            continue
+        with graph.inserting_before(result):
+            first = graph.call_function(operator.getitem, (node, 0)) if _is_many(node) else node
+            given.append(graph.call_function(_DETACH, (first,)))
+    result.args = ((*cast("tuple[Any, ...]", result.args[0]), *given),)
+    return len(given)
+
+
+def _is_many(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (list, tuple))
 
 
 def refuse_write(feed: str | torch.Tensor) -> NoReturn:

@@ -1,0 +1,46 @@
+"""Buffers that forward assigns to.
+
+The trace writes what was assigned into the buffer when forward ends. In eager PyTorch another tensor stands
+in its place from then on, and backward goes on reading the first: so does it here, from a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from torch2ort.capture.source_lines import is_users
+from torch2ort.symbolics.hidden_writes import shared_with
+from torch2ort.symbolics.source import files_of
+
+aten = torch.ops.aten
+
+
+def read_from_copies(graph: torch.fx.Graph) -> None:
+    """Have what reads a buffer that forward assigns to read a copy.
+
+    Args:
+        graph: a program's nodes, not yet functional, its regions without gradient inlined.
+    """
+    for node in list(graph.nodes):
+        if node.target is not aten.copy_.default or any(map(is_users, files_of(node))):
+            continue
+        way = list(_to_memory(node.args[0]))
+        buffer = way[-1]
+        readers = [user for user in buffer.users if user is not node and user not in way]
+        if buffer.op != "placeholder" or not readers:
+            continue
+        with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+            copy = graph.call_function(aten.clone.default, (buffer,))
+        copy.meta = dict(buffer.meta)
+        for reader in readers:
+            reader.replace_input_with(buffer, copy)
+
+
+def _to_memory(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """``node``, and what it shares memory with, up to the one that made it."""
+    found: torch.fx.Node | None = node
+    while found is not None:
+        yield found
+        found = shared_with(found)
