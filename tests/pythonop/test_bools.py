@@ -8,6 +8,7 @@ from torch.autograd import Function
 
 import torch2ort
 from tests.support.around import Around
+from tests.support.comparison import assert_same, assert_trains_like_eager
 
 
 class Above(Function):
@@ -68,3 +69,21 @@ def test_the_models_output_is_a_bool(call, tmp_path):
     for name, mask in found.items():
         assert mask.dtype is torch.bool, name
         assert torch.equal(mask, expected), name
+
+
+USES = {
+    "Not": lambda model, h: h * ~OnlyMask.apply(h),
+    "Concat": lambda model, h: torch.cat([h, h]) * torch.cat([OnlyMask.apply(h), h > 1]),
+    "GatherElements": lambda model, h: h * OnlyMask.apply(h).gather(0, torch.zeros(3, 4, dtype=torch.long)),
+    "And, of two": lambda model, h: h * (OnlyMask.apply(h) & Above.apply(h)[1]),
+    "Where": lambda model, h: torch.where(OnlyMask.apply(h), h, Above.apply(h)[0]),
+    "a Function": lambda model, h: h * OnlyMask.apply(OnlyMask.apply(h)),
+    "a sum": lambda model, h: h + OnlyMask.apply(h).sum(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_operators_take_it_for_a_bool(use):
+    model, x = Around(use), torch.randn(3, 4)
+    assert_trains_like_eager(model, [(x,)], steps=2)
+    assert_same(torch2ort.export(model, x)(x), model(x), "output")

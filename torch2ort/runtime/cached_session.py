@@ -16,6 +16,7 @@ from torch2ort.runtime.chains import Chain, join_python_ops
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.optimized import MODEL_FILE, optimize, run_as_it_is
 from torch2ort.runtime.session import make_session
+from torch2ort.runtime.training_kernel.bools import cast_bools
 
 
 def can_keep(graph: Graph) -> bool:
@@ -41,6 +42,7 @@ def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf
         model.CopyFrom(center_normalizations(graph.proto))
         plans = plan_inplace(model.graph, graph.sites, graph.fetches)
         bind_nodes(model.graph, graph.sites, training=False)
+        cast_bools(model.graph, graph.sites)
         chains = join_python_ops(model.graph, graph.sites)
         content: bytes = model.SerializeToString()
         optimized = optimize(content, settings)

@@ -21,6 +21,7 @@ from torch2ort.runtime.centering import center_normalizations, disabled_optimize
 from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.inplace import plan_inplace
+from torch2ort.runtime.training_kernel.bools import cast_bools
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
 
@@ -105,6 +106,7 @@ def _bind(
     binding.refuse_bodies(model.graph)
     plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})
     binding.bind_nodes(model.graph, sites, training=False)
+    cast_bools(model.graph, sites)
     bound = binding.bind_sites(sites, plans, join_python_ops(model.graph, sites), training=False)
     binding.name_functions(model.graph, bound.functions)
     return model, list(bound.callees.values())

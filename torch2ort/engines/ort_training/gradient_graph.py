@@ -22,6 +22,7 @@ from torch2ort.runtime.centering import center_normalizations
 from torch2ort.runtime.chains import Chain
 from torch2ort.runtime.inplace import InplacePlan
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
+from torch2ort.runtime.training_kernel.bools import cast_bools
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def _session_graph(graph: Graph) -> onnx.ModelProto:
     lower_stop_gradients(model)
     proto = center_normalizations(ir.to_proto(model))
     bind_nodes(proto.graph, graph.sites, training=True)
+    cast_bools(proto.graph, graph.sites)
     return proto
 
 
