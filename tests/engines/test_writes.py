@@ -32,6 +32,22 @@ def test_a_buffer_that_forward_assigns_to_is_updated():
     assert_trains_like_eager(model, [(torch.randn(3, 4, requires_grad=True),)], steps=4, lr=0.01)
 
 
+class Averages(torch.nn.Module):
+    """Its statistics are written to, and read again by the second call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4, momentum=None)
+
+    def forward(self, x):
+        return self.norm(self.norm(self.layer(x)) * 2)
+
+
+def test_a_buffer_that_is_read_again_after_it_was_written_to_is_the_new_one():
+    assert_trains_like_eager(Averages(), [(torch.randn(3, 4),)], steps=3, lr=0.01)
+
+
 def test_a_buffer_that_a_graph_cannot_carry_on_warns():
     model = torch.nn.Sequential(Assigning(lambda state, hidden: hidden.sum(0)))
     with pytest.warns(torch2ort.Torch2OrtWarning) as caught:

@@ -325,6 +325,7 @@ def test_a_held_object_that_is_written_to_is_not_cached(tmp_path):
     )
 
 
+@pytest.mark.ort_training("its state serves one backward alone")
 @pytest.mark.parametrize(
     ("call", "name"),
     [

@@ -232,6 +232,7 @@ def test_training_follows_the_engines_gradient_of_the_operators():
     assert module.exported.python_ops == ()
 
 
+@pytest.mark.ort_training("the joint engine calls the Function where it trains")
 def test_training_refuses_an_operator_without_a_correct_gradient():
     torch2ort.register_exporter(Gelu, lambda g, x, factor: g.op("Celu", x))
     with pytest.raises(torch2ort.UnsupportedOperatorError) as error:
@@ -245,6 +246,7 @@ def test_training_refuses_an_operator_without_a_correct_gradient():
     )
 
 
+@pytest.mark.ort_training("the joint engine calls the Function where it trains")
 def test_an_exporter_can_tell_a_graph_that_is_trained():
     torch2ort.register_exporter(Gelu, lambda g, x, factor: None if g.training else g.op("Celu", x))
     module = assert_trains_like_eager(Outer(gelu), [(torch.randn(3, 4),)], steps=3)

@@ -114,18 +114,21 @@ def test_a_declared_view_trains_like_eager():
     assert_trains_like_eager(Chain(view), [(torch.randn(5, 4),)], steps=3)
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_declared_view_is_the_arguments_memory():
     torch2ort.register_inplace_map(View, forward={0: 2}, backward={2: 0})
     step(settled(view))
     assert SEEN["after"] == SEEN["View"]
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_declared_gradient_is_the_output_gradients_memory():
     torch2ort.register_inplace_map(View, forward={0: 2}, backward={2: 0})
     step(settled(view))
     assert SEEN["View backward"] == SEEN["after backward"]
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_declared_map_saves_the_copies():
     torch2ort.register_inplace_map(View, forward={0: 2}, backward={2: 0})
     module = settled(view)
@@ -134,6 +137,7 @@ def test_a_declared_map_saves_the_copies():
     assert copied_bytes(".View") == before
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 @pytest.mark.filterwarnings("ignore::torch2ort.Torch2OrtWarning")
 def test_without_a_map_output_and_gradient_are_copied():
     module = settled(view)
@@ -142,6 +146,7 @@ def test_without_a_map_output_and_gradient_are_copied():
     assert copied_bytes(".View") - before == 2 * 5 * 4 * 4
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_undeclared_aliasing_warns_once_per_site_with_the_map_to_declare():
     def three_runs():
         module = torch2ort.ORTModule(Chain(view))
@@ -161,12 +166,14 @@ def test_undeclared_aliasing_warns_once_per_site_with_the_map_to_declare():
     ]
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_declared_write_happens_in_the_arguments_memory():
     torch2ort.register_inplace_map(AddInto, forward={0: 0}, backward={0: 0})
     step(settled(add_into))
     assert SEEN["after"] == SEEN["AddInto"]
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_declared_write_saves_the_copy():
     torch2ort.register_inplace_map(AddInto, forward={0: 0}, backward={0: 0})
     module = settled(add_into)
@@ -259,6 +266,7 @@ def test_a_false_map_is_found_out_at_export():
     )
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_false_backward_map_is_found_out_in_the_first_backward():
     torch2ort.register_inplace_map(Copies, backward={0: 0})
     output = torch2ort.ORTModule(Chain(Copies.apply))(torch.randn(5, 4))
@@ -320,6 +328,7 @@ class Incumbent(torch.autograd.Function):
         return [-1, 2], [-1, -1, 1]
 
 
+@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_alias_input_of_an_ortmodule_class_counts_as_registered():
     class Model(torch.nn.Module):
         def forward(self, x):

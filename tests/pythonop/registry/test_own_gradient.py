@@ -91,6 +91,7 @@ def _mapped():
     )
 
 
+@pytest.mark.ort_training("the joint engine calls the Function where it trains")
 def test_a_surrogate_gradient_is_kept_behind_operators_that_have_none():
     module = trains(lambda self, x: Spike.apply(x, 5.0))
     assert "Greater" in [node.op_type for node in module.exported.proto.graph.node]
@@ -101,11 +102,13 @@ def test_a_weight_gets_the_functions_gradient():
     trains(lambda self, x: Round.apply(x, self.scale))
 
 
+@pytest.mark.ort_training("the joint engine calls the Function where it trains")
 def test_two_outputs_of_which_one_is_used():
     trains(lambda self, x: Parts.apply(x)[0])
     assert not any(Parts.GIVEN)
 
 
+@pytest.mark.ort_training("the joint engine calls the Function where it trains")
 def test_missing_gradients_stay_missing_where_the_function_asks_for_that():
     Parts.GIVEN.clear()
     trains(lambda self, x: Parts.apply(x)[2])
@@ -126,6 +129,7 @@ def test_an_export_for_training_runs_after_a_reload(tmp_path):
     torch.testing.assert_close(loaded(x), model(x))
 
 
+@pytest.mark.ort_training("the joint engine calls the Function where it trains")
 def test_the_outputs_are_passed_on_without_a_copy():
     module = trains(lambda self, x: Spike.apply(x, 5.0))
     node = next(n for n in module.exported.proto.graph.node if n.op_type == "PythonOp")
@@ -153,6 +157,7 @@ class Writes(torch.autograd.Function):
         return grad
 
 
+@pytest.mark.ort_training("the joint engine calls the Function where it trains")
 @pytest.mark.parametrize(
     ("function", "reason"),
     [

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from torch2ort.capture.source_lines import is_users
-from torch2ort.symbolics.hidden_writes import shared_with
+from torch2ort.symbolics.hidden_writes import shared_with, written_by
 from torch2ort.symbolics.source import files_of
 
 aten = torch.ops.aten
@@ -23,15 +23,19 @@ def read_from_copies(graph: torch.fx.Graph) -> None:
     Args:
         graph: a program's nodes, not yet functional, its regions without gradient inlined.
     """
-    for node in list(graph.nodes):
-        if node.target is not aten.copy_.default or any(map(is_users, files_of(node))):
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    writes: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in order:
+        for target in written_by(node):
+            writes.setdefault(list(_to_memory(target))[-1], []).append(node)
+    for buffer, (write, *others) in writes.items():
+        if buffer.op != "placeholder" or others or write.target is not aten.copy_.default:
             continue
-        way = list(_to_memory(node.args[0]))
-        buffer = way[-1]
-        readers = [user for user in buffer.users if user is not node and user not in way]
-        if buffer.op != "placeholder" or not readers:
+        way = {write, *_to_memory(write.args[0])}  # type: ignore[arg-type]
+        readers = [user for user in buffer.users if user not in way]
+        if any(map(is_users, files_of(write))) or any(order[r] > order[write] for r in readers):
             continue
-        with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+        with graph.inserting_before(next(n for n in order if n.op != "placeholder")):
             copy = graph.call_function(aten.clone.default, (buffer,))
         copy.meta = dict(buffer.meta)
         for reader in readers:
