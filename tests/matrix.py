@@ -23,7 +23,8 @@ WORK = ROOT / "build" / "matrix"
 INSTALL_LIMIT, SUITE_LIMIT = 1500, 7200
 
 # What a row of the whole matrix runs on an onnxruntime that trains: all but the families of models, which
-# take as long as all else, and what looks at the checkout. On a stock one, what `make test` runs there.
+# take as long as all else, and what looks at the checkout. On a stock one, most of what `make test` runs
+# there.
 TRAINING = ("tests", "--ignore=tests/models", "--ignore=tests/test_repository.py")
 STOCK = (
     "tests/stock",

@@ -1,17 +1,3 @@
-"""Every test leaves the registries as it found them."""
+"""What tests register here ends with them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-import pytest
-
-import torch2ort
-
-
-@pytest.fixture(autouse=True)
-def _no_entries_left() -> Iterator[None]:
-    before = set(torch2ort.registered())
-    yield
-    for name in set(torch2ort.registered()) - before:
-        torch2ort.unregister(name)
+from tests.support.registrations import no_entries_left as no_entries_left
