@@ -15,7 +15,7 @@ STOCK_TESTS := tests/stock tests/engines/joint tests/_commands tests/test_export
 	tests/engines/test_missing_gradients.py tests/engines/test_written_outputs.py tests/effects \
 	tests/engines/test_writes.py tests/symbolics/test_hidden_writes.py tests/test_module_surface.py \
 	tests/test_wrapper_class.py tests/capture/test_views.py tests/pythonop/test_calls.py \
-	tests/variants/test_order_of_calls.py
+	tests/variants/test_order_of_calls.py tests/variants/test_surroundings.py
 CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_ext/*/*.h)
 
 .DEFAULT_GOAL := help

@@ -106,6 +106,7 @@ class CallsModule(torch.autograd.Function):
         return grad
 
 
+@pytest.mark.ort_training("the joint engine runs it")
 def test_a_function_that_calls_an_ort_module_is_refused(monkeypatch):
     monkeypatch.setattr(CallsModule, "inner", torch2ort.ORTModule(Model()))
     module = torch2ort.ORTModule(Model(lambda m, x: CallsModule.apply(m.layer(x))))
@@ -152,6 +153,7 @@ def test_a_transformer_takes_a_mask_without_a_word_on_what_kind_it_is():
             assert_same(actual, expected, f"value {i}")
 
 
+@pytest.mark.ort_training("it alone trains in no half precision")
 def test_inference_in_half_precision_asks_for_no_gradients():
     model = Model().half().eval()
     module = torch2ort.ORTModule(model)
