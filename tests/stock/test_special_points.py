@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import warnings
 
-import onnxruntime
 import pytest
 import torch
 
 import torch2ort
 from tests.ops import special_points as sp
 
-# Of the smallest numbers, and infinity times zero, in the own kernels of 1.19.2, which trains, and of 1.20.
-_WRONG_UP_TO_1_20 = frozenset(
-    (
-        "cdist", "log", "log10", "log2", "pow -0.5", "pow 0.5", "rms_norm", "rsqrt", "sqrt", "where, log",
-    )
-)  # fmt: skip
-_RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-_LEFT_OUT = _WRONG_UP_TO_1_20 if _RELEASE < (1, 21) else frozenset()
 # Eager's own kernels do not agree about the sign of infinity, at the zeros, and about gelu's end.
 _UNDEFINED = frozenset({"rsqrt", "pow -0.5", "gelu"})
 # ONNX Runtime's pools begin at the smallest number, which is above minus infinity.
@@ -39,7 +30,7 @@ GROUPS = {
 @pytest.mark.parametrize("group", GROUPS)
 def test_an_export_is_equal_to_eager_at_special_points(group):
     operators, points = GROUPS[group]
-    chosen = {n: call for n, call in operators.items() if n not in _LEFT_OUT | _UNDEFINED}
+    chosen = {n: call for n, call in operators.items() if n not in _UNDEFINED}
     model, inputs = sp.Points(chosen).eval(), {name: points for name in chosen}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -36,6 +36,14 @@ def values_read(graph: onnx.GraphProto) -> Iterator[str]:
             yield from values_read(body)
 
 
+def graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and the bodies of its nodes behind it."""
+    yield graph
+    for node in graph.node:
+        for body in _bodies(node):
+            yield from graphs_in(body)
+
+
 def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:

@@ -11,9 +11,9 @@ from torch2ort.cache.store.shelf import Kept, Shelf
 from torch2ort.graph.graph import Graph
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.binding import bind_nodes, bind_sites, rename_functions
-from torch2ort.runtime.centering import center_normalizations
 from torch2ort.runtime.chains import Chain, join_python_ops
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
+from torch2ort.runtime.mended import mended
 from torch2ort.runtime.optimized import MODEL_FILE, optimize, run_as_it_is
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.training_kernel.bools import cast_bools
@@ -39,7 +39,7 @@ def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf
 
     def make() -> Kept:
         model = onnx.ModelProto()
-        model.CopyFrom(center_normalizations(graph.proto))
+        model.CopyFrom(mended(graph.proto))
         plans = plan_inplace(model.graph, graph.sites, graph.fetches)
         bind_nodes(model.graph, graph.sites, training=False)
         cast_bools(model.graph, graph.sites)

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from torch2ort.graph.nodes import graphs_in
 from torch2ort.runtime import _ort_private as private
 
 # They make such normalizations out of operators that subtract the mean, and of this module's.
@@ -50,11 +51,11 @@ def disabled_optimizers() -> list[str]:
 
 def center_normalizations(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it whose rows the runtime normalizes as PyTorch does."""
-    if subtracts_mean() or not any(_is_normalization(n) for g in _graphs(model.graph) for n in g.node):
+    if subtracts_mean() or not any(_is_normalization(n) for g in graphs_in(model.graph) for n in g.node):
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    for graph in _graphs(made.graph):
+    for graph in graphs_in(made.graph):
         ranks = _ranks(graph)
         nodes = [part for n in graph.node for part in (centered(n, ranks) if _is_normalization(n) else [n])]
         del graph.node[:]
@@ -105,15 +106,6 @@ def _constant(name: str, value: np.ndarray) -> onnx.NodeProto:
 
 def _is_normalization(node: onnx.NodeProto) -> bool:
     return node.op_type == "LayerNormalization" and not node.domain
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and the bodies in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _graphs(body)
 
 
 def _ranks(graph: onnx.GraphProto) -> dict[str, int]:

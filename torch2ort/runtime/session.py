@@ -17,10 +17,11 @@ from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import binding, stock
 from torch2ort.runtime.binding import Callee
-from torch2ort.runtime.centering import center_normalizations, disabled_optimizers
+from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.inplace import plan_inplace
+from torch2ort.runtime.mended import mended
 from torch2ort.runtime.training_kernel.bools import cast_bools
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
@@ -95,7 +96,7 @@ def _bind(
     proto: onnx.ModelProto, sites: Mapping[str, Site], settings: Any
 ) -> tuple[onnx.ModelProto, Sequence[Callee]]:
     """The model as a session with these settings takes it, and what its PythonOp nodes call."""
-    proto = center_normalizations(proto)
+    proto = mended(proto)
     if not sites:
         return proto, ()
     model = onnx.ModelProto()

@@ -18,9 +18,9 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
 from torch2ort.runtime.binding import bind_nodes, native_site
-from torch2ort.runtime.centering import center_normalizations
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.inplace import views_only
+from torch2ort.runtime.mended import mended
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.training_kernel.run_lock import contexts_in
 
@@ -66,7 +66,7 @@ class HalfSession:
         settings.add_session_config_entry("session.disable_prepacking", "1")
         stock.register_library(settings)
         model = onnx.ModelProto()
-        model.CopyFrom(center_normalizations(lowered.proto))
+        model.CopyFrom(mended(lowered.proto))
         bind_nodes(model.graph, lowered.calls, training=False)
         called: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
         callees = {node: bindings.of(site) for node, site in called.items()}

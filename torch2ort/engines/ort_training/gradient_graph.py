@@ -18,9 +18,9 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import Graph
 from torch2ort.runtime import training_pybind
 from torch2ort.runtime.binding import bind_nodes
-from torch2ort.runtime.centering import center_normalizations
 from torch2ort.runtime.chains import Chain
 from torch2ort.runtime.inplace import InplacePlan
+from torch2ort.runtime.mended import mended
 from torch2ort.runtime.optimized import MODEL_FILE, optimize
 from torch2ort.runtime.training_kernel.bools import cast_bools
 
@@ -169,7 +169,7 @@ def no_gradient(error: Exception) -> UnsupportedOperatorError:
 def _session_graph(graph: Graph) -> onnx.ModelProto:
     model = ir.from_proto(graph.proto)
     lower_stop_gradients(model)
-    proto = center_normalizations(ir.to_proto(model))
+    proto = mended(ir.to_proto(model))
     bind_nodes(proto.graph, graph.sites, training=True)
     cast_bools(proto.graph, graph.sites)
     return proto

@@ -1,0 +1,13 @@
+"""A session's copy of a graph without what the installed onnxruntime computes wrong."""
+
+from __future__ import annotations
+
+import onnx
+
+from torch2ort.runtime.centering import center_normalizations
+from torch2ort.runtime.roots import widen_roots
+
+
+def mended(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model``, or a copy of it that the installed onnxruntime computes as PyTorch does."""
+    return widen_roots(center_normalizations(model))
