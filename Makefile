@@ -54,7 +54,7 @@ build-stock: $(STOCK)/.built  ## Make .venv-stock, with today's onnxruntime
 demo: build  ## Train the example transformer eager and on ONNX Runtime, side by side
 	$(BIN)/python examples/char_transformer.py
 
-test: build build-stock  ## Run the tests, and those without training on today's onnxruntime too
+test: build build-stock  ## Run the tests, and those of the joint engine on today's onnxruntime
 	$(BIN)/python -m pytest --quiet
 	$(STOCK)/bin/python -m pytest --quiet $(STOCK_TESTS)
 
