@@ -9,7 +9,7 @@
 | register_torch_autograd_function | training 1.19.2 |
 | register_aten_op_executor, register_custom_stop_gradient_edges | training 1.19.2 |
 | unregister_python_functions | training 1.19.2 |
-| OrtValue.from_dlpack, OrtValue.to_dlpack | training 1.19.2, stock 1.22.1, 1.24.4, 1.31.1 (not in 1.20.1) |
+| OrtValue.from_dlpack, OrtValue.to_dlpack | training 1.19.2, stock 1.22.1 to 1.32.0 (not in 1.20.1) |
 | OrtValue.ortvalue_from_shape_and_onnx_type, data_ptr, element_type | stock 1.20.1 |
 | OrtDevice, Severity | training 1.19.2, stock 1.20.1, 1.31.1 |
 | InferenceSession._sess.run_with_ort_values | training 1.19.2, stock 1.20.1, 1.22.1, 1.24.4, 1.31.1 |
@@ -55,6 +55,12 @@ def pybind() -> Any:
     """Onnxruntime's extension module."""
     onnxruntime()
     return importlib.import_module("onnxruntime.capi._pybind_state")
+
+
+@functools.cache
+def is_told_of_bools() -> bool:
+    """Whether ``OrtValue.from_dlpack`` is told what is a bool; onnxruntime 1.32 reads it off the capsule."""
+    return "is_bool_tensor" in pybind().OrtValue.from_dlpack.__doc__
 
 
 def drop_model_bytes(session: Any) -> None:

@@ -32,10 +32,11 @@ def to_value(tensor: torch.Tensor) -> Any:
     if not shares_memory():
         return _copy_to_value(tensor)
     from_capsule = private.pybind().OrtValue.from_dlpack
-    if tensor.dtype is torch.bool:
-        # onnxruntime before 1.24 is older than DLPack's own code for bool.
-        return from_capsule(to_capsule(tensor.view(torch.uint8)), True)
-    return from_capsule(to_capsule(tensor), False)
+    if not private.is_told_of_bools():
+        return from_capsule(to_capsule(tensor))
+    is_bool = tensor.dtype is torch.bool
+    # onnxruntime before 1.24 is older than DLPack's own code for bool.
+    return from_capsule(to_capsule(tensor.view(torch.uint8) if is_bool else tensor), is_bool)
 
 
 def to_tensor(value: Any) -> torch.Tensor:
