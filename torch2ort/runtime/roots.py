@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from torch2ort.graph.nodes import graphs_in
-from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.probe import probe_session
 
 _ROOTS_OF = frozenset({0.5, -0.5})
 _NUMBERS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64})
@@ -31,21 +31,14 @@ def computes_whole_range() -> bool:
         values[:1],
         values[1:],
     )
-    # Older than any onnxruntime that torch2ort runs on.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    settings = private.onnxruntime().SessionOptions()
-    settings.log_severity_level = 4
-    session = private.onnxruntime().InferenceSession(
-        model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-    )
     # Eight fill a vector register: what is left over is computed one by one, and right.
-    roots, logarithms = session.run(None, {"x": np.full(8, 1e-40, np.float32)})
+    roots, logarithms = probe_session(graph).run(None, {"x": np.full(8, 1e-40, np.float32)})
     return bool(np.allclose(roots, 1e-20, rtol=1e-3, atol=0) and np.allclose(logarithms, -92.1034, rtol=1e-3))
 
 
 def widen_roots(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it whose roots and logarithms of float32 are computed in float64."""
-    if computes_whole_range() or not any(_is_wanted(n) for g in graphs_in(model.graph) for n in g.node):
+    if not any(_is_wanted(n) for g in graphs_in(model.graph) for n in g.node) or computes_whole_range():
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
