@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from torch2ort.engines.saved import Saved
+
 
 class ForwardState(Protocol):
     """What one forward leaves for its backward; only the engine that made it looks inside."""
@@ -22,25 +24,14 @@ class Engine(Protocol):
         read_outputs: positions of the fetched outputs whose memory the backward half reads.
         copied: positions of the feeds that the model itself writes to and that backward reads: what
             it reads is a copy from before.
-        read: positions of the other feeds.
-        uses_rng: whether a run draws from PyTorch's random generator.
         weights: names of the tensors that are fed behind the model's inputs.
-        states_last: whether a state serves more than one backward; else forward is run again for the next.
     """
 
     differentiable: tuple[int, ...]
     needed: tuple[int, ...]
     read_outputs: tuple[int, ...]
     copied: tuple[int, ...]
-    read: tuple[int, ...]
-    uses_rng: bool
     weights: tuple[str, ...]
-    states_last: bool
-
-    @property
-    def remembering(self) -> str:
-        """Name of a Function by which a second run of forward would show elsewhere; empty if none."""
-        ...
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """Run the forward half.
@@ -57,20 +48,21 @@ class Engine(Protocol):
         ...
 
     def backward(
-        self, state: Any, gradients: Sequence[torch.Tensor | None], *, keep: bool
-    ) -> list[torch.Tensor | None] | None:
+        self, state: Any, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
+    ) -> list[torch.Tensor | None]:
         """Run the backward half.
 
         Args:
             state: what :meth:`forward` left.
+            saved: what it was given, as its backward is allowed to read it.
             gradients: one per fetched output; ``None`` where the loss does not depend on it.
-            keep: whether another backward of this state may come; only where :attr:`states_last`.
+            keep: whether another backward of this state may come.
 
         Returns:
-            One entry per feed: its gradient, or ``None`` where autograd would give none. ``None`` as a whole
-            if the state cannot serve any more: the forward must be run again.
+            One entry per feed: its gradient, or ``None`` where autograd would give none.
 
         Raises:
-            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+            EngineError: ONNX Runtime failed, or this state serves no second backward. An exception of a
+                Function arrives as it is.
         """
         ...

@@ -14,6 +14,7 @@ from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.joint.split import Split
 from torch2ort.engines.joint.target import half_of
 from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
+from torch2ort.engines.saved import Saved
 from torch2ort.exports.built import Built
 from torch2ort.exports.source import Source
 from torch2ort.graph.graph import Graph
@@ -62,14 +63,12 @@ class JointEngine:
         target: what graphs are for.
 
     Attributes:
-        differentiable, needed, read_outputs, copied, read, uses_rng, weights, states_last: see
+        differentiable, needed, read_outputs, copied, weights: see
             :class:`torch2ort.engines.interface.Engine`.
 
     Raises:
         UnsupportedOperatorError: the program has something that the engine does not take.
     """
-
-    states_last = True
 
     def __init__(self, built: Built, requires_grad: frozenset[str], options: Options, target: Target) -> None:
         graph, source = built.graph, built.source
@@ -102,14 +101,7 @@ class JointEngine:
         self.needed = tuple(sorted(i for i in read if isinstance(i, int)))
         self.read_outputs = tuple(i for i in range(len(joint.outputs)) if memory.has_output(i))
         self.copied = tuple(i for i in self.needed if i in written)
-        self.read = tuple(i for i in range(len(graph.feeds)) if i not in written)
-        self.uses_rng = graph.uses_rng
         self.weights = tuple(graph.weights.values())
-
-    @property
-    def remembering(self) -> str:
-        """Name of a Function by which a second run of forward would show elsewhere; empty if none."""
-        return self._graph.remembering
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
         """See :class:`torch2ort.engines.interface.Engine`."""
@@ -127,8 +119,8 @@ class JointEngine:
         return outputs, state
 
     def backward(
-        self, state: JointState, gradients: Sequence[torch.Tensor | None], *, keep: bool
-    ) -> list[torch.Tensor | None] | None:
+        self, state: JointState, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
+    ) -> list[torch.Tensor | None]:
         """See :class:`torch2ort.engines.interface.Engine`."""
         missing = frozenset(i for i in self._tangents if gradients[i] is None)
         backward = self._backward(missing)

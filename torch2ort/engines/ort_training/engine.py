@@ -22,6 +22,8 @@ from torch2ort.engines.ort_training.gradient_graph import (
     no_gradient,
 )
 from torch2ort.engines.ort_training.missing_gradients import Edge, Reach
+from torch2ort.engines.saved import Saved
+from torch2ort.errors import EngineError
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.nodes import ancestors
 from torch2ort.graph.stages import save_optimized, save_stage
@@ -86,16 +88,19 @@ class ForwardState:
     """What one forward leaves for its backward.
 
     Attributes:
-        partial: ONNX Runtime's state between the two halves of the graph.
+        partial: ONNX Runtime's state between the two halves of the graph; ``None`` once a backward has used
+            it up.
         run: contexts of the Functions.
         outputs: shape, dtype and device of each fetched output, for the gradients that are missing.
         epoch: of the pool that onnxruntime keeps its own contexts in.
+        random_state: PyTorch's, before the run, if it draws.
     """
 
     partial: Any
     run: native.Run
     outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
     epoch: int
+    random_state: torch.Tensor | None
 
 
 class TrainingEngine:
@@ -114,17 +119,12 @@ class TrainingEngine:
         read_outputs: positions of the fetched outputs whose memory the backward half reads.
         copied: positions of the feeds that the model itself writes to and that its outputs depend on: what
             forward and backward read is a copy from before.
-        read: positions of the other feeds.
-        uses_rng: whether a run draws from PyTorch's random generator.
         weights: names of the tensors that are fed behind the model's inputs.
-        states_last: whether a state serves more than one backward: ONNX Runtime's is used up by one.
 
     Raises:
         RuntimeNotFoundError: no training build of onnxruntime is installed.
         UnsupportedOperatorError: the engine has no gradient or kernel for an operator.
     """
-
-    states_last = False
 
     def __init__(
         self, graph: Graph, requires_grad: frozenset[str], options: Options, shelf: Shelf | None = None
@@ -142,8 +142,7 @@ class TrainingEngine:
             for i, name in enumerate(graph.fetches)
             if i < len(graph.outputs) and self._reach.inputs([name]) & requires_grad
         )
-        self.copied, self.read = _copied_and_read(graph)
-        self.uses_rng = graph.uses_rng
+        self.copied, self._read = _copied_and_read(graph)
         self.weights = tuple(graph.weights.values())
         self._feeds = Feeds(len(graph.inputs))
         self._bools = bool_outputs(graph.proto.graph, graph.fetches)
@@ -159,7 +158,7 @@ class TrainingEngine:
         self._bound = bind_sites(graph.sites, gradient.plans, gradient.chains, training=True)
         self._site_nodes = {site.key: name for name, site in self._bound.sites.items()}
         # What the model writes to and no output depends on, no gradient depends on either.
-        relevant = {*self.copied, *self.read}
+        relevant = {*self.copied, *self._read}
         self.needed = tuple(i for i in gradient.needed if i in relevant)
         position = {name: i for i, name in enumerate(graph.feeds)}
         self.read_outputs = gradient.read_outputs
@@ -180,11 +179,6 @@ class TrainingEngine:
             0,
         )
 
-    @property
-    def remembering(self) -> str:
-        """Name of a Function by which a second run of forward would show elsewhere; empty if none."""
-        return self._graph.remembering
-
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
         """Run the forward half.
 
@@ -198,6 +192,7 @@ class TrainingEngine:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
         ort = self._ort
+        random_state = torch.get_rng_state() if self._graph.uses_rng else None
         made = self._feeds.values(feeds)
         values = ort.OrtValueVector()
         values.reserve(len(made))
@@ -221,25 +216,58 @@ class TrainingEngine:
         for index in self._shared:
             outputs[index] = outputs[index].clone()
         restore_bools(outputs, self._bools)
-        return outputs, ForwardState(partial, run, [(t.shape, t.dtype, t.device) for t in outputs], epoch)
+        shapes = [(t.shape, t.dtype, t.device) for t in outputs]
+        return outputs, ForwardState(partial, run, shapes, epoch, random_state)
 
     def backward(
-        self, state: ForwardState, gradients: Sequence[torch.Tensor | None], *, keep: bool = False
-    ) -> list[torch.Tensor | None] | None:
-        """Run the backward half.
+        self, state: ForwardState, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
+    ) -> list[torch.Tensor | None]:
+        """Run the backward half, and before it forward again if its state is used up.
 
         Args:
-            state: what :meth:`forward` left; it serves once.
+            state: what :meth:`forward` left; ONNX Runtime's part of it serves once.
+            saved: what forward was given.
             gradients: one per fetched output; ``None`` where the loss does not depend on it.
-            keep: never true, as a state serves once.
+            keep: whether another backward may come.
 
         Returns:
-            One entry per feed: its gradient, or ``None`` where autograd would give none. ``None`` as a whole
-            if onnxruntime has dropped the state's contexts: the forward must be run again.
+            One entry per feed: its gradient, or ``None`` where autograd would give none.
 
         Raises:
-            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+            EngineError: ONNX Runtime failed, or forward cannot run again. An exception of a Function arrives
+                as it is.
+            RuntimeError: a tensor that forward would read again was written to since.
         """
+        found = self._half(state, gradients)
+        while found is None:
+            found = self._half(self._again(state, saved), gradients)
+        return found
+
+    def _again(self, state: ForwardState, saved: Saved) -> ForwardState:
+        """The state of a second run of forward, with the same random numbers.
+
+        Raises:
+            EngineError: it would write to what the first run wrote to, and may read what that left there.
+            RuntimeError: a tensor that it reads was written to since.
+        """
+        if self._graph.remembering:
+            raise EngineError(
+                f"ORTModule: this backward must run forward again, for the state of the first run is used "
+                f"up, and {self._graph.remembering}.forward writes to Python objects or tensors that it "
+                f"finds there, which a second run would do again. Call the module again before each backward"
+            )
+        saved.check_feeds(self._read)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            if state.random_state is not None:
+                torch.set_rng_state(state.random_state)
+            return self.forward(saved.feeds)[1]
+
+    def _half(
+        self, state: ForwardState, gradients: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None] | None:
+        """One entry per feed; ``None`` as a whole if onnxruntime has no state for it any more."""
+        if state.partial is None:
+            return None
         given = self._ort.OrtValueVector()
         for i, gradient in enumerate(gradients):
             if i in self._skipped:
@@ -257,6 +285,8 @@ class TrainingEngine:
                 self._agent.run_backward(given, computed, state.partial)
             except Exception as error:
                 reraise(error)
+            finally:
+                state.partial = None
             pool.add(-len(self._bound.callees))
         found = _tensors(computed)
         reached = self._reached(state.run, gradients)
