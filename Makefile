@@ -9,13 +9,6 @@ BIN := $(VENV)/bin
 EXTRAS := training,examples,test,dev
 STOCK := .venv-stock
 STOCK_EXTRAS := cpu,test-core
-# The tests for an onnxruntime that has no gradients of its own.
-STOCK_TESTS := tests/stock tests/engines/joint tests/_commands tests/test_exported_model.py tests/test_export.py \
-	tests/test_module.py tests/engines/test_choose.py tests/engines/test_distributed.py \
-	tests/engines/test_missing_gradients.py tests/engines/test_written_outputs.py tests/effects \
-	tests/engines/test_writes.py tests/symbolics/test_hidden_writes.py tests/test_module_surface.py \
-	tests/test_wrapper_class.py tests/capture/test_views.py tests/pythonop/test_calls.py \
-	tests/variants/test_order_of_calls.py tests/variants/test_surroundings.py
 CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_ext/*/*.h)
 
 .DEFAULT_GOAL := help
@@ -56,7 +49,7 @@ demo: build  ## Train the example transformer eager and on ONNX Runtime, side by
 
 test: build build-stock  ## Run the tests, and those of the joint engine on today's onnxruntime
 	$(BIN)/python -m pytest --quiet
-	$(STOCK)/bin/python -m pytest --quiet $(STOCK_TESTS)
+	$(STOCK)/bin/python -m pytest --quiet @tests/stock_suite.txt
 
 test-long: build  ## Run the tests that take minutes
 	TORCH2ORT_LONG=1 $(BIN)/python -m pytest --quiet -m long

@@ -23,16 +23,9 @@ WORK = ROOT / "build" / "matrix"
 INSTALL_LIMIT, SUITE_LIMIT = 1500, 7200
 
 # What a row of the whole matrix runs on an onnxruntime that trains: all but the families of models, which
-# take as long as all else, and what looks at the checkout. On a stock one, most of what `make test` runs
-# there.
+# take as long as all else, and what looks at the checkout. On a stock one, what `make test` runs there.
 TRAINING = ("tests", "--ignore=tests/models", "--ignore=tests/test_repository.py")
-STOCK = (
-    "tests/stock",
-    "tests/engines/joint",
-    "tests/_commands",
-    "tests/test_exported_model.py",
-    "tests/test_export.py",
-)
+STOCK = tuple(ROOT.joinpath("tests", "stock_suite.txt").read_text().split())
 
 # What a new version breaks first: how torch calls Functions, how Python compiles and keeps dictionaries, how
 # a runtime is called. Minutes a row: on any onnxruntime; on one that trains; on a stock one, which loads the

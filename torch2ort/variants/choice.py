@@ -16,7 +16,8 @@ from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.variants.assumptions import Assumed, Assumptions
 from torch2ort.variants.family import Shapes, Variant
-from torch2ort.variants.new_graph import Given, export_variant
+from torch2ort.variants.given import Given
+from torch2ort.variants.new_graph import export_variant
 
 # A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers.
 _Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int]]

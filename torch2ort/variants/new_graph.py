@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
-from torch2ort import io_schema
 from torch2ort.cache.key.key import tensor_of
 from torch2ort.capture.call import Call, DimSpec
-from torch2ort.capture.modes import Modes
 from torch2ort.capture.ordinary import ordinary
 from torch2ort.engines.choose import target_of, training_target
 from torch2ort.errors import ExportError
@@ -22,25 +19,8 @@ from torch2ort.graph.graph import with_outputs
 from torch2ort.log import logger
 from torch2ort.options import Options, with_arguments
 from torch2ort.variants.family import Family, Shapes, Variant
+from torch2ort.variants.given import Given
 from torch2ort.variants.present_weights import PresentWeights
-
-
-class Given(NamedTuple):
-    """A call, as a graph takes it.
-
-    Attributes:
-        signature: of the model's forward.
-        tensors: its tensors, flat.
-        schema: the structure around them.
-        modes: PyTorch's switches.
-        numbers: positions of the tensors that stand for numbers.
-    """
-
-    signature: io_schema.Signature
-    tensors: list[torch.Tensor]
-    schema: io_schema.Schema
-    modes: Modes
-    numbers: frozenset[int] = frozenset()
 
 
 def export_variant(

@@ -22,7 +22,7 @@ from torch2ort.options import Options
 from torch2ort.variants import _torch_private as private
 from torch2ort.variants.choice import Choice
 from torch2ort.variants.family import Variant
-from torch2ort.variants.new_graph import Given
+from torch2ort.variants.given import Given
 
 
 class Runner:
