@@ -41,12 +41,13 @@ class Run:
 
     def __init__(self, wrap, dtype=torch.float32):
         self.wrap, self.dtype = wrap, dtype
-        self.seen, self.error, self.inputs = [], None, {}
+        self.seen, self.error, self.inputs, self.wrapped = [], None, {}, None
         self.generator = torch.Generator().manual_seed(5)
         self.weights = torch.Generator().manual_seed(9)
 
     def model(self, model):
-        return self.wrap(model.to(self.dtype))
+        self.wrapped = self.wrap(model.to(self.dtype))
+        return self.wrapped
 
     def tensor(self, *shape, requires_grad=False, strided=False):
         value = torch.randn(shape, generator=self.generator).to(self.dtype)
@@ -90,8 +91,14 @@ class Run:
             self.seen.append((f"{name} at the end", tensor.detach().clone()))
 
     def backward(self, value, **options):
-        """Backward of a loss of a value; what it raises is a value to compare, and the program goes on."""
+        """Backward of a loss of a value; what it raises is a value to compare, and the program goes on.
+
+        How far a backward came before it raised hangs on the order of autograd's nodes: no gradient is kept.
+        """
         self.attempt("backward", lambda: self.loss(value).backward(**options))
+        if self.seen[-1][1] is not None:
+            for tensor in [*self.wrapped.parameters(), *self.inputs.values()]:
+                tensor.grad = None
 
     def gradient(self, label, value, tensors, **options):
         """As backward, by ``torch.autograd.grad``."""

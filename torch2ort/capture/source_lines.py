@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import re
+import functools
+import os
 import traceback
 from collections.abc import Iterable
 
-_OWN = r"[/\\](torch|torch2ort|onnxruntime|optree|contextlib\.py|functools\.py)([/\\]|$)"
+from torch2ort.places import below, folder_of, is_pythons, real_path
+
+_LIBRARIES = ("torch", "torch2ort", "onnxruntime", "optree")
+# Names that Python and torch give to code without a file. The rest was typed by somebody.
+_MADE = ("<frozen ", "<eval_with_key>", "<__array_function__ ")
 
 
 def line_in(stack: Iterable[traceback.FrameSummary]) -> str:
-    """``file:line in function`` of the innermost frame outside torch and torch2ort, or nothing."""
+    """``file:line in function`` of the innermost frame that is the user's, or nothing."""
     frame = _innermost(stack)
-    return f"{frame.filename}:{frame.lineno} in {frame.name} ({frame.line})" if frame else ""
+    if frame is None:
+        return ""
+    text = f" ({frame.line})" if frame.line else ""
+    return f"{frame.filename}:{frame.lineno} in {frame.name}{text}"
 
 
 def users_line(error: BaseException) -> str:
-    """`` at file:line in function`` of the innermost frame outside torch and torch2ort."""
+    """`` at file:line in function`` of the innermost frame that is the user's."""
     line = line_in(traceback.extract_tb(error.__traceback__))
     return f" at {line}" if line else ""
 
@@ -24,7 +32,7 @@ def users_line(error: BaseException) -> str:
 def way_out(error: BaseException) -> str:
     """What to do about code that reads a value out of a tensor, by what it reads it for."""
     stack = traceback.extract_tb(error.__traceback__)
-    if any(re.search(r"[/\\]torch[/\\]distributions[/\\]", frame.filename) for frame in stack):
+    if any(_is_in(frame.filename, "torch", "distributions") for frame in stack):
         return (
             "torch.distributions checks there that the values are allowed. Make the distribution with "
             "validate_args=False, or call torch.distributions.Distribution.set_default_validate_args(False)"
@@ -40,11 +48,20 @@ def way_out(error: BaseException) -> str:
     return "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function"
 
 
+@functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """Whether a file is neither torch's nor torch2ort's."""
-    return not re.search(_OWN, file) and not file.startswith("<")
+    """Whether a file is neither Python's nor torch's, torch2ort's or one of those that run between them."""
+    if file.startswith("<"):
+        return not file.startswith(_MADE)
+    return not is_pythons(real_path(file)) and not any(_is_in(file, library) for library in _LIBRARIES)
+
+
+def _is_in(file: str, library: str, *folders: str) -> bool:
+    root = folder_of(library)
+    return root is not None and below(real_path(file), os.path.join(root, *folders))
 
 
 def _innermost(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
     frames = [f for f in stack if is_users(f.filename)]
-    return frames[-1] if frames else None
+    # What a dataclass or a namedtuple generates is called so, and so is what `python -c` is given.
+    return next((f for f in reversed(frames) if f.filename != "<string>"), frames[-1] if frames else None)

@@ -13,6 +13,7 @@ import torch
 
 from torch2ort.capture.source_lines import is_users, line_in
 from torch2ort.errors import ExportError
+from torch2ort.places import is_pythons, real_path
 
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 # The module whose `forward` calls the model's.
@@ -46,7 +47,7 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
     def entered(hooks: Any) -> Any:
         # Moving to the host and back changes nothing.
         if not isinstance(hooks, torch.autograd.graph.save_on_cpu) and (
-            is_users(sys._getframe(1).f_code.co_filename) and _is_forwards()
+            _is_users_call(sys._getframe(1)) and _is_forwards()
         ):
             refuse(
                 "packs what autograd saves (saved_tensors_hooks)",
@@ -87,6 +88,13 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
     if not _is_forwards():
         return
     raise ExportError(f"{type(model).__name__}: {line_in(traceback.extract_stack()) or 'forward'} {what}")
+
+
+def _is_users_call(frame: FrameType | None) -> bool:
+    """Whether a frame is the user's, or one of Python's own that the user called: an ExitStack's."""
+    while frame is not None and is_pythons(real_path(frame.f_code.co_filename)):
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code.co_filename)
 
 
 def _is_forwards() -> bool:

@@ -8,7 +8,6 @@ import itertools
 import operator
 import random
 import re
-import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 from torch2ort.cache import global_hook_tables
 from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.packages import package_of_module
+from torch2ort.places import is_pythons_module
 from torch2ort.pythonop.abstract_run.state import Holder, Named, Snapshot
 
 # Classes of the standard library whose instances hold a user's data.
@@ -206,8 +206,9 @@ class Reached(Snapshot):
             self.holders.append(kind(path, value))
 
     def _visit_object(self, path: str, value: Any) -> None:
-        home = type(value).__module__.partition(".")[0]
-        if home not in sys.stdlib_module_names or home in _CARRIERS or isinstance(value, (dict, list)):
+        module = type(value).__module__
+        carries = module.partition(".")[0] in _CARRIERS or isinstance(value, (dict, list))
+        if carries or not is_pythons_module(module):
             super()._visit_object(path, value)
 
 

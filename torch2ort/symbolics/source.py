@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import onnx_ir as ir
 import torch
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
-_TORCH = os.path.dirname(torch.__file__)
+from torch2ort.capture.source_lines import is_users
+
+# Code that was typed into an interpreter has no text.
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)'
+    r'(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'
+)
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """``model.py:12, in forward: y = x.unfold(0, 2, 1)``, the innermost line outside of torch."""
+    """``model.py:12, in forward: y = x.unfold(0, 2, 1)``, the innermost line that is the user's."""
     return describe(node.meta.get("stack_trace") or "")
 
 
@@ -23,13 +27,14 @@ def files_of(node: torch.fx.Node) -> list[str]:
 
 
 def describe(stack_trace: str) -> str:
-    """The innermost frame of ``stack_trace`` outside of torch, in one line."""
-    frames = [f for f in _FRAME.finditer(stack_trace) if not f["file"].startswith("<")]
-    users = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
+    """The innermost frame of ``stack_trace`` that is the user's, in one line."""
+    frames = list(_FRAME.finditer(stack_trace))
+    users = [f for f in frames if is_users(f["file"])] or [f for f in frames if not f["file"].startswith("<")]
     if not users:
         return "an unknown line of the model"
     frame = users[-1]
-    return f"{frame['file']}:{frame['line']}, in {frame['function']}: {frame['code'].strip()}"
+    code = (frame["code"] or "").strip()
+    return f"{frame['file']}:{frame['line']}, in {frame['function']}" + (f": {code}" if code else "")
 
 
 def fx_name(node: ir.Node) -> str:

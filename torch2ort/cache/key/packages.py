@@ -12,9 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
@@ -22,20 +20,10 @@ from typing import Any
 
 import torch
 
+from torch2ort.places import INSTALLED, below, is_pythons, real_path
+
 _TORCH = os.path.realpath(os.path.dirname(torch.__file__))
 _OWN = os.path.realpath(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
-_STANDARD_LIBRARY = tuple({os.path.realpath(sysconfig.get_path(p)) for p in ("stdlib", "platstdlib")})
-_INSTALLED = tuple(
-    dict.fromkeys(
-        os.path.realpath(folder)
-        for folder in (
-            sysconfig.get_path("purelib"),
-            sysconfig.get_path("platlib"),
-            *site.getsitepackages(),
-            site.getusersitepackages(),
-        )
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +44,15 @@ def package_of_file(path: str) -> Package | None:
     """The package that a source file or extension module belongs to; ``None`` if it is the user's own."""
     if path.startswith("<"):
         return _python() if path.startswith("<frozen ") else None
-    path = _real(path)
-    if _below(path, _TORCH):
+    path = real_path(path)
+    if below(path, _TORCH):
         return Package("torch", torch.__version__)
-    if _below(path, _OWN):
+    if below(path, _OWN):
         return Package("torch2ort", own_digest())
-    for folder in _INSTALLED:
-        if _below(path, folder):
+    for folder in INSTALLED:
+        if below(path, folder):
             return _distribution(path[len(folder) + 1 :].split(os.sep, 1)[0])
-    return _python() if any(_below(path, folder) for folder in _STANDARD_LIBRARY) else None
-
-
-def _real(path: str) -> str:
-    """As ``os.path.realpath``, which asks for each folder again."""
-    folder, name = os.path.split(path)
-    path = os.path.join(_real_folder(folder), name)
-    return os.path.realpath(path) if os.path.islink(path) else path
-
-
-@functools.lru_cache(maxsize=4096)
-def _real_folder(folder: str) -> str:
-    name = os.path.basename(folder)
-    return os.path.realpath(folder) if name in ("", ".", "..") else _real(folder)
+    return _python() if is_pythons(path) else None
 
 
 def package_of_module(name: str) -> Package | None:
@@ -129,7 +104,7 @@ def by_name(module: str, qualified_name: str) -> Any:
 @functools.cache
 def own_digest() -> str:
     """The version of torch2ort; of a working copy, also a digest of its Python sources, which change."""
-    if any(_below(_OWN, folder) for folder in _INSTALLED):
+    if any(below(_OWN, folder) for folder in INSTALLED):
         return version("torch2ort")
     digest = hashlib.sha256()
     for path in sorted(_sources(_OWN)):
@@ -214,7 +189,3 @@ def _owners() -> dict[str, list[str]]:
 @functools.cache
 def _python() -> Package:
     return Package("python", sys.version)
-
-
-def _below(path: str, folder: str) -> bool:
-    return path.startswith(folder) and path[len(folder) : len(folder) + 1] == os.sep

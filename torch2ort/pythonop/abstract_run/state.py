@@ -10,13 +10,14 @@ import collections
 import dis
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+
+from torch2ort.places import is_pythons_module
 
 # More holders than these are not looked at: what a Function writes to lies near to it.
 _MOST = 50_000
@@ -30,7 +31,6 @@ _LIBRARIES = {
     "_pytest", "hypothesis", "mpmath", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "optree",
     "pluggy", "pytest", "sympy", "torch", "torch2ort",
 }  # fmt: skip
-_FOREIGN = frozenset(sys.stdlib_module_names) - {"__main__"} | _LIBRARIES
 _PLAIN = (
     bool, bytes, complex, float, int, str, type(None), range, slice, np.generic, torch.Size, torch.device,
     torch.dtype, types.BuiltinFunctionType, types.CodeType, types.FrameType, types.GeneratorType,
@@ -412,7 +412,7 @@ def _is_torchs(value: Any) -> bool:
 
 def _is_foreign(module: str | None) -> bool:
     """Whether code of that module keeps nothing of a user's."""
-    return module is None or module.partition(".")[0] in _FOREIGN
+    return module is None or module.partition(".")[0] in _LIBRARIES or is_pythons_module(module)
 
 
 @functools.lru_cache(maxsize=4096)

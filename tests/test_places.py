@@ -1,4 +1,4 @@
-"""To which package a file belongs."""
+"""Where code is installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torch2ort.cache.key import packages as packages
+from torch2ort import places
 
 
 @pytest.fixture
@@ -34,4 +34,4 @@ def tree(tmp_path: Path) -> Path:
     ],
 )
 def test_a_path_is_followed_through_links_in_any_part_of_it(tree: Path, path: str) -> None:
-    assert packages._real(str(tree / path)) == os.path.realpath(tree / "a" / "b" / "code.py")
+    assert places.real_path(str(tree / path)) == os.path.realpath(tree / "a" / "b" / "code.py")
