@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -31,3 +33,56 @@ def test_operators_without_a_kernel_in_their_dtype_stand_beside_a_gradient(dtype
         result[0].sum().backward()
     torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(found.weight.grad, expected.weight.grad)
+
+
+CLAMPS = {
+    "-1 for bytes": (torch.uint8, lambda x: x.clamp(-1, 100)),
+    "-1 for bytes, lower alone": (torch.uint8, lambda x: x.clamp(min=-1)),
+    "-1 for bytes, upper alone": (torch.uint8, lambda x: x.clamp(max=-1)),
+    "-1 for bytes, hardtanh": (torch.uint8, torch.nn.functional.hardtanh),
+    "above int8": (torch.int8, lambda x: x.clamp(-1, 200)),
+    "below int8": (torch.int8, lambda x: torch.clamp_min(x, -200)),
+    "both beside int16": (torch.int16, lambda x: x.clamp(-70000, 70000)),
+    "no number left": (torch.int8, lambda x: torch.clamp_min(x, 200)),
+}
+
+
+class Clamps(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@pytest.mark.parametrize(("dtype", "body"), CLAMPS.values(), ids=CLAMPS)
+def test_bounds_beside_an_integer_dtype_are_what_the_installed_torch_makes_of_them(dtype, body):
+    x = torch.tensor([0, 1, 2, 5, 100, 127], dtype=dtype)
+    try:
+        expected = body(x.clone())
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match=r"^([Cc]annot do hardtanh|Clamp m|aten\.clamp)"):
+            torch2ort.export(Clamps(body), (x,))
+        return
+    torch.testing.assert_close(torch2ort.export(Clamps(body), (x,))(x), expected, rtol=0, atol=0)
+
+
+def _takes_any_bound() -> bool:
+    try:
+        torch.ones(1, dtype=torch.int8).clamp(-1, 200)
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(_takes_any_bound(), reason="this torch takes a bound above the dtype for none")
+def test_bounds_that_eager_refuses_and_tracing_takes_are_refused_with_their_line():
+    with pytest.raises(torch2ort.DtypeError) as caught:
+        torch2ort.export(Clamps(CLAMPS["above int8"][1]), (torch.ones(1, dtype=torch.int8),))
+    assert re.fullmatch(
+        r"aten\.clamp\.default at \S+test_dtypes\.py:\d+, in forward: return self\.body\(x\): eager PyTorch "
+        r"refuses its bounds for torch\.int8 \(value cannot be converted to type int8_t without overflow\)\. "
+        r"Take bounds that the dtype holds",
+        str(caught.value),
+    )

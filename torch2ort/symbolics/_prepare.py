@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,6 +24,7 @@ from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.indices import check_indices
+from torch2ort.symbolics.integer_bounds import settle_bounds
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
 from torch2ort.symbolics.registered import user_operators
@@ -38,28 +39,20 @@ aten = torch.ops.aten
 _OPAQUE = frozenset({torch.ops.torch2ort.python_op.default, PYTHON_OP_GRAD})
 
 
-class Notes:
-    """What translation must know of a prepared program and cannot read from its graph.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A program that can be translated.
 
     Attributes:
-        sites: internal sites, kept alive here.
-        differentiated: whether the engine derives gradients from the graph.
+        program: the program.
+        sites: of the calls of PyTorch's kernels in it, which nothing else keeps alive; translation adds some.
     """
 
-    def __init__(self, *, differentiated: bool) -> None:
-        self.sites: list[Site] = []
-        self.differentiated = differentiated
+    program: torch.export.ExportedProgram
+    sites: list[Site] = field(default_factory=list)
 
 
-_notes: weakref.WeakKeyDictionary[torch.export.ExportedProgram, Notes] = weakref.WeakKeyDictionary()
-
-
-def notes_of(program: torch.export.ExportedProgram) -> Notes:
-    """The notes that :func:`prepare` made of ``program``."""
-    return _notes[program]
-
-
-def prepare(program: torch.export.ExportedProgram, target: Target) -> torch.export.ExportedProgram:
+def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     """Rewrite a program so that every operator of it can be translated and differentiated.
 
     Regions without gradient keep that property, what is written in place becomes functional and an
@@ -73,14 +66,14 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> torch.expo
     Raises:
         UnsupportedOperatorError: an operator fits into no graph; the message names it, its line in
             the model, and what to do.
-        DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors.
+        DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors, or bounds for one.
     """
-    notes = Notes(differentiated=target.differentiates)
     _refuse_guessed_sizes(program)
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
     if target.differentiates:
         refuse_hidden_writes(program.graph_module.graph)
+    settle_bounds(program.graph_module.graph)
     fuse_gelu(program.graph_module)
     check_indices(program)
     refuse_other_strides(program)
@@ -103,9 +96,9 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> torch.expo
     refuse_other_mutations(program)
     _refuse_unrepresentable(program, target)
     refuse_unheld(program)
-    to_kernels(program, notes, _needs_kernel(program, target))
-    _notes[program] = notes
-    return program
+    prepared = Prepared(program)
+    to_kernels(prepared, target, _needs_kernel(program, target))
+    return prepared
 
 
 def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[str, int], str]:
@@ -144,21 +137,20 @@ def _refuse_fixed_sizes(before: dict[tuple[str, int], str], after: dict[tuple[st
             )
 
 
-def to_kernels(
-    program: torch.export.ExportedProgram, notes: Notes, chosen: Callable[[torch.fx.Node], bool]
-) -> None:
-    """Give each chosen node of ``program`` to PyTorch's kernel, in the order of the program."""
-    maker = SiteMaker(program, differentiated=notes.differentiated)
+def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.Node], bool]) -> None:
+    """Give each chosen node of a program to PyTorch's kernel, in the order of the program."""
+    program = prepared.program
+    maker = SiteMaker(program, differentiated=target.differentiates)
     for node in list(program.graph_module.graph.nodes):
         if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
             _drop_own_checks(node)
             maker.replace(node)
         else:
             maker.passes_by(node)
-    for node in list(program.graph_module.graph.nodes) if notes.differentiated else ():
+    for node in list(program.graph_module.graph.nodes) if target.differentiates else ():
         if node.target is operators.checked_index:
             maker.replace(node)
-    notes.sites += maker.sites
+    prepared.sites.extend(maker.sites)
     if maker.sites:
         _forget_strides(program)
         private.sync_output_names(program)

@@ -18,7 +18,7 @@ from torch2ort.pythonop import Site, site_by_key
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.symbolics import _torch_private as private
-from torch2ort.symbolics._prepare import Notes, notes_of, to_kernels
+from torch2ort.symbolics._prepare import Prepared, to_kernels
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
@@ -59,7 +59,7 @@ class Translated:
 
 
 def translate(
-    program: torch.export.ExportedProgram,
+    prepared: Prepared,
     target: Target,
     *,
     python_op: PythonOpTranslation,
@@ -68,7 +68,7 @@ def translate(
     """Translate a program that :func:`prepare` returned.
 
     Args:
-        program: the prepared program; operators that turn out to have no correct gradient are given to
+        prepared: the program; operators that turn out to have no correct gradient are given to
             PyTorch's kernels in it.
         target: what the graph is for, as it was told to :func:`prepare`.
         python_op: translation of ``torch.ops.torch2ort.python_op``: from graph values and the site's
@@ -78,7 +78,7 @@ def translate(
     Raises:
         UnsupportedOperatorError: an operator fits into no graph, or has no correct gradient.
     """
-    notes = notes_of(program)
+    program = prepared.program
     table: dict[Any, Callable[..., Any]] = {
         **translation_table(),
         **(others or {}),
@@ -86,7 +86,7 @@ def translate(
     }
     given_up: set[str] = set()
     while True:
-        model, mutations = _to_onnx(program, notes, target.opset, table, given_up)
+        model, mutations = _to_onnx(prepared, target, table, given_up)
         cleanup(model)
         count_axes_from_the_front(model)
         keep_nan(model, differentiated=target.differentiates)
@@ -97,12 +97,12 @@ def translate(
         if not wrong and not unfit:
             break
         if wrong:
-            _hand_to_kernels(program, notes, wrong, given_up, target.gradients.engine)
+            _hand_to_kernels(prepared, target, wrong, given_up)
         if unfit - wrong.keys():
-            _hand_over(program, notes, unfit - given_up, given_up)
+            _hand_over(prepared, target, unfit - given_up, given_up)
     define_stop_gradient(model, model.opset_imports[""])
     define_checks(model, model.opset_imports[""])
-    return Translated(model, mutations, tuple(notes.sites))
+    return Translated(model, mutations, tuple(prepared.sites))
 
 
 def trained_names(program: torch.export.ExportedProgram) -> frozenset[str]:
@@ -118,12 +118,9 @@ def trained_names(program: torch.export.ExportedProgram) -> frozenset[str]:
 
 
 def _to_onnx(
-    program: torch.export.ExportedProgram,
-    notes: Notes,
-    opset: int,
-    table: Mapping[Any, Callable[..., Any]],
-    given_up: set[str],
+    prepared: Prepared, target: Target, table: Mapping[Any, Callable[..., Any]], given_up: set[str]
 ) -> tuple[ir.Model, tuple[Mutation, ...]]:
+    program = prepared.program
     while True:
         try:
             model = private.to_onnx(program, table)
@@ -134,9 +131,9 @@ def _to_onnx(
             node = next((n for n in program.graph.nodes if n.name == name), None)
             if isinstance(cause, _DELIBERATE) or node is None or name in given_up or node.target in _OPAQUE:
                 raise cause from None
-            _hand_over(program, notes, {node.name}, given_up)
+            _hand_over(prepared, target, {node.name}, given_up)
     mutations = add_mutation_outputs(model, program)
-    _convert(model, opset)
+    _convert(model, target.opset)
     return model, mutations
 
 
@@ -158,15 +155,10 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
-def _hand_to_kernels(
-    program: torch.export.ExportedProgram,
-    notes: Notes,
-    wrong: dict[str, str],
-    given_up: set[str],
-    engine: str,
-) -> None:
+def _hand_to_kernels(prepared: Prepared, target: Target, wrong: dict[str, str], given_up: set[str]) -> None:
     """Give the FX nodes behind ``wrong`` (FX node name -> reason) to PyTorch's kernels, or refuse."""
-    nodes = {n.name: n for n in program.graph.nodes}
+    engine = target.gradients.engine
+    nodes = {n.name: n for n in prepared.program.graph.nodes}
     for name, reason in wrong.items():
         node = nodes.get(name)
         if node is not None and node.target is operator.getitem:
@@ -185,7 +177,7 @@ def _hand_to_kernels(
                 f"{engine} has no correct gradient for {reason}{where}. Detach the value, or "
                 f"wrap the operation in a torch.autograd.Function"
             )
-    _hand_over(program, notes, set(wrong), given_up)
+    _hand_over(prepared, target, set(wrong), given_up)
 
 
 def _of_operators(
@@ -206,11 +198,9 @@ def _of_operators(
     return own
 
 
-def _hand_over(
-    program: torch.export.ExportedProgram, notes: Notes, names: set[str], given_up: set[str]
-) -> None:
-    nodes = {n.name: n for n in program.graph.nodes}
+def _hand_over(prepared: Prepared, target: Target, names: set[str], given_up: set[str]) -> None:
+    nodes = {n.name: n for n in prepared.program.graph.nodes}
     # What takes one of several results apart stands for the operator that gave them.
     names = {n.args[0].name if (n := nodes[name]).target is operator.getitem else name for name in names}
     given_up |= names
-    to_kernels(program, notes, lambda node: node.name in names and not is_random(node))
+    to_kernels(prepared, target, lambda node: node.name in names and not is_random(node))

@@ -91,8 +91,8 @@ def _translate(name: str, traced: Trace, nodes: SiteNodes, target: Target) -> sy
         # torch 2.13 copies its own deprecated tree specs.
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            program = symbolics.prepare(traced.program, target)
-            return symbolics.translate(program, target, python_op=nodes.translate)
+            prepared = symbolics.prepare(traced.program, target)
+            return symbolics.translate(prepared, target, python_op=nodes.translate)
         except UserError as carrier:
             raise carrier.error from None
         except RuntimeError as error:

@@ -65,9 +65,9 @@ def lower_half(half: Half, target: Target) -> Lowered:
     with translating({}, target), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 copies its own deprecated tree specs
         try:
-            program = symbolics.prepare(program, target)
+            prepared = symbolics.prepare(program, target)
             translated = symbolics.translate(
-                program,
+                prepared,
                 target,
                 python_op=nodes.translate,
                 others={PYTHON_OP_GRAD: nodes.translate_backward},

@@ -1,0 +1,57 @@
+"""Bounds of ``clamp`` that an integer dtype does not hold, as the installed torch takes them.
+
+torch 2.13 wraps -1 to 255 for bytes and refuses 300; torch 2.15 takes either for no bound, and refuses a
+lower one that is above all numbers of the dtype, or an upper one below. Tracing shows none of that.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.errors import DtypeError
+from torch2ort.symbolics.source import source_line
+
+aten = torch.ops.aten
+_CLAMPS = {
+    **dict.fromkeys(
+        (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.hardtanh.default),
+        aten.clamp.default,
+    ),
+    **dict.fromkeys(
+        (aten.clamp_.default, aten.clamp_min_.default, aten.clamp_max_.default, aten.hardtanh_.default),
+        aten.clamp_.default,
+    ),
+}
+
+
+def settle_bounds(graph: torch.fx.Graph) -> None:
+    """Clamp by what the installed torch makes of a bound.
+
+    Args:
+        graph: before clamps are taken apart.
+
+    Raises:
+        DtypeError: eager PyTorch would refuse a bound when it runs.
+    """
+    for node in graph.nodes:
+        clamp = _CLAMPS.get(node.target)
+        if clamp is None:
+            continue
+        dtype = node.meta["val"].dtype
+        if dtype.is_floating_point or dtype == torch.bool or node.args[0].meta["val"].dtype != dtype:
+            continue
+        ends = torch.iinfo(dtype)
+        bounds = [*node.args[1:], *node.kwargs.values()]
+        if not any(isinstance(b, (int, float)) and not ends.min <= b <= ends.max for b in bounds):
+            continue
+        numbers = torch.tensor([ends.min, ends.max], dtype=dtype)
+        try:
+            # Between what the dtype's two ends become lies what every other number becomes.
+            lowest, highest = node.target(numbers, *node.args[1:], **node.kwargs).tolist()
+        except RuntimeError as error:
+            raise DtypeError(
+                f"{node.target} at {source_line(node)}: eager PyTorch refuses its bounds for {dtype} "
+                f"({error}). Take bounds that the dtype holds"
+            ) from None
+        node.target = clamp
+        node.args, node.kwargs = (node.args[0], lowest, highest), {}
