@@ -167,6 +167,11 @@ ACTIVATIONS: dict[str, Snippet] = {
     "hardshrink": lambda h: F.hardshrink(h),
     "softshrink": lambda h: F.softshrink(h),
     "tanhshrink": lambda h: F.tanhshrink(h),
+    "fake_quantize": lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 3, -8, 7),
+    "fake_quantize, bytes": lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 0, -128, 127),
+    "fake_quantize, channels": lambda h: torch.fake_quantize_per_channel_affine(
+        h, torch.full((h.shape[1],), 0.1), torch.zeros(h.shape[1], dtype=torch.int32), 1, -128, 127
+    ),
     "softsign": lambda h: F.softsign(h),
     "threshold": lambda h: F.threshold(h, 0.2, -1.0),
     "glu": lambda h: F.glu(h),

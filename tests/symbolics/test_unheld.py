@@ -1,6 +1,7 @@
 """Tensors that an ONNX graph cannot hold are refused by name, with what to do."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -19,10 +20,27 @@ class Packed(torch.autograd.Function):
         return x.to(torch.uint8).view(torch.float8_e4m3fn)
 
 
+class Quantised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).view(-1)
+
+
+class InSteps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).relu().dequantize()
+
+
 CASES = {
     "float8": (
         lambda model, h: Square.apply(h).to(torch.float8_e4m3fn).float(),
         "aten._to_copy.default at {line} gives a tensor of torch.float8_e4m3fn",
+        INSIDE,
+    ),
+    "quantised": (
+        lambda model, h: torch.ops.aten.quantize_per_tensor(h, 0.1, 0, torch.qint8).dequantize(),
+        "aten.quantize_per_tensor.default at {line} gives a tensor that is quantised",
         INSIDE,
     ),
     "sparse": (
@@ -61,4 +79,66 @@ def test_a_nested_argument_is_refused(run):
         run(Around(lambda model, h: h), nested)
     assert str(caught.value) == (
         "the argument 'x' is nested; expected a plain dense torch.Tensor. Pass x.to_padded_tensor(0.0)"
+    )
+
+
+@pytest.mark.parametrize(
+    "quantise",
+    [
+        lambda h: torch.quantize_per_tensor(h, 0.1, 0, torch.qint8),
+        lambda h: torch.quantize_per_channel(h, torch.ones(4), torch.zeros(4).long(), 1, torch.qint8),
+        lambda h: torch.quantize_per_tensor_dynamic(h, torch.qint8, reduce_range=False),
+    ],
+)
+@pytest.mark.parametrize("read", [torch.Tensor.dequantize, torch.Tensor.int_repr])
+def test_quantising_is_refused_while_it_is_traced(quantise, read):
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.export(Around(lambda model, h: read(quantise(h))), X)
+    assert re.fullmatch(
+        rf"Around: {re.escape(__file__)}:\d+ in <lambda> \(lambda h: torch.quantize_per_.*\) makes a "
+        r"quantised tensor, which a graph cannot hold. Use torch.fake_quantize_per_tensor_affine, or put all "
+        r"that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels",
+        str(caught.value),
+    )
+
+
+def test_a_function_that_gives_a_quantised_tensor_is_refused():
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.export(Around(lambda model, h: Quantised.apply(h)), X)
+    assert str(caught.value) == (
+        f"{__name__}.Quantised: forward returned a quantised tensor as output 0, which cannot go from one "
+        f"node of an ONNX graph to another. Return x.dequantize() and turn that back behind the call"
+    )
+
+
+def test_a_function_computes_with_quantised_tensors():
+    model = Around(lambda model, h: InSteps.apply(h))
+    torch.testing.assert_close(torch2ort.export(model, X)(X), model(X))
+
+
+def test_a_quantised_buffer_is_refused():
+    model = Around(lambda model, h: h + model.steps.dequantize())
+    model.register_buffer("steps", torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.qint8))
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.export(model, X)
+    assert str(caught.value) == (
+        "Around: 'steps' is quantised, which a graph cannot hold. Keep it as steps.dequantize()"
+    )
+
+
+def test_packed_weights_are_refused():
+    model = torch.nn.Sequential(torch.ao.nn.quantized.dynamic.Linear(4, 4))
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.export(model, X)
+    assert str(caught.value) == (
+        "Sequential: '0._packed_params._packed_params' holds the packed weights of a quantised layer, which "
+        "a graph cannot hold. Export or wrap the model before it is converted"
+    )
+
+
+def test_a_quantised_argument_is_refused():
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.export(Around(lambda model, h: h), torch.quantize_per_tensor(X, 0.1, 0, torch.qint8))
+    assert str(caught.value) == (
+        "the argument 'x' is quantised; expected a plain dense torch.Tensor. Pass x.dequantize()"
     )

@@ -25,19 +25,31 @@ def refuse_untraceable(model: torch.nn.Module) -> None:
     """Refuse a model that cannot be traced as it is.
 
     Raises:
-        ExportError: a lazy module has yet to make a parameter or buffer, or a module below the model was
-            given to ``torch.compile``; names it.
+        ExportError: a lazy module has yet to make a parameter or buffer, a module below the model was given
+            to ``torch.compile``, or weights are quantised; names it.
     """
+    kind = type(model).__name__
     for name, module in model.named_modules():
         if name and is_compiled(module):
             raise ExportError(
-                f"{type(model).__name__}: its module '{name}' is what torch.compile returned, which cannot "
+                f"{kind}: its module '{name}' is what torch.compile returned, which cannot "
                 f"be exported; put the module that was given to torch.compile there"
             )
+        packed = (k for k, value in vars(module).items() if type(value) is torch.ScriptObject)
+        if type(module).__module__.startswith("torch.ao.nn.") and (attribute := next(packed, None)):
+            raise ExportError(
+                f"{kind}: '{f'{name}.{attribute}'.lstrip('.')}' holds the packed weights of a quantised "
+                f"layer, which a graph cannot hold. Export or wrap the model before it is converted"
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not is_lazy(tensor) and tensor.is_quantized:
+            raise ExportError(
+                f"{kind}: '{name}' is quantised, which a graph cannot hold. Keep it as "
+                f"{name.rpartition('.')[2]}.dequantize()"
+            )
         if is_lazy(tensor):
             raise ExportError(
-                f"{type(model).__name__}: '{name}' is not initialised, as a lazy module makes it in its "
+                f"{kind}: '{name}' is not initialised, as a lazy module makes it in its "
                 f"first call. Call the model once in eager PyTorch, model(*inputs), then export or wrap it"
             )
 
@@ -60,10 +72,10 @@ def refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) ->
             kind, remedy = f"in the layout {tensor.layout}", "x.to_dense()"
         elif tensor.is_complex():
             kind, remedy = f"of {tensor.dtype}", "torch.view_as_real(x)"
-        elif tensor.dtype not in ONNX_TYPES:
-            kind, remedy = f"of {tensor.dtype}", "x.float()"
         elif tensor.is_quantized:
             kind, remedy = "quantised", "x.dequantize()"
+        elif tensor.dtype not in ONNX_TYPES:
+            kind, remedy = f"of {tensor.dtype}", "x.float()"
         else:
             continue
         name = schema.leaves[position].name or "input"

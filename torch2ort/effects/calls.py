@@ -15,6 +15,9 @@ from torch2ort.capture.source_lines import is_users, line_in
 from torch2ort.errors import ExportError
 from torch2ort.places import is_pythons, real_path
 
+_QUANTISES = frozenset(
+    {torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel}
+)
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 # The module whose `forward` calls the model's.
 _TRACES = "torch2ort.capture.trace"
@@ -81,6 +84,11 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
             "runs a backward, which a graph cannot do inside of forward. Put that part of the model into a "
         )
         what += "torch.autograd.Function, or run it behind the call"
+    elif function in _QUANTISES:
+        what = (
+            "makes a quantised tensor, which a graph cannot hold. Use torch.fake_quantize_per_tensor_affine, "
+            "or put all that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels"
+        )
     elif arguments.get("generator") is not None:
         what = "draws from a generator of its own, and a graph draws from torch's. Leave `generator` away"
     else:

@@ -1,6 +1,6 @@
 """All about one opaque Function call: capture, the site, its attributes, the registry of classes."""
 
-from torch2ort.pythonop._torch_private import uses_setup_context
+from torch2ort.pythonop._torch_private import makes_quantised, uses_setup_context
 from torch2ort.pythonop.attributes import (
     ONNX_TYPES,
     SITE_ATTRIBUTE,
@@ -61,6 +61,7 @@ __all__ = [
     "internal_site",
     "load_node",
     "load_site",
+    "makes_quantised",
     "node_attributes",
     "qualified_name",
     "register_exporter",

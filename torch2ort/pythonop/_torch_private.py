@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -61,6 +62,7 @@ __all__ = [
     "is_fake",
     "is_functorch_wrapped",
     "is_value",
+    "makes_quantised",
     "positional",
     "symbols_of",
     "unbound_values",
@@ -71,8 +73,17 @@ __all__ = [
     "written_arguments",
 ]
 
+_QUANTISING = re.compile(
+    r"quantized::|aten::(quantize_per_|_make_per_|_?empty\w*_quantized|quantized_(batch_norm|max_pool))"
+)
+
 # Up to torch 2.13 `Function.apply` is Python code, which binds defaults and keywords before it calls C code.
 _BINDS_IN_PYTHON = isinstance(vars(torch.autograd.Function)["apply"], classmethod)
+
+
+def makes_quantised(operator: Any) -> bool:
+    """Whether an operator gives quantised tensors, which fake ones do not tell."""
+    return isinstance(operator, OpOverload) and bool(_QUANTISING.match(operator._schema.name))
 
 
 def intercept_apply(stand_in: StandIn) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.pythonop import ONNX_TYPES, site_by_key
+from torch2ort.pythonop import ONNX_TYPES, makes_quantised, site_by_key
 from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -39,8 +39,11 @@ def refuse_unheld(program: torch.export.ExportedProgram) -> None:
 
 
 def _refuse(name: str, node: torch.fx.Node, verb: str, values: Sequence[torch.fx.Node], remedy: str) -> None:
-    for tensor in (t for value in values for t in _tensors(value)):
+    for maker, tensor in ((value, t) for value in values for t in _tensors(value)):
         what, instead = _unheld(tensor, of_function=node.target is _PYTHON_OP)
+        # Of these a trace supposes that they give plain numbers.
+        if makes_quantised(maker.target):
+            what, instead = "that is quantised", "x.dequantize()"
         if what:
             raise UnsupportedOperatorError(
                 f"{name} at {source_line(node)} {verb} a tensor {what}, which cannot go from one node of an "

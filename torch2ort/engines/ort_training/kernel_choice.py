@@ -26,6 +26,7 @@ WHOLE = frozenset(
 # ONNX Runtime's normalization of rows knows no spread that is small beside the mean.
 # Logarithms, roots: onnxruntime-training takes the smallest numbers for others, and the root of infinity
 # for NaN.
+# Quantised steps: the gradient builder fails on a step of one number.
 # sigmoid: it is zero for large negative numbers, of which losses take the logarithm.
 # topk, quantiles: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
 # The others: their parts have no gradient, or another, at zero, at the ends of their range, of large numbers.
@@ -34,6 +35,9 @@ _KERNELS = frozenset(
         aten.layer_norm.default,
         aten.native_layer_norm.default,
         *WHOLE,
+        aten.fake_quantize_per_channel_affine.default,
+        aten.fake_quantize_per_tensor_affine.default,
+        aten.fake_quantize_per_tensor_affine.tensor_qparams,
         aten.topk.default,
         aten.erf.default,
         aten.log.default,

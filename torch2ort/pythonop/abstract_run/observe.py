@@ -17,6 +17,11 @@ from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 from torch2ort.sizes.symbols import size_hint
 
+# What operators give of a quantised tensor is quantised, too, but for these.
+_PLAIN_AGAIN = frozenset(
+    {torch.ops.aten.dequantize, torch.ops.aten.int_repr, torch.ops.aten.q_per_channel_scales}
+)
+
 
 class UserError(Exception):
     """Carries an exception of the user's ``forward`` out of torch's dispatcher unchanged."""
@@ -42,6 +47,7 @@ class _Watch(private.TorchDispatchMode):
         self._own = set(own)
         self.found: set[StorageWeakRef] = set()
         self.made: list[weakref.ref[torch.Tensor]] = []
+        self.quantised: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,6 +57,14 @@ class _Watch(private.TorchDispatchMode):
             self.written.add(StorageWeakRef(value.untyped_storage()))
         self.found |= self.written - self._own
         result = func(*args, **kwargs)
+        if any(given is tensor for tensor in self.quantised for given in args):
+            if func.overloadpacket in _PLAIN_AGAIN:
+                # A fake tensor was plain all the time, and may be given back as it is.
+                result = result.clone()
+            else:
+                self.quantised.append(result)
+        elif private.makes_quantised(func):
+            self.quantised.append(result)
         self._own |= memory(result) - memory((*args, *kwargs.values()))
         for value in result if isinstance(result, (list, tuple)) else (result,):
             # What an operator wrote to is older.
@@ -147,6 +161,8 @@ def _describe(
     if any(private.is_value(v, ()) for v in values):
         raise TypeError("forward returns a number that depends on values")
     _refuse_nested_tensors(site, values)
+    _refuse_quantised_tensors(site, values, watch.quantised)
+    watch.quantised.clear()
     dirty = {id(t) for t in context.dirty_tensors or ()}
     mutated = tuple(
         p
@@ -213,6 +229,16 @@ def _refuse_nested_tensors(site: Site, values: tuple[Any, ...]) -> None:
             raise ExportError(
                 f"{site.func_name}: forward returned a {type(value).__name__} with tensors in it as output "
                 f"{i}; expected a tensor or a tuple of tensors and constants. Return the tensors themselves"
+            )
+
+
+def _refuse_quantised_tensors(site: Site, values: tuple[Any, ...], quantised: list[torch.Tensor]) -> None:
+    for i, value in enumerate(values):
+        if any(value is tensor for tensor in quantised):
+            raise ExportError(
+                f"{site.func_name}: forward returned a quantised tensor as output {i}, which cannot go from "
+                f"one node of an ONNX graph to another. Return x.dequantize() and turn that back behind the "
+                f"call"
             )
 
 
