@@ -111,6 +111,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/cache_start.py
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),bench]'
 	$(STOCK)/bin/python benchmarks/inference.py
+	$(STOCK)/bin/python benchmarks/cache_start.py
 
 clean:  ## Remove the environments and everything built
 	rm -rf $(VENV) $(STOCK) build dist

@@ -1,8 +1,8 @@
 """Time from ``ORTModule(model)`` to the end of the first training step, with an empty and a filled cache.
 
-Each start is a process of its own; its imports, the model and the data come before the clock starts.
-So does one collection of their garbage, which Python would else do at a moment of its own, in some starts
-and not in others.
+It is that of the engine that the installed onnxruntime trains with. Each start is a process of its own; its
+imports, the model and the data come before the clock starts. So does one collection of their garbage, which
+Python would else do at a moment of its own, in some starts and not in others.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).parent.parent / "examples"))
 
 ROUNDS = 3
 Step = Callable[[nn.Module], Tensor]
+Start = dict[str, float | bool | str]
 
 
 def bert() -> tuple[nn.Module, Step]:
@@ -49,7 +50,7 @@ def demo() -> tuple[nn.Module, Step]:
 MODELS = {"tiny BERT": bert, "the demo's transformer": demo}
 
 
-def measure(name: str, cache: str | None) -> dict[str, float | bool]:
+def measure(name: str, cache: str | None) -> Start:
     """Return the seconds of the first step, also of CPU, and of a later one; eager's if `cache` is None."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -76,10 +77,11 @@ def measure(name: str, cache: str | None) -> dict[str, float | bool]:
         step(module)
         later.append(time.perf_counter() - start)
     hit = cache is not None and module.exported.cache.hit
-    return {"first": first, "cpu": cpu, "later": min(later), "hit": hit, "loss": loss}
+    engine = "" if cache is None else module.engine
+    return {"first": first, "cpu": cpu, "later": min(later), "hit": hit, "loss": loss, "engine": engine}
 
 
-def measure_in_a_process(name: str, cache: str | None) -> dict[str, float | bool]:
+def measure_in_a_process(name: str, cache: str | None) -> Start:
     """Return what :func:`measure` returns in a process of its own."""
     command = [sys.executable, __file__, "--measure", name, *([cache] if cache else [])]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -88,7 +90,7 @@ def measure_in_a_process(name: str, cache: str | None) -> dict[str, float | bool
 
 def compare(name: str) -> None:
     """Check that all starts reach the same loss, and print one line."""
-    runs: dict[str, list[dict[str, float | bool]]] = {"eager": [], "cold": [], "warm": []}
+    runs: dict[str, list[Start]] = {"eager": [], "cold": [], "warm": []}
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as cache:
             runs["eager"].append(measure_in_a_process(name, None))
@@ -108,7 +110,8 @@ def compare(name: str) -> None:
     }
     ratio, of_cpu, of_added = (found["cold"] / found["warm"] for found in (first, cpu, added))
     print(
-        f"{name}, start to the end of the first step, 1 thread: cold {first['cold']:.2f} s, warm "
+        f"{name}, engine {runs['cold'][0]['engine']}, start to the end of the first step, 1 thread: cold "
+        f"{first['cold']:.2f} s, warm "
         f"{first['warm']:.2f} s, ratio {ratio:.1f} (of CPU time {of_cpu:.1f}, without the step itself "
         f"{of_added:.0f}); eager's first step {first['eager']:.2f} s"
     )

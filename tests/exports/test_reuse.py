@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import errno
+import importlib
 import os
+import types
 from pathlib import Path
 
 import onnxruntime
@@ -15,17 +17,24 @@ import torch2ort
 from tests.cache.nets import SOURCE, changed, imported
 from tests.models.test_convolutional import ConvNet
 from tests.models.test_functions import Around, Mlp
-from tests.models.test_transformers import bert, bert_batch
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
 from torch2ort.cache.store.store import Store
+from torch2ort.engines.joint import planning
 from torch2ort.engines.ort_training import gradient_graph as gradient
 from torch2ort.engines.ort_training.kernel_choice import LARGE
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.runtime import cached_session as kept
-from torch2ort.runtime import optimized
+from torch2ort.runtime import has_training, optimized
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
+one_graph_a_size = pytest.mark.ort_training("the joint engine has a graph for each size")
+
+
+def transformers_models() -> types.ModuleType:
+    """The models of transformers, where that is installed."""
+    pytest.importorskip("transformers")
+    return importlib.import_module("tests.models.test_transformers")
 
 
 @pytest.fixture
@@ -42,7 +51,7 @@ def entries(cache: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def nothing_is_built(monkeypatch: pytest.MonkeyPatch):
-    """Call it, and from then on every export and every build of a gradient graph is an error."""
+    """Call it, and from then on every export and all that differentiates is an error."""
 
     def forbid() -> None:
         def fail(*args, **kwargs):
@@ -50,6 +59,8 @@ def nothing_is_built(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(torch.export, "export", fail)
         monkeypatch.setattr(gradient, "build_gradient_graph", fail)
+        monkeypatch.setattr(planning, "trace_joint", fail)
+        monkeypatch.setattr(planning, "lower_half", fail)
 
     return forbid
 
@@ -137,7 +148,11 @@ TRAINED = pytest.mark.parametrize(
         pytest.param(lambda: Around(large_activation), lambda: (torch.randn(5, 4),), id="large activation"),
         pytest.param(ConvNet, lambda: (torch.randn(4, 3, 12, 12),), id="running statistics"),
         pytest.param(lambda: ConvNet().eval(), lambda: (torch.randn(4, 3, 12, 12),), id="eval mode"),
-        pytest.param(lambda: bert().train(), lambda: bert_batch(4, 8), id="transformer with dropout"),
+        pytest.param(
+            lambda: transformers_models().bert().train(),
+            lambda: transformers_models().bert_batch(4, 8),
+            id="transformer with dropout",
+        ),
     ],
 )
 
@@ -155,7 +170,7 @@ def test_a_module_out_of_the_cache_trains_like_eager(cache, nothing_is_built, ma
 def test_modules_whose_graphs_name_their_nodes_alike_call_their_own_functions(cache, nothing_is_built, hit):
     if hit:
         for function in (TWICE, THRICE):
-            torch2ort.ORTModule(Around(function.apply))(torch.randn(5, 4))
+            torch2ort.ORTModule(Around(function.apply))(torch.randn(5, 4)).sum().backward()
         nothing_is_built()
     models = [Around(function.apply) for function in (TWICE, THRICE, TWICE)]
     modules = [torch2ort.ORTModule(copy.deepcopy(model)) for model in models]
@@ -185,6 +200,7 @@ def test_a_module_out_of_the_cache_infers_like_eager(cache, nothing_is_built, mo
         assert module.exported.cache.hit
 
 
+@pytest.mark.ort_training("a session of a stock onnxruntime optimises a graph each time")
 @pytest.mark.parametrize(("kind", "grad"), [("gradient graph", True), ("inference graph", False)])
 def test_what_onnxruntime_optimised_is_kept(cache, kind, grad):
     with torch.set_grad_enabled(grad):
@@ -197,7 +213,7 @@ def test_what_onnxruntime_optimised_is_kept(cache, kind, grad):
 @pytest.mark.parametrize(
     ("owner", "name", "value"),
     [
-        pytest.param(onnxruntime, "__version__", "0.1", id="version of the engine"),
+        pytest.param(onnxruntime, "__version__", "99.1", id="version of the engine"),
         pytest.param(optimized, "_machine", lambda: "another processor", id="machine"),
     ],
 )
@@ -210,6 +226,7 @@ def test_what_another_engine_optimised_is_a_miss(cache, nothing_is_built, monkey
         torch2ort.ORTModule(Around(Square.apply))(X)
 
 
+@one_graph_a_size
 def test_sizes_that_vary_are_a_hit_in_another_order(cache, nothing_is_built):
     def batches(*sizes: int) -> list[tuple[torch.Tensor]]:
         return [(torch.randn(n, 4, requires_grad=True),) for n in sizes]
@@ -219,6 +236,7 @@ def test_sizes_that_vary_are_a_hit_in_another_order(cache, nothing_is_built):
     assert_trains_like_eager(Around(Square.apply), batches(3, 9, 4, 3), lr=0.01, steps=4)
 
 
+@one_graph_a_size
 def test_a_size_that_no_process_has_seen_is_a_hit_once_it_is_known_to_vary(cache, nothing_is_built):
     batches = [(torch.randn(n, 4, requires_grad=True),) for n in (3, 5, 7)]
     assert_trains_like_eager(Around(Square.apply), batches, lr=0.01, steps=3)
@@ -233,6 +251,7 @@ def folded(h):
     return torch.nn.functional.fold(h[None], (h.shape[1], 1), (1, 1)).reshape(h.shape)
 
 
+@one_graph_a_size
 def test_that_an_export_for_varying_sizes_fails_is_known_to_the_next_process(cache, nothing_is_built):
     batches = [(torch.randn(4, n),) for n in (4, 6)]
     assert_trains_like_eager(OnColumns(folded), batches, lr=0.01, steps=2)
@@ -241,6 +260,7 @@ def test_that_an_export_for_varying_sizes_fails_is_known_to_the_next_process(cac
     assert_trains_like_eager(OnColumns(folded), batches, lr=0.01, steps=2)
 
 
+@one_graph_a_size
 def test_who_asks_for_varying_sizes_is_told_the_present_error(cache, nothing_is_built):
     """Not one that is remembered."""
     assert_trains_like_eager(OnColumns(folded), [(torch.randn(4, n),) for n in (4, 6)], steps=2)
@@ -272,9 +292,10 @@ def test_dynamic_shapes_are_a_hit_for_another_sample(cache, nothing_is_built):
 
 
 def test_an_output_that_is_a_class_comes_back_as_that_class(cache):
-    batch = bert_batch(2, 8)
+    models = transformers_models()
+    batch = models.bert_batch(2, 8)
     for hit in (False, True):
-        model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).eval()
+        model = models.bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).eval()
         exported = torch2ort.export(model, batch)
         assert exported.cache.hit == hit
         given, expected = exported(**batch), model(**batch)
@@ -439,7 +460,10 @@ def test_graphs_of_every_stage_are_made_when_asked_for(cache, tmp_path):
 # --- damage, and folders that do not serve
 
 
-@pytest.mark.parametrize("kind", ["graph", "gradient graph"])
+TRAINED_KINDS = ["graph", *(["gradient graph"] if has_training() else ["joint forward", "joint backward"])]
+
+
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
 def test_a_damaged_entry_is_a_warning_and_made_again(cache, kind):
     batches = [(torch.randn(5, 4),)]
     assert_trains_like_eager(Around(Square.apply), batches, steps=1)

@@ -79,7 +79,7 @@ def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> 
         RuntimeNotFoundError: no onnxruntime is installed that can train.
         UnsupportedOperatorError: the engine cannot train an operator.
     """
-    if built.source is None:
+    if built.program is None:
         return TrainingEngine(built.graph, requires_grad, options, built.shelf)
     from torch2ort.engines.joint.engine import JointEngine  # its private names of torch are fewer versions'
 

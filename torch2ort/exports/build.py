@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from torch2ort.cache.key.exclusive import exclusive
-from torch2ort.cache.report import CacheReport
 from torch2ort.capture.call import Call
 from torch2ort.capture.modes import Modes, traceable_modes
 from torch2ort.capture.ordinary import refuse_untraceable
@@ -16,7 +15,8 @@ from torch2ort.capture.traceable import backward_hook
 from torch2ort.errors import ExportError
 from torch2ort.exports.built import Built
 from torch2ort.exports.reuse import reuse_or_build
-from torch2ort.exports.source import kept_program, source_of
+from torch2ort.exports.source import Program, Source, kept_program, source_of
+from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.stages import save_stage
 from torch2ort.log import logger
@@ -56,7 +56,7 @@ def build(
         "modes of PyTorch": modes.description(),
         "opset": target.opset,
         "mode": training,
-        "differentiable": target.differentiates,
+        "gradients": target.gradients.source.name,
         "hooks of the model": with_hooks,
         "numbers as inputs": sorted(call.numbers),
     }
@@ -74,13 +74,11 @@ def build(
 
     if target.keeps_program:
         _refuse_varying(model, call)
-        built = afresh()
-        reason = "the joint engine needs the traced program, which the cache does not keep."
-        return (
-            built if options.cache_dir is None else replace(built, report=CacheReport(bypass_reason=reason))
-        )
     # ORTModule, which runs the hooks itself, takes any graph that holds for the call.
-    return reuse_or_build(model, call, settings, options, afresh, any_sizes=not with_hooks)
+    built = reuse_or_build(model, call, settings, options, afresh, any_sizes=not with_hooks)
+    if target.keeps_program and built.program is None:
+        built = replace(built, program=Program(lambda: _traced_again(built.graph, afresh())))
+    return built
 
 
 def _export(
@@ -126,6 +124,7 @@ def _export(
     sizes = sizes_of(traced, graph.inputs)
     interface = Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned)
     mode = model.training if training is None else training
+    source = None if program is None else source_of(program, traced, graph)
     return Built(
         graph,
         weights,
@@ -135,8 +134,30 @@ def _export(
         traced.views,
         traced.tracked,
         effects=traced.effects,
-        source=None if program is None else source_of(program, traced, graph),
+        program=None if source is None else Program(lambda: source),
     )
+
+
+def _traced_again(graph: Graph, again: Built) -> Source:
+    """The program of a second export, which must be that of the graph.
+
+    Raises:
+        ExportError: it is another one.
+    """
+    assert again.program is not None
+    other = again.graph
+    for found, kept in (
+        (other.feeds, graph.feeds),
+        (other.weights, graph.weights),
+        (other.outputs, graph.outputs),
+        (other.mutations, graph.mutations),
+    ):
+        if found != kept:
+            raise ExportError(
+                f"the export cache has another graph of this model than it is exported to ({kept} became "
+                f"{found}). Clear the cache with python -m torch2ort cache clear"
+            )
+    return again.program.source()
 
 
 def _refuse_varying(model: torch.nn.Module, call: Call) -> None:

@@ -11,7 +11,7 @@ from torch2ort.cache.store.shelf import Shelf
 from torch2ort.capture.origins import Origin
 from torch2ort.capture.views import View
 from torch2ort.effects import NO_EFFECTS, Effects
-from torch2ort.exports.source import Source
+from torch2ort.exports.source import Program
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 
@@ -31,7 +31,7 @@ class Built:
         effects: what a run leaves in Python objects; its tensors are the last outputs.
         report: what the export cache did.
         shelf: where engines keep what they build from the graph.
-        source: the traced program, for an engine that differentiates it itself.
+        program: the traced program, for an engine that differentiates it itself.
     """
 
     graph: Graph
@@ -44,4 +44,4 @@ class Built:
     report: CacheReport = field(default_factory=CacheReport)
     shelf: Shelf | None = None
     effects: Effects = NO_EFFECTS
-    source: Source | None = None
+    program: Program | None = None

@@ -17,7 +17,6 @@ import onnx
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache.key.functions import locate_function, located_function
 from torch2ort.cache.key.key import Key, Unkeyable, model_key, tensor_of
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import differences, nearest
@@ -27,12 +26,11 @@ from torch2ort.capture.call import Call
 from torch2ort.capture.views import View
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError, Torch2OrtWarning
 from torch2ort.exports.built import Built
+from torch2ort.exports.places import bind_places, places_of
 from torch2ort.graph.nodes import load_sites
 from torch2ort.graph.record import record, recorded_graph, recorded_interface
-from torch2ort.kernels.resolve import bind_classes
 from torch2ort.log import logger
 from torch2ort.options import Options
-from torch2ort.pythonop import Site, UnstoredObject, dump_site, load_site
 
 _FILE = "graph.onnx"
 _KIND = "graph"
@@ -238,7 +236,7 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
         "origins": [None if o is None else list(o) for o in built.origins],
         "views": [None if v is None else v.stored() for v in built.views],
         "tracked": list(built.tracked),
-        "functions": {name: _place_of(site, key) for name, site in graph.sites.items() if not site.internal},
+        "functions": places_of(graph.sites, key),
     }
     return Kept(data, {_FILE: graph.proto.SerializeToString()})
 
@@ -247,10 +245,7 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
     data = kept.data
     proto = onnx.load_from_string(kept.files[_FILE])
     sites = load_sites(proto.graph)
-    bind_classes(site for site in sites.values() if site.internal)
-    for name, site in sites.items():
-        if not site.internal:
-            site.function = located_function(data["functions"][name], key)
+    bind_places(sites, data["functions"], key)
     graph = recorded_graph(data, proto, sites, data["weights"])
     outputs = io_schema.Schema.from_json(data["outputs"])
     interface = recorded_interface(data, call.signature, call.schema, outputs)
@@ -263,19 +258,6 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
         tuple(None if v is None else View.loaded(v) for v in data["views"]),
         tuple(data["tracked"]),
     )
-
-
-def _place_of(site: Site, key: Key) -> list[str | int]:
-    """Where the site's class is found in another process."""
-    assert site.function is not None
-    if site.keeps_state:
-        raise Unkeyable(f"{site.func_name}: forward writes to an argument that the model holds")
-    text = load_site(site.func_name, dump_site(site))
-    for position, value in enumerate((*text.arguments, *text.known_result.outputs)):
-        if isinstance(value, UnstoredObject):
-            what = f"argument {position}" if position < len(text.arguments) else "an output"
-            raise Unkeyable(f"{site.func_name}: {what} is {value!r}, and exists in this process alone")
-    return locate_function(site.function, key)
 
 
 def _stored_schema(schema: io_schema.Schema) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,19 @@ from torch2ort.capture.trace import PREFIX, Trace
 from torch2ort.errors import ExportError
 from torch2ort.graph.graph import Graph
 from torch2ort.pythonop import Site
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor of a program that is no feed of its graph.
+
+    Attributes:
+        value: the tensor.
+        owner: its name in the model, which may change it; empty for one that the code itself makes.
+    """
+
+    value: torch.Tensor
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,9 +39,29 @@ class Source:
     """
 
     graph_module: torch.fx.GraphModule
-    feeds: tuple[str | torch.Tensor, ...]
+    feeds: tuple[str | Constant, ...]
     sites: dict[str, Site]
     traced: Trace
+
+
+class Program:
+    """The traced program behind a graph: at hand, or traced again once it is asked for.
+
+    Args:
+        again: traces it.
+    """
+
+    def __init__(self, again: Callable[[], Source]) -> None:
+        self._again: Callable[[], Source] | None = again
+
+    def source(self) -> Source:
+        """The program; only before :meth:`forget`."""
+        assert self._again is not None
+        return self._again()
+
+    def forget(self) -> None:
+        """Let go of the program, and of the call that it was traced with."""
+        self._again = None
 
 
 def kept_program(traced: Trace) -> torch.fx.GraphModule:
@@ -55,7 +89,7 @@ def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: Graph) -
     }
     fed = {origin: name for name, origin in graph.weights.items()}
     inputs = iter(graph.inputs)
-    feeds: list[str | torch.Tensor] = []
+    feeds: list[str | Constant] = []
     for node in graph_module.graph.nodes:
         if node.op != "placeholder":
             continue
@@ -69,11 +103,12 @@ def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: Graph) -
     return Source(graph_module, tuple(feeds), traced.sites, traced)
 
 
-def _constant(program: torch.export.ExportedProgram, origin: str) -> torch.Tensor:
+def _constant(program: torch.export.ExportedProgram, origin: str) -> Constant:
     value = program.constants.get(origin, program.state_dict.get(origin))
     if not isinstance(value, torch.Tensor):
         raise ExportError(
             f"forward reads {origin.removeprefix(PREFIX)!r}, a {type(value).__name__}, which the joint "
             f"engine cannot feed to a graph. Make it a tensor of the model"
         )
-    return value.detach()
+    owner = origin.removeprefix(PREFIX) if origin.startswith(PREFIX) else ""
+    return Constant(value.detach(), owner)

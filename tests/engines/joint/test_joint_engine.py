@@ -485,13 +485,6 @@ def test_random_numbers_in_another_order_of_memory_are_refused(draw, name) -> No
         torch2ort.ORTModule(Then(draw))(torch.randn(2, 4))
 
 
-def test_the_cache_says_that_it_keeps_nothing(tmp_path) -> None:
-    module = torch2ort.ORTModule(Then(Square.apply), options=Options(cache_dir=tmp_path))
-    module(torch.randn(2, 4))
-    reason = "the joint engine needs the traced program, which the cache does not keep."
-    assert module.exported.cache.bypass_reason == reason
-
-
 def test_a_sparse_gradient_is_refused() -> None:
     module = torch2ort.ORTModule(torch.nn.Embedding(5, 4, sparse=True))
     message = re.escape(

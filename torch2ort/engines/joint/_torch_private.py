@@ -30,7 +30,7 @@ with private_names("torch"):
     from torch._guards import TracingContext, tracing
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 
 
 def joint_graph(

@@ -8,16 +8,11 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.joint.lower import lower_half
-from torch2ort.engines.joint.memory import ReadMemory
+from torch2ort.engines.joint.plan import BackwardPlan
+from torch2ort.engines.joint.plans import Plans
 from torch2ort.engines.joint.session import Bindings, HalfSession
-from torch2ort.engines.joint.split import Split
-from torch2ort.engines.joint.target import half_of
-from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
 from torch2ort.engines.saved import Saved
 from torch2ort.exports.built import Built
-from torch2ort.exports.source import Source
-from torch2ort.graph.graph import Graph
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.feeds import Feeds
@@ -43,14 +38,12 @@ class _Backward:
     """The backward for one set of outputs that have a gradient.
 
     Attributes:
+        plan: of it.
         session: runs it; ``None`` if it computes nothing.
-        given: positions of the outputs whose gradients it takes.
-        gradients: position of a feed -> position among the session's outputs.
     """
 
+    plan: BackwardPlan
     session: HalfSession | None
-    given: tuple[int, ...]
-    gradients: dict[int, int]
 
 
 class JointEngine:
@@ -71,60 +64,44 @@ class JointEngine:
     """
 
     def __init__(self, built: Built, requires_grad: frozenset[str], options: Options, target: Target) -> None:
-        graph, source = built.graph, built.source
-        assert source is not None
-        self._graph, self._options, self._target = graph, options, half_of(target)
-        required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
-        joint = trace_joint(source, required)
-        self._joint, self._split = joint, Split(joint)
-        self._fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
-        position = {name: i for i, name in enumerate(graph.feeds)}
-        # Of each input of the program: the feed's position, or the constant's value.
-        self._sources = [
-            position[feed] if isinstance(feed, str) else to_value(plain(feed)) for feed in source.feeds
-        ]
-        half = self._split.forward()
-        self._placeholders = [self._sources[joint.inputs[node]] for node in half.inputs]
-        self._positions = {node: i for i, node in enumerate(half.outputs)}
+        self._graph, self._options = built.graph, options
+        self._plans = Plans(built, requires_grad, options, target)
+        plan = self._plans.forward
+        self._plan = plan
+        self._sources = [s if isinstance(s, int) else to_value(plain(s.value)) for s in plan.sources]
         self._bindings = Bindings()
-        lowered = lower_half(half, self._target)
-        self._forward = HalfSession("forward", lowered, self._bindings, options)
-        self._feeds = Feeds(len(graph.inputs))
-        self._outputs = [self._positions[node] for node in self._fetched]
-        self._bools = bool_outputs(lowered.proto.graph, [lowered.outputs[i] for i in self._outputs])
+        self._forward = HalfSession("forward", plan.half, self._bindings, options)
+        self._feeds = Feeds(len(self._graph.inputs))
+        names = plan.half.outputs
+        self._bools = bool_outputs(plan.half.proto.graph, [names[i] for i in plan.fetched])
+        self._nodes = {site.key: node for node, site in plan.half.calls.items()}
         self._backwards: dict[frozenset[int], _Backward] = {}
-        self._tangents = tuple(joint.tangents.values())
-        self.differentiable = tuple(sorted(self._tangents))
-        memory = ReadMemory(joint, self._split.kept)
-        read = {self._sources[i] for i in memory.inputs}
-        written = {self._sources[i] for i in joint.written}
-        self.needed = tuple(sorted(i for i in read if isinstance(i, int)))
-        self.read_outputs = tuple(i for i in range(len(joint.outputs)) if memory.has_output(i))
-        self.copied = tuple(i for i in self.needed if i in written)
-        self.weights = tuple(graph.weights.values())
+        written = set(plan.written)
+        self.differentiable = tuple(sorted(plan.tangents))
+        self.needed = plan.needed
+        self.read_outputs = plan.read_outputs
+        self.copied = tuple(i for i in plan.needed if i in written)
+        self.weights = tuple(self._graph.weights.values())
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
         """See :class:`torch2ort.engines.interface.Engine`."""
         made = self._feeds.values(feeds)
-        given = [made[source] if isinstance(source, int) else source for source in self._placeholders]
+        given = [made[source] if isinstance(source, int) else source for source in self._sources]
         state = JointState([])
         results = self._forward.run(given, state.run)
-        outputs = [to_tensor(results[i]) for i in self._outputs]
+        outputs = [to_tensor(results[i]) for i in self._plan.fetched]
         restore_bools(outputs, self._bools)
-        values = dict(zip(self._joint.inputs, given, strict=True))
-        state.kept = [
-            results[self._positions[node]] if node in self._positions else values[node]
-            for node in self._split.kept
-        ]
+        state.kept = [results[i] if i >= 0 else given[~i] for i in self._plan.kept]
         return outputs, state
 
     def backward(
         self, state: JointState, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
     ) -> list[torch.Tensor | None]:
         """See :class:`torch2ort.engines.interface.Engine`."""
-        missing = frozenset(i for i in self._tangents if gradients[i] is None)
+        missing = frozenset(i for i in self._plan.tangents if gradients[i] is None)
         backward = self._backward(missing)
-        values = [*state.kept, *(to_value(plain(gradients[i])) for i in backward.given)]  # type: ignore[arg-type]
+        plan = backward.plan
+        values = [*state.kept, *(to_value(plain(gradients[i])) for i in plan.given)]  # type: ignore[arg-type]
         run = state.run
         run.keeps = keep
         run.undefined.clear()
@@ -133,57 +110,32 @@ class JointEngine:
             state.kept = []
         results = () if backward.session is None else backward.session.run(values, run)
         del values
-        names = self._bindings.names
-        undefined = [(names[site], argument) for site, argument in run.undefined]
-        reached = self._joint.reach.inputs(
-            backward.given, undefined, {names[site] for site in run.unmaterialized} if undefined else ()
+        undefined = [(self._call(site), argument) for site, argument in run.undefined]
+        reached = self._plan.reach.inputs(
+            plan.given, undefined, {self._call(site) for site in run.unmaterialized} if undefined else ()
         )
         if not keep:
             run.clear()
         made: dict[int, torch.Tensor] = {}
         found: list[torch.Tensor | None] = [None] * len(self._graph.feeds)
-        for program_input, position in backward.gradients.items():
-            feed = self._sources[program_input]
-            if program_input in reached and isinstance(feed, int):
+        for feed, position in plan.gradients.items():
+            if feed in reached:
                 # Two tensors that get one gradient must not share its memory: each may be written to.
                 again = position in made
                 found[feed] = made[position].clone() if again else to_tensor(results[position])
                 made[position] = found[feed]  # type: ignore[assignment]
         return found
 
+    def _call(self, native_key: str) -> str:
+        """The name of the call that a native site stands for."""
+        return self._nodes[self._bindings.names[native_key]]
+
     def _backward(self, missing: frozenset[int]) -> _Backward:
         known = self._backwards.get(missing)
         if known is None:
-            half, gradients = self._split.backward(missing)
+            plan = self._plans.backward(missing)
             session = None
-            if half.outputs:
-                lowered = lower_half(half, self._target)
-                session = HalfSession("backward", lowered, self._bindings, self._options)
-            where = {node: i for i, node in enumerate(half.outputs)}
-            given = tuple(i for i in self._tangents if i not in missing)
-            known = _Backward(session, given, {i: where[node] for i, node in gradients.items()})
-            self._backwards[missing] = known
+            if plan.half is not None:
+                session = HalfSession("backward", plan.half, self._bindings, self._options)
+            known = self._backwards[missing] = _Backward(plan, session)
         return known
-
-
-def _written(
-    graph: Graph, source: Source, joint: Joint, requires_grad: frozenset[str]
-) -> list[torch.fx.Node]:
-    """The new value of each tensor that forward writes to, in the order of the graph's mutations.
-
-    Raises:
-        UnsupportedOperatorError: it writes to what the graph knows of no write to, or to what requires a
-            gradient.
-    """
-    written = {source.feeds[i]: node for i, node in joint.written.items() if isinstance(source.feeds[i], str)}
-    names = {origin: name for name, origin in graph.weights.items()}
-    found = {}
-    for mutation in graph.mutations:
-        name = names.get(mutation.target, "") if mutation.kind == "buffer" else mutation.target
-        if name not in written or name in requires_grad:
-            refuse_write(mutation.target)
-        found[name] = written[name]
-    for feed in (source.feeds[i] for i in joint.written):
-        if not isinstance(feed, str) or feed not in found:
-            refuse_write(feed)
-    return list(found.values())

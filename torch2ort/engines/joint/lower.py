@@ -1,18 +1,16 @@
-"""One half of a step as ONNX."""
+"""Translates one half of a step to ONNX."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
-import onnx
 import onnx_ir as ir
 
 from torch2ort import symbolics
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint import _torch_private as private
+from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.split import Half
-from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.symbolics.effects import keep_order, run_unread
@@ -20,31 +18,6 @@ from torch2ort.symbolics.naming import separate_outputs
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.site_nodes import SiteNodes
 from torch2ort.symbolics.target import Target
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A half as ONNX.
-
-    Attributes:
-        proto: its inputs and outputs are the half's, in order.
-        calls: the site of each PythonOp node, by node name.
-        derivatives: the site of each PythonOpGrad node, by node name.
-    """
-
-    proto: onnx.ModelProto
-    calls: dict[str, Site]
-    derivatives: dict[str, Site]
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs."""
-        return tuple(value.name for value in self.proto.graph.input)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs."""
-        return tuple(value.name for value in self.proto.graph.output)
 
 
 @exclusive.exporting()

@@ -7,86 +7,75 @@ arguments for which Functions returned ``None``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from torch2ort.pythonop import site_by_key
-
 # More sets of missing gradients than these are not remembered at once; most models give one.
 _MOST_SETS = 256
-Edge = tuple[str, int]  # a site's key and the position of an argument of its Function
+Edge = tuple[str, int]  # the name of a call and the position of an argument of its Function
 
 
-@dataclass(eq=False)
-class _Step:
+class Step(NamedTuple):
     """One step of autograd's graph.
 
     Attributes:
-        site: the key of the site that it is the derivative of; empty for an operator.
+        call: name of the call of a Function that it is the derivative of; empty for an operator.
         feed: the position of the input that it accumulates into; -1 for none.
-        inputs: the steps before, ``None`` where no gradient goes.
+        inputs: the steps before, by position; -1 where no gradient goes.
     """
 
-    site: str = ""
-    feed: int = -1
-    inputs: list[_Step | None] = field(default_factory=list)
+    call: str
+    feed: int
+    inputs: tuple[int, ...]
 
 
 class Reach:
     """Differentiable paths of a program.
 
     Args:
-        outputs: of a run of it under autograd.
-        inputs: what it was given.
-
-    Attributes:
-        tracked: of each output, whether it requires a gradient.
+        steps: autograd's graph.
+        outputs: the step that made each output, by position; -1 for one that requires no gradient.
+        arguments: call of a Function -> the positions of its arguments that are tensors.
     """
 
-    def __init__(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        self._feeds = {id(t): i for i, t in enumerate(inputs)}
-        self._steps: dict[Any, _Step] = {}
-        self.tracked = tuple(t.requires_grad for t in outputs)
-        self._outputs = [self._first(t) for t in outputs]
+    def __init__(
+        self, steps: Sequence[Step], outputs: Sequence[int], arguments: Mapping[str, Sequence[int]]
+    ) -> None:
+        self._steps, self._outputs, self._arguments = tuple(steps), tuple(outputs), arguments
         self._known: dict[Any, frozenset[int]] = {}
-        # Identities of what is gone soon.
-        self._steps = {}
-        self._feeds = {}
 
-    def _first(self, output: torch.Tensor) -> _Step | None:
-        if not output.requires_grad:
-            return None
-        if output.grad_fn is None:
-            return _Step(feed=self._feeds.get(id(output), -1))
-        return self._step(output.grad_fn)
+    def description(self) -> dict[str, Any]:
+        """The paths as JSON can hold them."""
+        return {"steps": [list(step) for step in self._steps], "outputs": list(self._outputs)}
 
-    def _step(self, function: Any) -> _Step:
-        """The step of a node of autograd's, and all before it."""
-        first = self._made(function)
-        waiting = [function]
-        while waiting:
-            node = waiting.pop()
-            step = self._steps[node]
-            if step.inputs or not node.next_functions:
-                continue
-            for before, _ in node.next_functions:
-                if before is None:
-                    step.inputs.append(None)
-                    continue
-                if before not in self._steps:
-                    waiting.append(before)
-                step.inputs.append(self._made(before))
-        return first
+    @classmethod
+    def of(cls, description: Mapping[str, Any], arguments: Mapping[str, Sequence[int]]) -> Reach:
+        """What :meth:`description` described."""
+        steps = [Step(call, feed, tuple(inputs)) for call, feed, inputs in description["steps"]]
+        return cls(steps, description["outputs"], arguments)
 
-    def _made(self, function: Any) -> _Step:
-        if function not in self._steps:
-            leaf = getattr(function, "variable", None)
-            feed = -1 if leaf is None else self._feeds.get(id(leaf), -1)
-            self._steps[function] = _Step(getattr(function, "torch2ort_site", ""), feed)
-        return self._steps[function]
+    def renamed(
+        self, feeds: Sequence[int], calls: Mapping[str, str], arguments: Mapping[str, Sequence[int]]
+    ) -> Reach:
+        """The same with other numbers of the inputs and names of the calls.
+
+        Args:
+            feeds: of each input, its new number.
+            calls: old name -> new name; others are as good as an operator.
+            arguments: as for the class, by new name.
+        """
+        steps = [
+            Step(calls.get(step.call, ""), feeds[step.feed] if step.feed >= 0 else -1, step.inputs)
+            for step in self._steps
+        ]
+        return Reach(steps, self._outputs, arguments)
+
+    @property
+    def tracked(self) -> tuple[bool, ...]:
+        """Of each output, whether it requires a gradient."""
+        return tuple(step >= 0 for step in self._outputs)
 
     def inputs(
         self, outputs: Iterable[int], undefined: Collection[Edge] = (), unmaterialized: Collection[str] = ()
@@ -96,7 +85,7 @@ class Reach:
         Args:
             outputs: positions of those that have a gradient.
             undefined: arguments for which a Function's backward returned ``None`` in this run.
-            unmaterialized: sites whose Function takes a missing gradient as ``None``; what it then returns
+            unmaterialized: calls whose Function takes a missing gradient as ``None``; what it then returns
                 counts as missing, too. The others take zeros, as they do in eager PyTorch.
         """
         key = tuple(outputs), frozenset(undefined), frozenset(unmaterialized)
@@ -110,20 +99,60 @@ class Reach:
     def _walked(
         self, outputs: tuple[int, ...], undefined: frozenset[Edge], unmaterialized: frozenset[str]
     ) -> frozenset[int]:
-        seen: set[tuple[_Step, bool]] = set()
-        stack = [(step, True) for i in outputs if (step := self._outputs[i]) is not None]
+        seen: set[tuple[int, bool]] = set()
+        stack = [(self._outputs[i], True) for i in outputs if self._outputs[i] >= 0]
         while stack:
-            step, defined = stack.pop()
-            if (step, defined) in seen:
+            position, defined = stack.pop()
+            if (position, defined) in seen:
                 continue
-            seen.add((step, defined))
+            seen.add((position, defined))
+            step = self._steps[position]
             missing: set[int] = set()
             passed = defined
-            if step.site:
-                positions = site_by_key(step.site).tensor_positions
-                missing = {positions.index(p) for key, p in undefined if key == step.site}
-                passed = defined or step.site not in unmaterialized
+            if step.call:
+                positions = self._arguments[step.call]
+                missing = {positions.index(p) for call, p in undefined if call == step.call}
+                passed = defined or step.call not in unmaterialized
             for i, before in enumerate(step.inputs):
-                if before is not None:
+                if before >= 0:
                     stack.append((before, passed and i not in missing))
-        return frozenset(step.feed for step, defined in seen if defined and step.feed >= 0)
+        feeds = (self._steps[position].feed for position, defined in seen if defined)
+        return frozenset(feed for feed in feeds if feed >= 0)
+
+
+def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Reach:
+    """The paths of a run of a program under autograd, whose calls are named by the keys of their sites.
+
+    Args:
+        outputs: what it gave.
+        inputs: what it was given.
+    """
+    feeds = {id(t): i for i, t in enumerate(inputs)}
+    found: dict[Any, int] = {}
+    steps: list[Step] = []
+
+    def number(function: Any) -> int:
+        """Of a node of autograd's, which waits for its inputs if it is new."""
+        if function not in found:
+            found[function] = len(steps)
+            leaf = getattr(function, "variable", None)
+            feed = -1 if leaf is None else feeds.get(id(leaf), -1)
+            steps.append(Step(getattr(function, "torch2ort_site", ""), feed, ()))
+            waiting.append(function)
+        return found[function]
+
+    waiting: list[Any] = []
+    firsts: list[int] = []
+    for output in outputs:
+        if not output.requires_grad:
+            firsts.append(-1)
+        elif output.grad_fn is None:
+            firsts.append(len(steps))
+            steps.append(Step("", feeds.get(id(output), -1), ()))
+        else:
+            firsts.append(number(output.grad_fn))
+        while waiting:
+            function = waiting.pop()
+            before = tuple(-1 if f is None else number(f) for f, _ in function.next_functions)
+            steps[found[function]] = steps[found[function]]._replace(inputs=before)
+    return Reach(steps, firsts, {})

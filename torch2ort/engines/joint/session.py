@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.engines.joint.lower import Lowered
+from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.errors import EngineError
 from torch2ort.graph.large import loadable
 from torch2ort.graph.stages import save_stage

@@ -114,15 +114,19 @@ class Split:
         values: dict[torch.fx.Node, torch.fx.Node] = {}
         wanted = [*joint.outputs, *joint.written.values(), *self.kept]
         outputs = tuple(dict.fromkeys(n for n in wanted if n not in joint.inputs))
+        running = [n for n in self._forward if n not in self._tokens]
+        read = {*self.kept, *(given for n in running for given in n.all_input_nodes)}
+        inputs = tuple(n for n in joint.inputs if n in read)
         for node in joint.graph_module.graph.nodes:
             if node in joint.inputs:
-                values[node] = _placeholder(graph, node)
+                if node in read:
+                    values[node] = _placeholder(graph, node)
             elif node in self._forward and node not in self._tokens:
                 made = values[node] = graph.node_copy(node, values.__getitem__)
                 if node.target is DIFFERENTIABLE_PYTHON_OP:
                     made.target, made.meta["val"] = _PYTHON_OP, list(node.meta["val"])[:-1]
         graph.output(tuple(values[n] for n in outputs))
-        return Half(torch.fx.GraphModule(torch.nn.Module(), graph), tuple(joint.inputs), outputs)
+        return Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
 
     def backward(self, missing: Collection[int]) -> tuple[Half, dict[int, torch.fx.Node]]:
         """The backward graph, and the node of each input's gradient.

@@ -13,7 +13,7 @@ import torch
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import read_from_copies
-from torch2ort.engines.joint.reach import Reach
+from torch2ort.engines.joint.reach import Reach, traced_reach
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.source import Source
 from torch2ort.pythonop.abstract_run.observe import UserError
@@ -40,7 +40,6 @@ class Joint:
         written: position among the program's inputs -> node of its new value.
         gradients: position among the program's inputs -> node of its gradient.
         shared: positions of the outputs that are a view, an input or another output in eager PyTorch.
-        reach: which inputs get a gradient from which outputs.
     """
 
     graph_module: torch.fx.GraphModule
@@ -50,7 +49,6 @@ class Joint:
     written: dict[int, torch.fx.Node]
     gradients: dict[int, torch.fx.Node]
     shared: frozenset[int]
-    reach: Reach
 
 
 class _Flat(torch.nn.Module):
@@ -79,12 +77,15 @@ def _shared(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) ->
 
 
 @exclusive.exporting()
-def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
+def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]:
     """Let autograd differentiate a program.
 
     Args:
         source: the program.
         required: of each of its inputs, whether a gradient is wanted.
+
+    Returns:
+        The joint graph, and which inputs get a gradient from which outputs.
 
     Raises:
         UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
@@ -98,7 +99,7 @@ def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
             again = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
             results = program(*again)
-        reach = Reach(results, again)
+        reach = traced_reach(results, again)
         try:
             joint = private.joint_graph(_Flat(program), arguments, mode)
         except (Torch2OrtError, UserError):
@@ -108,14 +109,14 @@ def trace_joint(source: Source, required: Sequence[bool]) -> Joint:
                 f"PyTorch's autograd does not differentiate the program that torch.export traced ({error}). "
                 f"Put the part of the model that it names into a torch.autograd.Function"
             ) from error
-    described = _described(joint, source, _shared(results, again), reach)
+    described = _described(joint, source, _shared(results, again), len(results))
     described = replace(described, outputs=described.outputs[: len(results) - unread])
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
         raise UnsupportedOperatorError(
             "the joint trace and autograd disagree on which outputs require a gradient. Train with "
             "onnxruntime-training (engine='ort_training')"
         )
-    return described
+    return described, reach
 
 
 def _prepared(source: Source) -> tuple[torch.fx.GraphModule, int]:
@@ -179,7 +180,7 @@ def _is_many(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (list, tuple))
 
 
-def refuse_write(feed: str | torch.Tensor) -> NoReturn:
+def refuse_write(feed: object) -> NoReturn:
     """Refuse a write into a tensor from outside.
 
     Raises:
@@ -193,7 +194,7 @@ def refuse_write(feed: str | torch.Tensor) -> NoReturn:
 
 
 def _described(
-    graph_module: torch.fx.GraphModule, source: Source, shared: frozenset[int], reach: Reach
+    graph_module: torch.fx.GraphModule, source: Source, shared: frozenset[int], count: int
 ) -> Joint:
     """A joint graph with what its descriptors say."""
     inputs: dict[torch.fx.Node, int] = {}
@@ -226,7 +227,6 @@ def _described(
             position = read(description)
             if position is not None and isinstance(node, torch.fx.Node):
                 found[position] = node
-    count = len(reach.tracked)
     known = (
         len(outputs)
         + len(written)
@@ -238,7 +238,7 @@ def _described(
             "engine='ort_training'"
         )
     ordered = tuple(outputs[i] for i in range(count))
-    return Joint(graph_module, inputs, tangents, ordered, written, gradients, shared, reach)
+    return Joint(graph_module, inputs, tangents, ordered, written, gradients, shared)
 
 
 def _refuse(program: torch.fx.GraphModule) -> None:

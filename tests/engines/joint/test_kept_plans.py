@@ -1,0 +1,195 @@
+"""A step out of the export cache: nothing is traced, and gradients are those of eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch2ort
+from tests.support.comparison import assert_same, assert_trains_like_eager
+from tests.support.functions import Square, TwoOutputs
+from torch2ort.cache.store.store import Store
+from torch2ort.engines.joint import planning
+from torch2ort.errors import Torch2OrtWarning
+from torch2ort.runtime import has_training
+
+pytestmark = pytest.mark.skipif(has_training(), reason="onnxruntime-training has an engine of its own")
+
+FORWARD, BACKWARD = "joint forward", "joint backward"
+
+
+class OneGradient(torch.autograd.Function):
+    """Gives no gradient to its second argument."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None
+
+
+class Unmaterialized(torch.autograd.Function):
+    """Takes a missing gradient as None, and returns None for it."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.set_materialize_grads(False)
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return None if first is None else first * 2, None if second is None else second * 3
+
+
+class Several(torch.nn.Module):
+    """Outputs that share layers, a Function of each kind, a constant of the code, and what is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.unused = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x):
+        self.steps.add_(1)
+        a, b = self.first(x), self.second(x)
+        c, d = Unmaterialized.apply(Square.apply(a), torch.tanh(b))
+        e, f = TwoOutputs.apply(c + torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        return e + d, OneGradient.apply(d, a) * f, torch.nn.functional.gelu(b).softmax(-1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a cache that every export uses."""
+    monkeypatch.setenv("TORCH2ORT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def nothing_is_traced(monkeypatch: pytest.MonkeyPatch):
+    """Call it, and from then on every trace is an error."""
+
+    def forbid() -> None:
+        def fail(*args, **kwargs):
+            raise AssertionError("something was traced that should have come out of the cache")
+
+        monkeypatch.setattr(torch.export, "export", fail)
+        monkeypatch.setattr(planning, "trace_joint", fail)
+
+    return forbid
+
+
+def entries(cache: Path, kind: str) -> list[Path]:
+    """Folders of the entries of a kind."""
+    return [cache / "v1" / e.manifest.digest for e in Store(cache).listed() if e.manifest.kind == kind]
+
+
+def compare(model: torch.nn.Module, used: tuple[int, ...], backwards: int = 1) -> torch2ort.ORTModule:
+    """Gradients of the sum of some outputs, by eager PyTorch and ORTModule."""
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(3, 4)
+    for each in (model, module):
+        given = x.clone().requires_grad_()
+        outputs = each(given)
+        loss = sum(outputs[i].square().sum() for i in used)
+        for i in range(backwards):
+            loss.backward(retain_graph=i < backwards - 1)
+        each.found = (outputs, given.grad)
+    (expected, expected_input), (actual, actual_input) = model.found, module.found
+    assert_same(actual, expected, "outputs")
+    assert_same(actual_input, expected_input, "gradient of the input")
+    for (name, e), (_, a) in zip(model.named_parameters(), module.named_parameters(), strict=True):
+        assert_same(a.grad, e.grad, f"gradient of {name}")
+    assert_same(module.steps, model.steps, "buffer")
+    return module
+
+
+ALL = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
+
+
+@pytest.mark.parametrize("used", [(0,), (1, 2)], ids=str)
+def test_a_step_out_of_the_cache_gives_eagers_gradients(cache, nothing_is_traced, monkeypatch, used) -> None:
+    assert not compare(Several(), used).exported.cache.hit
+    nothing_is_traced()
+    monkeypatch.setattr(planning, "lower_half", None)
+    assert compare(Several(), used).exported.cache.hit
+
+
+def test_gradients_that_the_first_process_did_not_want_are_eagers(cache, nothing_is_traced) -> None:
+    compare(Several(), (0,))
+    nothing_is_traced()
+    for used in ALL:
+        compare(Several(), used)
+
+
+def test_gradients_that_another_process_wanted_first_are_kept(cache, nothing_is_traced, monkeypatch) -> None:
+    compare(Several(), (0,))
+    compare(Several(), (1, 2))
+    nothing_is_traced()
+    monkeypatch.setattr(planning, "lower_half", None)
+    compare(Several(), (1, 2))
+
+
+def test_a_retained_graph_out_of_the_cache_does_not_run_forward_again(cache) -> None:
+    compare(Several(), (1,))
+    compare(Several(), (1,), backwards=3)
+    for _ in range(2):
+        module = torch2ort.ORTModule(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)))
+        loss = module(torch.randn(3, 4)).sum()
+        drawn = torch.get_rng_state()
+        for _ in range(2):
+            loss.backward(retain_graph=True)
+        assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_process_that_only_runs_forward_leaves_a_backward_to_be_made(cache, nothing_is_traced) -> None:
+    torch2ort.ORTModule(Several())(torch.randn(3, 4))
+    assert (len(entries(cache, FORWARD)), entries(cache, BACKWARD)) == (1, [])
+    torch2ort.ORTModule(Several())(torch.randn(3, 4, requires_grad=True))
+    nothing_is_traced()
+    compare(Several(), (0, 1))
+
+
+@pytest.mark.parametrize("kind", [FORWARD, BACKWARD])
+def test_an_entry_that_was_thrown_away_is_made_again(cache, kind) -> None:
+    compare(Several(), (0, 1))
+    for folder in entries(cache, kind):
+        Store(cache).remove(folder.name)
+    assert compare(Several(), (0, 1)).exported.cache.hit
+    assert len(entries(cache, FORWARD)) == len(entries(cache, BACKWARD)) == 1
+
+
+@pytest.mark.parametrize("kind", [FORWARD, BACKWARD])
+def test_a_damaged_entry_is_a_warning_and_made_again(cache, kind) -> None:
+    compare(Several(), (0, 1))
+    (folder,) = entries(cache, kind)
+    for file in list(folder.iterdir()):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+        with pytest.warns(Torch2OrtWarning, match="is damaged and is made again"):
+            compare(Several(), (0, 1))
+    assert len(entries(cache, kind)) == 1
+
+
+def test_a_step_of_large_weights_is_kept_without_them(cache) -> None:
+    torch2ort.ORTModule(torch.nn.Linear(600, 600))(torch.randn(2, 600)).sum().backward()
+    sizes = {e.manifest.kind: e.size for e in Store(cache).listed()}
+    assert sizes.keys() == {"graph", FORWARD, BACKWARD}
+    assert sum(sizes.values()) < 100_000
+
+
+def test_other_values_of_the_parameters_are_a_hit_that_trains(cache, nothing_is_traced) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3))
+    batches = [(torch.randn(6, 4),)]
+    assert_trains_like_eager(copy.deepcopy(model), batches, steps=2)
+    nothing_is_traced()
+    for value in model.parameters():
+        torch.nn.init.normal_(value)
+    assert assert_trains_like_eager(model, batches, steps=4).exported.cache.hit

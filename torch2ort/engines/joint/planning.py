@@ -1,0 +1,125 @@
+"""Makes the plan of a step: the program is differentiated, split and translated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from torch2ort.engines.joint.lower import lower_half
+from torch2ort.engines.joint.memory import ReadMemory
+from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan, arguments_of
+from torch2ort.engines.joint.reach import Reach
+from torch2ort.engines.joint.split import Split
+from torch2ort.engines.joint.target import half_of
+from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
+from torch2ort.exports.source import Source
+from torch2ort.graph.graph import Graph
+from torch2ort.symbolics.target import Target
+
+
+class Planner:
+    """Makes the plans of one joint graph.
+
+    Args:
+        joint: the graph.
+        feeds: of each input of the program, the feed's position; -1 for a constant.
+        target: what the exported graph is for.
+
+    Attributes:
+        joint: the graph.
+        feeds: as given.
+    """
+
+    def __init__(self, joint: Joint, feeds: Sequence[int], target: Target) -> None:
+        self.joint, self.feeds = joint, tuple(feeds)
+        self._target = half_of(target)
+        self._split = Split(joint)
+
+    @classmethod
+    def of_program(
+        cls, graph: Graph, source: Source, requires_grad: frozenset[str], target: Target
+    ) -> tuple[Planner, ForwardPlan]:
+        """What makes the plans of a program, and the one of its forward half.
+
+        Args:
+            graph: the exported graph.
+            source: the program behind it.
+            requires_grad: the graph inputs that require gradients.
+            target: what the exported graph is for.
+
+        Raises:
+            UnsupportedOperatorError: the program has something that the engine does not take.
+        """
+        required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
+        joint, reach = trace_joint(source, required)
+        position = {name: i for i, name in enumerate(graph.feeds)}
+        feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
+        planner = cls(joint, feeds, target)
+        fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
+        return planner, planner._forward(source, fetched, reach)
+
+    def _forward(self, source: Source, fetched: Sequence[torch.fx.Node], reach: Reach) -> ForwardPlan:
+        joint, kept = self.joint, self._split.kept
+        half = self._split.forward()
+        made = {node: i for i, node in enumerate(half.outputs)}
+        given = {node: i for i, node in enumerate(half.inputs)}
+        inputs = [joint.inputs[node] for node in half.inputs]
+        feeds = [(self.feeds[i], source.feeds[i]) for i in inputs]
+        lowered = lower_half(half, self._target)
+        memory = ReadMemory(joint, kept)
+        names = {site.key: name for name, site in lowered.calls.items() if not site.internal}
+        return ForwardPlan(
+            half=lowered,
+            sources=tuple(i if isinstance(feed, str) else feed for i, feed in feeds),
+            fetched=tuple(made[node] for node in fetched),
+            kept=tuple(made[node] if node in made else ~given[node] for node in kept),
+            tangents=tuple(joint.tangents.values()),
+            reach=reach.renamed(self.feeds, names, arguments_of(lowered.calls)),
+            needed=self._feeds(memory.inputs),
+            written=self._feeds(joint.written),
+            read_outputs=tuple(i for i in range(len(joint.outputs)) if memory.has_output(i)),
+        )
+
+    def _feeds(self, inputs: Collection[int]) -> tuple[int, ...]:
+        return tuple(sorted({self.feeds[i] for i in inputs if self.feeds[i] >= 0}))
+
+    def backward(self, missing: Collection[int]) -> BackwardPlan:
+        """The plan of the backward half.
+
+        Args:
+            missing: positions of the outputs that have no gradient.
+
+        Raises:
+            UnsupportedOperatorError: an operator fits into no graph.
+        """
+        half, nodes = self._split.backward(missing)
+        where = {node: i for i, node in enumerate(half.outputs)}
+        return BackwardPlan(
+            half=lower_half(half, self._target) if half.outputs else None,
+            given=tuple(i for i in self.joint.tangents.values() if i not in missing),
+            gradients={self.feeds[i]: where[node] for i, node in nodes.items() if self.feeds[i] >= 0},
+        )
+
+
+def _written(
+    graph: Graph, source: Source, joint: Joint, requires_grad: frozenset[str]
+) -> list[torch.fx.Node]:
+    """The new value of each tensor that forward writes to, in the order of the graph's mutations.
+
+    Raises:
+        UnsupportedOperatorError: it writes to what the graph knows of no write to, or to what requires a
+            gradient.
+    """
+    written = {source.feeds[i]: node for i, node in joint.written.items() if isinstance(source.feeds[i], str)}
+    names = {origin: name for name, origin in graph.weights.items()}
+    found = {}
+    for mutation in graph.mutations:
+        name = names.get(mutation.target, "") if mutation.kind == "buffer" else mutation.target
+        if name not in written or name in requires_grad:
+            refuse_write(mutation.target)
+        found[name] = written[name]
+    for feed in (source.feeds[i] for i in joint.written):
+        if not isinstance(feed, str) or feed not in found:
+            refuse_write(feed)
+    return list(found.values())

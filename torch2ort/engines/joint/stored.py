@@ -1,0 +1,157 @@
+"""A joint graph as text, from which another process makes backward halves that were not wanted before."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.cache.key.key import Unkeyable
+from torch2ort.engines.joint import _torch_private as private
+from torch2ort.engines.joint.trace import Joint
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
+from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+
+_GETITEM = "getitem"
+# Position of the argument that is the key of a site, which no other process knows.
+_SITES = {DIFFERENTIABLE_PYTHON_OP: 1, PYTHON_OP_GRAD: 2}
+
+
+def stored_joint(joint: Joint, feeds: Sequence[int], calls: Mapping[str, Site]) -> bytes:
+    """A joint graph as JSON.
+
+    Args:
+        joint: the graph.
+        feeds: of each input of the program, the feed's position; -1 for a constant.
+        calls: the site of each call of a Function, by its name in the forward half.
+
+    Raises:
+        Unkeyable: something in it has no such form.
+    """
+    names = {site.key: name for name, site in calls.items()}
+    traces: dict[str, int] = {}
+    nodes = []
+    try:
+        for node in joint.graph_module.graph.nodes:
+            if node.op == "output":
+                continue
+            trace = traces.setdefault(node.meta.get("stack_trace") or "", len(traces))
+            nodes.append([node.name, *_call(node, names), _dump_value(node.meta["val"]), trace])
+    except UnstorableError as error:
+        raise Unkeyable(f"the joint graph holds {error}") from error
+    data = {
+        "nodes": nodes,
+        "traces": list(traces),
+        "inputs": [[node.name, i] for node, i in joint.inputs.items()],
+        "tangents": [[node.name, i] for node, i in joint.tangents.items()],
+        "outputs": [node.name for node in joint.outputs],
+        "written": [[i, node.name] for i, node in joint.written.items()],
+        "gradients": [[i, node.name] for i, node in joint.gradients.items()],
+        "shared": sorted(joint.shared),
+        "feeds": list(feeds),
+    }
+    return json.dumps(data).encode()
+
+
+def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[int]]:
+    """What :func:`stored_joint` wrote: the graph, and the feeds of the program's inputs.
+
+    Args:
+        text: what it wrote.
+        calls: the same calls in this process.
+    """
+    data = json.loads(text)
+    graph = torch.fx.Graph()
+    found: dict[str, torch.fx.Node] = {}
+    with private.FakeTensorMode():
+        for name, target, args, kwargs, value, trace in data["nodes"]:
+            if target is None:
+                node = graph.placeholder(name)
+            else:
+                function = _target(target)
+                given = _load(args, found)
+                if function in _SITES and given[_SITES[function]] in calls:
+                    given[_SITES[function]] = calls[given[_SITES[function]]].key
+                node = graph.create_node(
+                    "call_function", function, tuple(given), _load(kwargs, found), name=name
+                )
+            node.meta = {"val": _load_value(value), "stack_trace": data["traces"][trace] or None}
+            found[name] = node
+    graph.output(())
+    joint = Joint(
+        graph_module=torch.fx.GraphModule(torch.nn.Module(), graph),
+        inputs={found[name]: i for name, i in data["inputs"]},
+        tangents={found[name]: i for name, i in data["tangents"]},
+        outputs=tuple(found[name] for name in data["outputs"]),
+        written={i: found[name] for i, name in data["written"]},
+        gradients={i: found[name] for i, name in data["gradients"]},
+        shared=frozenset(data["shared"]),
+    )
+    return joint, data["feeds"]
+
+
+def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, Any, Any]:
+    """Operator, arguments and keywords."""
+    if node.op == "placeholder":
+        return None, [], _dump({})
+    args = list(node.args)
+    if node.target is operator.getitem:
+        return _GETITEM, _dump(args), _dump({})
+    if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
+        raise UnstorableError(f"{node.target}, which is no operator")
+    if node.target in _SITES:
+        # Of a call without a node in the forward half nobody asks for a derivative.
+        args[_SITES[node.target]] = names.get(str(args[_SITES[node.target]]), "")
+    return str(node.target), _dump(args), _dump(dict(node.kwargs))
+
+
+def _target(text: str) -> Any:
+    if text == _GETITEM:
+        return operator.getitem
+    namespace, name, overload = text.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def _dump(value: Any) -> Any:
+    """JSON of an argument, in which nodes stand as their names; lists and mappings stay what they are."""
+    if isinstance(value, torch.fx.Node):
+        return {"node": value.name}
+    if isinstance(value, (list, tuple)):
+        return [_dump(item) for item in value]
+    if isinstance(value, dict):
+        return {"keywords": {name: _dump(item) for name, item in value.items()}}
+    return dump_constant(value)
+
+
+def _load(value: Any, nodes: Mapping[str, torch.fx.Node]) -> Any:
+    if isinstance(value, list):
+        return [_load(item, nodes) for item in value]
+    if isinstance(value, dict) and "node" in value:
+        return nodes[value["node"]]
+    if isinstance(value, dict) and "keywords" in value:
+        return {name: _load(item, nodes) for name, item in value["keywords"].items()}
+    return load_constant(value)
+
+
+def _dump_value(value: Any) -> Any:
+    """What a node gives: tensors by type, sizes and strides."""
+    if isinstance(value, (list, tuple)):
+        return [_dump_value(item) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return dump_constant(value)
+    if not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        raise UnstorableError("sizes that vary")
+    return {"tensor": [dump_constant(value.dtype), list(value.shape), list(value.stride())]}
+
+
+def _load_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_load_value(item) for item in value)
+    if isinstance(value, dict) and "tensor" in value:
+        dtype, shape, stride = value["tensor"]
+        return torch.empty_strided(shape, stride, dtype=load_constant(dtype))
+    return load_constant(value)
