@@ -444,8 +444,11 @@ bool ForwardCall::WarnOnce(size_t index, size_t i) {
 // Whether somebody else than the context holds the output, to use its memory again: a workspace. What the
 // context holds, nobody writes to, unless the next Function is to write its result over this one.
 int ForwardCall::HeldByOthers(const OutputSpec& spec, PyObject* value) {
-  // Who takes storages copies the outputs. PyTorch's kernels keep nothing unseen.
-  if (site_->trusted || storages_ != nullptr) return 0;
+  // PyTorch's kernels keep nothing unseen. Who takes storages copies the outputs; what goes to the next site
+  // is not copied, and in a run that one may save it for its backward.
+  bool copied =
+      storages_ != nullptr && !(passing_ != nullptr && passing_->has_next && CurrentRun() != nullptr);
+  if (site_->trusted || copied) return 0;
   Holders known;
   PyObject* result = result_.get();
   Py_ssize_t returned = site_->returns_tuple ? PyTuple_Size(result) : 1;

@@ -16,6 +16,7 @@ import onnx
 
 from torch2ort.graph.nodes import function_of, values_read
 from torch2ort.pythonop import Site
+from torch2ort.pythonop.differentiable import needed_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,88 @@ def join_python_ops(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[C
     return joined
 
 
+def join_python_op_grads(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[Chain]:
+    """The same for a graph that has the backward half alone, in which only PythonOpGrads follow each other.
+
+    Calls that an operator stands between in forward are joined, too, if autograd hands the gradient on as it
+    is. No other PythonOpGrad may stand in between: what backwards leave beside gradients, and numbers that
+    they draw, come in the program's order. A chain runs where its first node stood, as nodes between may read
+    a gradient that is not passed on.
+
+    Args:
+        graph: a session's copy of a backward half.
+        sites: the site of each PythonOpGrad node, by node name.
+
+    Returns:
+        Chains whose members are named by their PythonOpGrad nodes, in the order of forward.
+    """
+    readers = Counter(values_read(graph))
+    rows: list[list[tuple[onnx.NodeProto, int]]] = []
+    for node in graph.node:
+        if node.op_type != "PythonOpGrad":
+            continue
+        link = _gradient_link(rows[-1][-1][0], node, sites, readers) if rows else -1
+        if link < 0:
+            rows.append([])
+        else:
+            # It is the node before, which runs later in forward, that takes the output of this one.
+            rows[-1][-1] = rows[-1][-1][0], link
+        rows[-1].append((node, -1))
+    chains = []
+    new: dict[int, onnx.NodeProto | None] = {}
+    for row in rows:
+        if len(row) > 1:
+            nodes, links = zip(*reversed(row), strict=True)
+            chain = Chain(tuple(node.name for node in nodes), links)
+            chains.append(chain)
+            new.update({id(node): None for node in nodes})
+            new[id(row[0][0])] = _joined_gradients(chain, nodes, sites)
+    if chains:
+        _put(graph, [new.get(id(node), node) for node in graph.node])
+    return chains
+
+
+def _gradient_link(
+    later: onnx.NodeProto, earlier: onnx.NodeProto, sites: Mapping[str, Site], readers: Mapping[str, int]
+) -> int:
+    """Index of the argument of the later call whose gradient is all that the earlier takes; -1 if none is."""
+    site, taken = sites[later.name], list(earlier.input)
+    one_output = len(sites[earlier.name].known_result.tensors) == 1
+    plain = not any(_writes(sites[node.name]) for node in (later, earlier))
+    made = list(later.output[1:])
+    if not (one_output and plain and len(taken) == 1 and taken[0] in made and readers[taken[0]] == 1):
+        return -1
+    return needed_inputs(site)[made.index(taken[0])]
+
+
+def _writes(site: Site) -> bool:
+    """Whether a call writes to an argument, or is declared to give or to take over memory of one."""
+    result = site.known_result
+    return bool(result.mutated or result.forward_map or result.backward_map)
+
+
+def _joined_gradients(
+    chain: Chain, nodes: Sequence[onnx.NodeProto], sites: Mapping[str, Site]
+) -> onnx.NodeProto:
+    """One node of PythonOpGrads that are in the order of forward."""
+    attributes = [_attributes(node) for node in nodes]
+    linked = [
+        needed_inputs(sites[node.name]).index(link) if link >= 0 else -1
+        for node, link in zip(nodes, chain.links, strict=True)
+    ]
+    given = Chain(chain.members, tuple(linked))
+    return onnx.helper.make_node(
+        "PythonOpGrad",
+        nodes[-1].input,
+        ["", *_without_links(given, [node.output[1:] for node in nodes])],
+        chain.name,
+        domain="com.microsoft",
+        gradients=attributes[-1]["gradients"],
+        output_tensor_types=_without_links(given, [a["output_tensor_types"] for a in attributes]),
+        output_tensor_ranks=_without_links(given, [a["output_tensor_ranks"] for a in attributes]),
+    )
+
+
 class _Calls:
     """PythonOp and PythonOpGrad nodes of a graph, by the name of the exported graph's node."""
 
@@ -115,7 +198,12 @@ def _replace(graph: onnx.GraphProto, calls: _Calls, chains: Iterable[Chain]) -> 
         new[id(forward[-1])] = _joined_forward(chain, forward)
         if backward:
             new[id(backward[-1])] = _joined_backward(chain, forward, backward)
-    nodes = [node for node in (new.get(id(node), node) for node in calls.nodes) if node is not None]
+    _put(graph, [new.get(id(node), node) for node in calls.nodes])
+
+
+def _put(graph: onnx.GraphProto, given: Iterable[onnx.NodeProto | None]) -> None:
+    """Give the graph other nodes, and drop what it says of values that are no more."""
+    nodes = [node for node in given if node is not None]
     values = {name for node in nodes for name in (*node.input, *node.output)}
     types = [value for value in graph.value_info if value.name in values]
     del graph.node[:], graph.value_info[:]

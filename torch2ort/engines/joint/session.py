@@ -17,7 +17,8 @@ from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
-from torch2ort.runtime.binding import bind_nodes, native_site
+from torch2ort.runtime.binding import Callee, bind_nodes, native_site
+from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.mended import mended
@@ -41,6 +42,19 @@ class Bindings:
             self._sites[site.key] = native_site(site, key, training=training, protected=(), plan=plan)
             self.names[key] = site.key
         return self._sites[site.key]
+
+
+def _bind(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> list[Callee]:
+    """Let the nodes of a half call their sites, those that follow each other directly by one node."""
+    sites: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
+    callees: dict[str, Callee] = {node: bindings.of(site) for node, site in sites.items()}
+    names = {node: site.func_name for node, site in sites.items()}
+    chains = join_python_ops(graph, lowered.calls) + join_python_op_grads(graph, lowered.derivatives)
+    for chain in chains:
+        members = tuple(bindings.of(sites[node]) for node in chain.members)
+        callees[chain.name] = native.Chain(key=secrets.token_hex(16), sites=members, links=chain.links)
+        names[chain.name] = ", ".join(names[node] for node in chain.members)
+    return stock.bind_callees(graph, callees, names)
 
 
 class HalfSession:
@@ -68,10 +82,7 @@ class HalfSession:
         model = onnx.ModelProto()
         model.CopyFrom(mended(lowered.proto))
         bind_nodes(model.graph, lowered.calls, training=False)
-        called: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
-        callees = {node: bindings.of(site) for node, site in called.items()}
-        names = {node: site.func_name for node, site in called.items()}
-        self._bound = stock.bind_callees(model.graph, callees, names)
+        self._bound = _bind(model.graph, lowered, bindings)
         save_stage(options, name, model)
         with lent_allocator(settings) as lent:
             if lent:
