@@ -534,7 +534,6 @@ def test_a_call_with_an_in_place_map_stays_apart(tmp_path):
         torch2ort.unregister(f"{__name__}.Extend")
 
 
-@pytest.mark.ort_training("the joint engine caches nothing")
 def test_chains_come_out_of_the_cache(tmp_path):
     model = Model(lambda x, w: Affine.apply(Square.apply(Square.apply(x)), w))
     x = torch.randn(3, 4)
