@@ -10,13 +10,30 @@ from collections.abc import Collection, Iterator
 
 import torch
 
-from torch2ort.engines.joint.split import VIEWS
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.runtime.inplace import views_only
 
-_CLONE = torch.ops.aten.clone.default
+aten = torch.ops.aten
+# They cost nothing, so that what they are views of is kept, and not one more tensor.
+VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+_CLONE = aten.clone.default
 
 
 class ReadMemory:
@@ -24,12 +41,12 @@ class ReadMemory:
 
     Args:
         joint: the graph.
-        kept: nodes whose value backward reads.
+        read: nodes whose value backward reads.
     """
 
-    def __init__(self, joint: Joint, kept: Collection[torch.fx.Node]) -> None:
+    def __init__(self, joint: Joint, read: Collection[torch.fx.Node]) -> None:
         self._joint = joint
-        self._memories = {_owner(node) for node in (*kept, *_held(joint))}
+        self._memories = {owner_of(node) for node in (*read, *held_by_functions(joint))}
 
     @property
     def inputs(self) -> set[int]:
@@ -41,10 +58,10 @@ class ReadMemory:
         node = self._joint.outputs[position]
         if position in self._joint.shared and node.target is _CLONE:
             node = node.all_input_nodes[0]
-        return _owner(node) in self._memories
+        return owner_of(node) in self._memories
 
 
-def _owner(node: torch.fx.Node) -> torch.fx.Node:
+def owner_of(node: torch.fx.Node) -> torch.fx.Node:
     """The node that made the memory of another."""
     while True:
         if node.target in VIEWS:
@@ -67,7 +84,7 @@ def _mapped(node: torch.fx.Node) -> torch.fx.Node | None:
     return None if argument is None else tensors[site.tensor_positions.index(argument)]
 
 
-def _held(joint: Joint) -> Iterator[torch.fx.Node]:
+def held_by_functions(joint: Joint) -> Iterator[torch.fx.Node]:
     """Values that Functions hold after forward."""
     for node in joint.graph_module.graph.nodes:
         if node.target is not DIFFERENTIABLE_PYTHON_OP:

@@ -67,7 +67,8 @@ class Planner:
         inputs = [joint.inputs[node] for node in half.inputs]
         feeds = [(self.feeds[i], source.feeds[i]) for i in inputs]
         lowered = lower_half(half, self._target)
-        memory = ReadMemory(joint, kept)
+        # As in eager PyTorch, which keeps what is computed anew here.
+        memory = ReadMemory(joint, self._split.read)
         names = {site.key: name for name, site in lowered.calls.items() if not site.internal}
         return ForwardPlan(
             half=lowered,

@@ -1,7 +1,7 @@
 """A joint graph apart: forward, and the backward for a set of outputs that have a gradient.
 
 Forward computes what the outputs need, and every Function and every random number. What backward reads of
-it is kept; what it reads and only depends on that is computed there.
+it is kept, or computed anew from what is kept where that is cheap.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import cast
 
 import torch
 
+from torch2ort.engines.joint.memory import VIEWS
+from torch2ort.engines.joint.recompute import recomputed
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
@@ -21,23 +23,6 @@ from torch2ort.symbolics.source import source_line
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
-# They cost nothing, so that what they are views of is kept, and not one more tensor.
-VIEWS = frozenset(
-    {
-        aten.alias.default,
-        aten.detach.default,
-        aten.expand.default,
-        aten.permute.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.t.default,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.view.default,
-        aten._unsafe_view.default,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,8 @@ class Split:
         joint: the graph.
 
     Attributes:
-        kept: nodes whose value backward reads; placeholders among them.
+        read: nodes whose value backward reads; placeholders among them.
+        kept: those of them that it does not compute anew.
 
     Raises:
         UnsupportedOperatorError: backward draws random numbers.
@@ -86,7 +72,9 @@ class Split:
                 f"torch.autograd.Function"
             )
         self._tokens = _tokens(joint.graph_module.graph)
-        self.kept = self._read_by_backward()
+        self.read = self._read_by_backward()
+        again = recomputed(joint, self.read)
+        self.kept = tuple(node for node in self.read if node not in again)
 
     def _read_by_backward(self) -> tuple[torch.fx.Node, ...]:
         """Nodes of forward that backward reads, in the order of the graph."""

@@ -1,0 +1,124 @@
+"""Backward computes anew what is cheap to compute from what is kept, with eager's gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torch2ort
+from tests.support.comparison import assert_trains_like_eager
+from torch2ort.engines.joint import planning
+from torch2ort.runtime import has_training
+
+pytestmark = pytest.mark.skipif(has_training(), reason="onnxruntime-training has an engine of its own")
+
+LENGTH, WIDTH = 32, 128
+X = torch.randn(8, LENGTH, 6)
+SIZE = 8 * LENGTH * WIDTH * 4
+Body = Callable[["Between", torch.Tensor], torch.Tensor]
+
+
+class Between(nn.Module):
+    """What ``body`` makes of a layer's result, in front of another layer."""
+
+    def __init__(self, body: Body, normalization: nn.Module | None = None) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(6, WIDTH), nn.Linear(WIDTH, 5)
+        self.norm = normalization
+        self.body = body
+
+    def forward(self, x):
+        return self.body(self, self.before(x))
+
+
+class Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.where(x > 0, 2.0, 2.5)
+
+
+def written_out(h):
+    return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h.pow(3))))
+
+
+def attention(m, h):
+    q, k = h.view(8, LENGTH, 8, 16).transpose(1, 2), (h * 2).view(8, LENGTH, 8, 16).transpose(1, 2)
+    probabilities = (q @ k.transpose(-1, -2) / 4).softmax(-1)
+    return m.after((probabilities @ q).transpose(1, 2).reshape(8, LENGTH, WIDTH))
+
+
+def chain(h):
+    for _ in range(12):
+        h = torch.sin(h)
+    return h
+
+
+def kept_bytes(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes of the activations that the first step of ``model`` keeps."""
+    splits = []
+
+    class Watched(planning.Split):
+        def __init__(self, joint) -> None:
+            super().__init__(joint)
+            splits.append(self)
+
+    monkeypatch.setattr(planning, "Split", Watched)
+    torch2ort.ORTModule(model)(X)
+    values = [node.meta["val"] for split in splits for node in split.kept if node.op != "placeholder"]
+    return sum(v.numel() * v.element_size() for v in values if v.numel() * v.element_size() >= SIZE // 8)
+
+
+# What is kept, in units of the bytes of the layer's result.
+CASES = {
+    "gelu": (Between(lambda m, h: m.after(F.gelu(h))), 1),
+    "silu": (Between(lambda m, h: m.after(F.silu(h))), 1),
+    "an activation that the model writes out": (Between(lambda m, h: m.after(written_out(h))), 1),
+    "a gate": (Between(lambda m, h: m.after(F.silu(h) * torch.tanh(h))), 1),
+    "layer norm": (Between(lambda m, h: m.after(m.norm(h)), nn.LayerNorm(WIDTH)), 1),
+    "one behind the other": (Between(lambda m, h: m.after(F.gelu(m.norm(h))), nn.LayerNorm(WIDTH)), 1),
+    # Queries, keys, values and the context, not the probabilities.
+    "attention": (Between(attention), 4),
+    # What a tanh's derivative reads, and nothing that it is computed from.
+    "nothing to compute it from": (Between(lambda m, h: m.after(torch.tanh(h))), 1),
+    # The first eight steps are computed anew from the layer's result, the others from the ninth.
+    "a long chain": (Between(lambda m, h: m.after(chain(h))), 2),
+    "of a Function that keeps it": (
+        Between(lambda m, h: m.after(g := F.gelu(h)) + Keep.apply(g)[..., :5]),
+        2,
+    ),
+    "returned": (Between(lambda m, h: (m.after(g := F.gelu(h)), g)), 2),
+}
+
+
+@pytest.mark.parametrize(("model", "units"), CASES.values(), ids=CASES)
+def test_only_what_is_dear_is_kept(model, units, monkeypatch):
+    assert round(kept_bytes(model, monkeypatch) / SIZE) == units
+
+
+@pytest.mark.parametrize("model", [model for model, _ in CASES.values()], ids=CASES)
+def test_gradients_are_eagers(model):
+    assert_trains_like_eager(model, [(X,), (X + 1,)], steps=3)
+
+
+def test_small_values_are_kept(monkeypatch):
+    model = Between(lambda m, h: m.after(F.gelu(h[:1, :4])))
+    assert kept_bytes(model, monkeypatch) < SIZE * 2
+
+
+def test_a_write_to_an_output_that_eager_saves_is_refused_though_it_is_computed_anew():
+    model = torch2ort.ORTModule(Between(lambda m, h: (g := torch.exp(h), m.after(torch.tanh(h) + g))))
+    output, _ = model(X)
+    output.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()

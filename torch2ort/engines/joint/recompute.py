@@ -1,0 +1,95 @@
+"""Activations that backward computes anew instead of keeping them.
+
+What takes a few operations an element from values that are kept anyway is not kept itself: a GELU or a
+normalisation, which the next layer's weight gradient reads, the steps of an activation that the model writes
+out, the probabilities of attention. Nothing is kept for it that eager PyTorch would not save, so that no more
+tensors must stay as they are until backward. Known as selective activation recomputation: Korthikanti et al.,
+Reducing Activation Recomputation in Large Transformer Models, 2022, section 5.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+
+import torch
+
+from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.engines.joint.memory import VIEWS, held_by_functions, owner_of
+from torch2ort.engines.joint.trace import Joint
+
+aten = torch.ops.aten
+
+# They pass over their input once, or a few times.
+_CHEAP = frozenset(
+    {
+        "_softmax", "_to_copy", "abs", "add", "arange", "bitwise_and", "bitwise_not", "bitwise_or", "ceil",
+        "clamp", "clamp_max", "clamp_min", "clone", "cos", "div", "elu", "eq", "erf", "exp", "expm1",
+        "floor", "full", "full_like", "ge", "gelu", "gt", "hardsigmoid", "hardswish", "hardtanh", "le",
+        "leaky_relu", "log", "log1p", "logical_and", "logical_not", "logical_or", "lt", "masked_fill",
+        "maximum", "minimum", "mish", "mul", "native_layer_norm", "ne", "neg", "ones", "ones_like", "pow",
+        "reciprocal", "relu", "round", "rsqrt", "rsub", "scalar_tensor", "sigmoid", "sign", "silu", "sin",
+        "softplus", "sqrt", "sub", "tanh", "where", "zeros", "zeros_like",
+    }
+)  # fmt: skip
+_PRODUCTS = frozenset({"baddbmm", "bmm"})
+# Longest rows of such a product's operands: a head's size. With longer ones the product is no longer cheap.
+_LONGEST_ROWS = 256
+# Operations between a value and what it is computed from. All that lies between is in memory at once, so that
+# a long chain would be kept after all, only later.
+_DEEPEST = 8
+# Smaller values, in bytes, are not worth the operators.
+_SMALLEST = 1 << 16
+
+
+def recomputed(joint: Joint, read: Collection[torch.fx.Node]) -> frozenset[torch.fx.Node]:
+    """Those among what backward reads that it can compute cheaply from the others.
+
+    Args:
+        joint: the graph.
+        read: nodes whose value backward reads.
+    """
+    given, again = set(read), set()
+    held = {owner_of(node) for node in (*joint.outputs, *held_by_functions(joint))}
+    # How many operations are between a value and what is kept.
+    depths: dict[torch.fx.Node, int] = {}
+    for node in joint.graph_module.graph.nodes:
+        depth = _depth(node, depths)
+        if node in given:
+            if depth and depth <= _DEEPEST and _size(node) >= _SMALLEST and node not in held:
+                again.add(node)
+            else:
+                depth = 0
+        if depth is not None and depth <= _DEEPEST:
+            depths[node] = depth
+    return frozenset(again)
+
+
+def _depth(node: torch.fx.Node, depths: dict[torch.fx.Node, int]) -> int | None:
+    """Operations between a node and what is kept; ``None`` if it is not to be computed from that."""
+    read = node.all_input_nodes
+    if node.op != "call_function" or not depths.keys() >= set(read):
+        return None
+    deepest = max((depths[n] for n in read), default=0)
+    if node.target in VIEWS or node.target is operator.getitem:
+        return deepest
+    return deepest + 1 if _is_cheap(node) else None
+
+
+def _is_cheap(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return False
+    name = node.target._schema.name.removeprefix("aten::")
+    if name in _PRODUCTS:
+        first, second = (n.meta["val"] for n in node.all_input_nodes[-2:])
+        rows = first.shape[-1]
+        made = node.meta["val"].numel()
+        return isinstance(rows, int) and rows <= _LONGEST_ROWS and made >= max(first.numel(), second.numel())
+    return name in _CHEAP
+
+
+def _size(node: torch.fx.Node) -> int:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return 0
+    return value.numel() * value.element_size()
