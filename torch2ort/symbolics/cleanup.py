@@ -67,6 +67,13 @@ def cleanup(model: ir.Model) -> None:
     _run(model, passes.NameFixPass())
 
 
+def drop_unread_constants(graph: ir.Graph) -> None:
+    """Drop the initializers that no node reads, of each of which a session warns. Weights are inputs by now."""
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+
+
 def _fold(model: ir.Model) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter(

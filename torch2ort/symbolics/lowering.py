@@ -20,6 +20,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
+from torch2ort.symbolics.cleanup import drop_unread_constants
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import name_interface, separate_outputs
 from torch2ort.symbolics.registered import translating
@@ -61,6 +62,7 @@ def lower(
     target.gradients.complete(translated.model)
     separate_outputs(graph)
     run_unread(graph, sites)
+    drop_unread_constants(graph)
     returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
     left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
     name_interface(graph, names, [*returned, *left], PREFIX)
