@@ -239,18 +239,22 @@ class Run:
     Attributes:
         undefined: ``(site key, argument)`` for each needed gradient that ``backward`` left out and that is
             zeros now.
-        unmaterialized: keys of the sites whose backward ran and takes ``None`` for a missing gradient.
+        arrivals: asked with a site's key before its backward, once a gradient is undefined or if the run is
+            ``partial``: ``None`` if every gradient arrives, ``()`` if autograd would not run that backward,
+            else a ``bool`` per tensor that forward returned. What does not arrive counts as missing.
         keeps: whether backwards leave the contexts for another one.
+        partial: whether gradients of the model's own outputs are missing.
     """
 
     undefined: set[tuple[str, int]]
-    unmaterialized: set[str]
+    arrivals: Callable[[str], tuple[bool, ...] | None] | None
     keeps: bool
+    partial: bool
 
     def __new__(cls) -> Run: ...
     def __len__(self) -> int: ...
     def clear(self) -> None:
-        """Releases and drops every context, and empties the sets."""
+        """Releases and drops every context, and empties the set."""
 
 def begin(run: Run | None) -> Run | None:
     """Makes ``run`` this thread's current run: where forward puts contexts and backward finds them.

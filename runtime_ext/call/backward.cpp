@@ -20,11 +20,14 @@ class BackwardCall {
         access_(site->returned),
         spans_(site->returned),
         written_(site->returned),
+        missing_(site->returned),
         exports_(site->returned),
         args_(static_cast<size_t>(PyTuple_Size(site->outputs)) + 1) {}
 
   bool Run() {
-    return Receive() && Call() && LearnWrites() && CheckCount() && CheckKinds() && Return() && Settle();
+    if (!Receive()) return false;
+    if (skipped_) return ReturnNothing() && Settle();
+    return Call() && LearnWrites() && CheckCount() && CheckKinds() && Return() && Settle();
   }
 
  private:
@@ -32,11 +35,12 @@ class BackwardCall {
   TensorMeta InputMeta(size_t i) { return context()->tensors.Get(i); }
   TensorMeta OutputMeta(size_t i) { return context()->tensors.Get(inputs_.size() + i); }
   bool arrived(size_t i) {
-    return (passed_ || loans_[i] != nullptr) && (*site_->tensor_outputs)[i].differentiable;
+    return !missing_[i] && (passed_ || loans_[i] != nullptr) && (*site_->tensor_outputs)[i].differentiable;
   }
   bool Linked(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
 
   bool Receive();
+  bool LearnArrivals();
   bool ReceiveGradient(size_t i);
   bool ReceiveLoan(size_t i);
   bool ReceivePassed(size_t i);
@@ -47,6 +51,7 @@ class BackwardCall {
   bool CheckKinds();
   PyObject* Item(Py_ssize_t argument) const;
   bool Return();
+  bool ReturnNothing();
   bool ReturnGradient(size_t i, PyObject* value);
   bool PassOn(size_t i, Ref gradient, bool held);
   int HeldByOthers(PyObject* value, const Ref& gradient);
@@ -72,6 +77,8 @@ class BackwardCall {
   long passed_version_ = 0;         // of the gradient that the next site passed
   Span passed_span_;                // memory of the gradient that goes to the site before
   SmallArray<bool, 8> written_;     // backward wrote to the copy that it was probed with
+  SmallArray<bool, 8> missing_;     // the runtime's zeros stand for a gradient that autograd has not
+  bool skipped_ = false;            // autograd would not run this backward
   SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
   SmallArray<PyObject*, 12> args_;  // ctx and one gradient a value of forward; borrowed
   Ref context_;
@@ -86,12 +93,28 @@ bool BackwardCall::Receive() {
     return false;
   }
   context_ = TakeContext(site_);
-  if (!context_ || (!context()->materialize_grads && !NoteUnmaterialized(site_))) return false;
+  if (!context_ || !LearnArrivals()) return false;
+  if (skipped_) return true;
   args_[0] = context_.get();
   for (size_t i = 1; i < args_.size(); ++i) args_[i] = Py_None;
   for (size_t i = 0; i < site_->returned; ++i) {
     if (!ReceiveGradient(i)) return false;
     args_[static_cast<size_t>((*site_->tensor_outputs)[i].position) + 1] = tensors_[i].get();
+  }
+  return true;
+}
+
+bool BackwardCall::LearnArrivals() {
+  Ref arrivals = ArrivalsAt(site_);
+  if (!arrivals || arrivals.get() == Py_None) return static_cast<bool>(arrivals);
+  if (!PyTuple_Check(arrivals.get())) {
+    PyErr_Format(PyExc_TypeError, "arrivals gave a %.200s, not a tuple", TypeName(arrivals.get()).c_str());
+    return false;
+  }
+  auto count = static_cast<size_t>(PyTuple_Size(arrivals.get()));
+  skipped_ = count == 0;
+  for (size_t i = 0; i < site_->returned; ++i) {
+    missing_[i] = i >= count || PyTuple_GetItem(arrivals.get(), static_cast<Py_ssize_t>(i)) == Py_False;
   }
   return true;
 }
@@ -181,6 +204,7 @@ bool BackwardCall::Settle() {
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < site_->returned; ++i) {
+    if (!arrived(i)) continue;
     Access& next = (*site_->gradient_access)[i];
     // Others may hold what the next site passed, but it is not the runtime's to overwrite.
     if (passed_ && access_[i] == Access::kProbed) next = written_[i] ? Access::kCopied : Access::kShared;
@@ -262,6 +286,19 @@ bool BackwardCall::Return() {
     if (!inputs_[i].needs_grad) {
       outputs_->push_back(nullptr);
     } else if (!(gradient == Py_None ? ReturnZeros(i) : ReturnGradient(i, gradient))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The zeros that the runtime wants go nowhere that autograd would take a gradient.
+bool BackwardCall::ReturnNothing() {
+  outputs_->reserve(inputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!inputs_[i].needs_grad) {
+      outputs_->push_back(nullptr);
+    } else if (!ReturnZeros(i)) {
       return false;
     }
   }

@@ -16,9 +16,10 @@ struct Entry {
 
 struct Run {
   PyObject_HEAD PyObject* undefined;  // set of (site key, argument)
-  PyObject* unmaterialized;           // set of site keys
+  PyObject* arrivals;                 // tells for a site key which gradients arrive; null: all
   std::vector<Entry>* entries;
   char keeps;     // contexts stay for another backward
+  char partial;   // some gradient of the model's outputs is missing
   size_t cursor;  // where the last context was found: backward visits the sites in about the opposite order
 };
 
@@ -35,8 +36,7 @@ PyObject* RunNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!self) return nullptr;
   Run* run = AsRun(self.get());
   run->undefined = PySet_New(nullptr);
-  run->unmaterialized = PySet_New(nullptr);
-  if (run->undefined == nullptr || run->unmaterialized == nullptr) return nullptr;
+  if (run->undefined == nullptr) return nullptr;
   run->entries = new std::vector<Entry>;
   return self.release();
 }
@@ -44,7 +44,7 @@ PyObject* RunNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 int RunTraverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(AsRun(self)->undefined);
-  Py_VISIT(AsRun(self)->unmaterialized);
+  Py_VISIT(AsRun(self)->arrivals);
   if (AsRun(self)->entries != nullptr) {
     for (const Entry& entry : *AsRun(self)->entries) {
       Py_VISIT(entry.site);
@@ -70,7 +70,7 @@ void DropEntries(Run* run) {
 int RunClear(PyObject* self) {
   DropEntries(AsRun(self));
   Py_CLEAR(AsRun(self)->undefined);
-  Py_CLEAR(AsRun(self)->unmaterialized);
+  Py_CLEAR(AsRun(self)->arrivals);
   return 0;
 }
 
@@ -85,7 +85,7 @@ void RunDealloc(PyObject* self) {
 
 PyObject* ClearMethod(PyObject* self, PyObject*) {
   DropEntries(AsRun(self));
-  if (PySet_Clear(AsRun(self)->undefined) < 0 || PySet_Clear(AsRun(self)->unmaterialized) < 0) return nullptr;
+  if (PySet_Clear(AsRun(self)->undefined) < 0) return nullptr;
   Py_RETURN_NONE;
 }
 
@@ -102,8 +102,9 @@ PyMethodDef methods[] = {
 
 PyMemberDef members[] = {
     {"undefined", T_OBJECT_EX, offsetof(Run, undefined), READONLY, nullptr},
-    {"unmaterialized", T_OBJECT_EX, offsetof(Run, unmaterialized), READONLY, nullptr},
+    {"arrivals", T_OBJECT, offsetof(Run, arrivals), 0, nullptr},
     {"keeps", T_BOOL, offsetof(Run, keeps), 0, nullptr},
+    {"partial", T_BOOL, offsetof(Run, partial), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
@@ -200,8 +201,12 @@ bool NoteUndefined(Site* site, size_t argument) {
   return pair && PySet_Add(AsRun(current_run)->undefined, pair.get()) == 0;
 }
 
-bool NoteUnmaterialized(Site* site) {
-  return current_run == nullptr || PySet_Add(AsRun(current_run)->unmaterialized, site->key) == 0;
+Ref ArrivalsAt(Site* site) {
+  Run* run = current_run == nullptr ? nullptr : AsRun(current_run);
+  bool all = run == nullptr || run->arrivals == nullptr || run->arrivals == Py_None ||
+             (run->partial == 0 && PySet_Size(run->undefined) == 0);
+  return all ? Ref::Share(Py_None)
+             : Ref::Steal(PyObject_CallFunctionObjArgs(run->arrivals, site->key, nullptr));
 }
 
 void KeepError() { Ref old = Ref::Steal(std::exchange(kept_error, TakeRaised())); }

@@ -23,8 +23,9 @@ bool KeepsContexts();
 Ref TakeContext(Site* site);
 // Notes that backward returned no gradient for a needed argument, and zeros stand for it.
 bool NoteUndefined(Site* site, size_t argument);
-// Notes that backward would take None, not zeros, for a gradient that is missing.
-bool NoteUnmaterialized(Site* site);
+// Which gradients arrive at a site in the current run: None for all, an empty tuple if autograd would not
+// run its backward at all, else one truth value a tensor output. Empty with an exception set on failure.
+Ref ArrivalsAt(Site* site);
 
 // Keeps the pending exception for take_error().
 void KeepError();

@@ -198,17 +198,64 @@ def test_an_omitted_gradient_becomes_zeros_and_is_noted(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("materialize", [True, False])
-def test_a_backward_that_takes_none_for_a_missing_gradient_is_noted(
-    materialize: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("arrive", [(True,), (False, False, False, False, True)], ids=str)
+def test_what_autograd_would_not_have_is_missing_though_a_runtime_gives_zeros(
+    materialize: bool, arrive: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Several, "materialize", materialize)
-    arguments = data(2, 3), torch.arange(4)
+    arguments = [data(2, 3), torch.arange(4)]
+    gradients = [torch.randn(2, 3), None, None, None, torch.randn(2)]
+    arrived = [g if any(arrive[i : i + 1]) else None for i, g in enumerate(gradients)]
+    expected = run_eager(Several, arguments, arrived)[1]
+    seen_in_eager = Several.seen
     site = make_site(Several, *arguments)
     with InRun() as run:
+        run.partial, run.arrivals = True, {site.key: arrive}.get
         run_forward(site, *arguments)
-        run_backward(site, torch.ones(2, 3), None, None, None, None)
-        assert run.unmaterialized == (set() if materialize else {site.key})
-    assert run.unmaterialized == set()
+        assert_same(run_backward(site, *gradients), expected)
+    assert Several.seen == seen_in_eager
+
+
+def test_a_backward_that_autograd_does_not_run_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, lambda g: pytest.fail("called"))
+    arguments = [data(2, 3), torch.ones(2)]
+    site = make_site(Answer, *arguments, 5)
+    with InRun() as run:
+        run.partial, run.arrivals = True, lambda key: ()
+        run_forward(site, *arguments)
+        assert_same(run_backward(site, torch.ones(2, 3)), [torch.zeros(2, 3), None])
+        assert len(run) == 0
+
+
+def test_what_arrives_is_asked_for_once_a_gradient_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, lambda g: (None, None, None))
+    arguments = [data(2, 3), torch.ones(2)]
+    first, second = (make_site(Answer, *arguments, 5) for _ in range(2))
+    asked: list[str] = []
+    with InRun() as run:
+        run.arrivals = asked.append
+        for site in (first, second):
+            run_forward(site, *arguments)
+        for site in (first, second):
+            run_backward(site, torch.ones(2, 3))
+    assert asked == [second.key]
+
+
+@pytest.mark.parametrize(("answer", "error"), [(1, "arrivals gave a int, not a tuple"), (None, "by name")])
+def test_an_error_of_what_tells_the_arrivals_is_raised(answer: Any, error: str) -> None:
+    arguments = [data(2, 3), torch.ones(2)]
+    site = make_site(Answer, *arguments, 5)
+
+    def arrivals(key: str) -> Any:
+        if answer is None:
+            raise TypeError(error)
+        return answer
+
+    with InRun() as run:
+        run.partial, run.arrivals = True, arrivals
+        run_forward(site, *arguments)
+        with pytest.raises(TypeError, match=f"^{error}$"):
+            run_backward(site, torch.ones(2, 3))
 
 
 class Unneeded(Function):

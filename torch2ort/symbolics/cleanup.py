@@ -68,7 +68,7 @@ def cleanup(model: ir.Model) -> None:
 
 
 def drop_unread_constants(graph: ir.Graph) -> None:
-    """Drop the initializers that no node reads, of each of which a session warns. Weights are inputs by now."""
+    """Drop initializers that no node reads, of which sessions warn. Weights are inputs by now."""
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]

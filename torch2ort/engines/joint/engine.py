@@ -105,15 +105,16 @@ class JointEngine:
         run = state.run
         run.keeps = keep
         run.undefined.clear()
-        run.unmaterialized.clear()
+        run.arrivals = lambda site: self._plan.reach.arrivals(
+            self._call(site), plan.given, [(self._call(key), argument) for key, argument in run.undefined]
+        )
         if not keep:
             state.kept = []
         results = () if backward.session is None else backward.session.run(values, run)
         del values
         undefined = [(self._call(site), argument) for site, argument in run.undefined]
-        reached = self._plan.reach.inputs(
-            plan.given, undefined, {self._call(site) for site in run.unmaterialized} if undefined else ()
-        )
+        run.arrivals = None
+        reached = self._plan.reach.inputs(plan.given, undefined)
         if not keep:
             run.clear()
         made: dict[int, torch.Tensor] = {}

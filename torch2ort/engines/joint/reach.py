@@ -14,6 +14,8 @@ import torch
 
 # More sets of missing gradients than these are not remembered at once; most models give one.
 _MOST_SETS = 256
+_NONE = -1, 0
+_Seen = tuple[int, int, bool]  # a step's position, one of its results, and whether a gradient arrives for it
 Edge = tuple[str, int]  # the name of a call and the position of an argument of its Function
 
 
@@ -23,12 +25,12 @@ class Step(NamedTuple):
     Attributes:
         call: name of the call of a Function that it is the derivative of; empty for an operator.
         feed: the position of the input that it accumulates into; -1 for none.
-        inputs: the steps before, by position; -1 where no gradient goes.
+        inputs: the steps before, by position, and which result of each; -1 where no gradient goes.
     """
 
     call: str
     feed: int
-    inputs: tuple[int, ...]
+    inputs: tuple[tuple[int, int], ...]
 
 
 class Reach:
@@ -36,15 +38,19 @@ class Reach:
 
     Args:
         steps: autograd's graph.
-        outputs: the step that made each output, by position; -1 for one that requires no gradient.
+        outputs: the step that made each output, as in a step's inputs; -1 for one that requires no gradient.
         arguments: call of a Function -> the positions of its arguments that are tensors.
     """
 
     def __init__(
-        self, steps: Sequence[Step], outputs: Sequence[int], arguments: Mapping[str, Sequence[int]]
+        self,
+        steps: Sequence[Step],
+        outputs: Sequence[tuple[int, int]],
+        arguments: Mapping[str, Sequence[int]],
     ) -> None:
         self._steps, self._outputs, self._arguments = tuple(steps), tuple(outputs), arguments
-        self._known: dict[Any, frozenset[int]] = {}
+        self._calls = {step.call: position for position, step in enumerate(steps) if step.call}
+        self._known: dict[Any, frozenset[_Seen]] = {}
 
     def description(self) -> dict[str, Any]:
         """The paths as JSON can hold them."""
@@ -53,8 +59,8 @@ class Reach:
     @classmethod
     def of(cls, description: Mapping[str, Any], arguments: Mapping[str, Sequence[int]]) -> Reach:
         """What :meth:`description` described."""
-        steps = [Step(call, feed, tuple(inputs)) for call, feed, inputs in description["steps"]]
-        return cls(steps, description["outputs"], arguments)
+        steps = [Step(call, feed, _pairs(inputs)) for call, feed, inputs in description["steps"]]
+        return cls(steps, _pairs(description["outputs"]), arguments)
 
     def renamed(
         self, feeds: Sequence[int], calls: Mapping[str, str], arguments: Mapping[str, Sequence[int]]
@@ -75,49 +81,73 @@ class Reach:
     @property
     def tracked(self) -> tuple[bool, ...]:
         """Of each output, whether it requires a gradient."""
-        return tuple(step >= 0 for step in self._outputs)
+        return tuple(step >= 0 for step, _ in self._outputs)
 
-    def inputs(
-        self, outputs: Iterable[int], undefined: Collection[Edge] = (), unmaterialized: Collection[str] = ()
-    ) -> frozenset[int]:
+    def inputs(self, outputs: Iterable[int], undefined: Collection[Edge] = ()) -> frozenset[int]:
         """Positions of the inputs that a gradient of ``outputs`` reaches.
 
         Args:
             outputs: positions of those that have a gradient.
             undefined: arguments for which a Function's backward returned ``None`` in this run.
-            unmaterialized: calls whose Function takes a missing gradient as ``None``; what it then returns
-                counts as missing, too. The others take zeros, as they do in eager PyTorch.
         """
-        key = tuple(outputs), frozenset(undefined), frozenset(unmaterialized)
+        seen = self._seen(outputs, undefined)
+        feeds = (self._steps[position].feed for position, _, defined in seen if defined)
+        return frozenset(feed for feed in feeds if feed >= 0)
+
+    def arrivals(
+        self, call: str, outputs: Iterable[int], undefined: Collection[Edge] = ()
+    ) -> tuple[bool, ...] | None:
+        """Which gradients autograd gives to a Function.
+
+        Args:
+            call: its name.
+            outputs: positions of the outputs that have a gradient.
+            undefined: arguments for which the Functions whose backward ran before returned ``None``.
+
+        Returns:
+            One truth value per tensor that forward returned, those behind the last that is read left away;
+            ``()`` if its backward does not run at all, ``None`` if there is nothing to say.
+        """
+        position = self._calls.get(call)
+        if position is None:
+            return None
+        seen = self._seen(outputs, undefined)
+        results = [result for at, result, _ in seen if at == position]
+        return tuple((position, i, True) in seen for i in range(max(results, default=-1) + 1))
+
+    def _seen(self, outputs: Iterable[int], undefined: Collection[Edge]) -> frozenset[_Seen]:
+        key = tuple(outputs), frozenset(undefined)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_SETS:
                 self._known.clear()
-            known = self._known[key] = self._walked(*key)
+            known = self._known[key] = frozenset(self._walked(*key))
         return known
 
-    def _walked(
-        self, outputs: tuple[int, ...], undefined: frozenset[Edge], unmaterialized: frozenset[str]
-    ) -> frozenset[int]:
-        seen: set[tuple[int, bool]] = set()
-        stack = [(self._outputs[i], True) for i in outputs if self._outputs[i] >= 0]
+    def _walked(self, outputs: tuple[int, ...], undefined: frozenset[Edge]) -> set[_Seen]:
+        """Results of steps to which autograd's steps give gradients, also where these are ``None``."""
+        seen: set[_Seen] = set()
+        stack = [(*self._outputs[i], True) for i in outputs if self._outputs[i] != _NONE]
         while stack:
-            position, defined = stack.pop()
-            if (position, defined) in seen:
+            position, result, defined = stack.pop()
+            if (position, result, defined) in seen:
                 continue
-            seen.add((position, defined))
+            seen.add((position, result, defined))
             step = self._steps[position]
             missing: set[int] = set()
-            passed = defined
             if step.call:
                 positions = self._arguments[step.call]
                 missing = {positions.index(p) for call, p in undefined if call == step.call}
-                passed = defined or step.call not in unmaterialized
+            # A Function's backward is called all the same, and what it returned for is left out.
+            passed = defined or bool(step.call)
             for i, before in enumerate(step.inputs):
-                if before >= 0:
-                    stack.append((before, passed and i not in missing))
-        feeds = (self._steps[position].feed for position, defined in seen if defined)
-        return frozenset(feed for feed in feeds if feed >= 0)
+                if before != _NONE:
+                    stack.append((*before, passed and i not in missing))
+        return seen
+
+
+def _pairs(data: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((step, result) for step, result in data)
 
 
 def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Reach:
@@ -142,17 +172,18 @@ def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
         return found[function]
 
     waiting: list[Any] = []
-    firsts: list[int] = []
+    firsts: list[tuple[int, int]] = []
     for output in outputs:
         if not output.requires_grad:
-            firsts.append(-1)
+            firsts.append(_NONE)
         elif output.grad_fn is None:
-            firsts.append(len(steps))
+            firsts.append((len(steps), 0))
             steps.append(Step("", feeds.get(id(output), -1), ()))
         else:
-            firsts.append(number(output.grad_fn))
+            firsts.append((number(output.grad_fn), output.output_nr))
         while waiting:
             function = waiting.pop()
-            before = tuple(-1 if f is None else number(f) for f, _ in function.next_functions)
+            edges = function.next_functions
+            before = tuple(_NONE if f is None else (number(f), result) for f, result in edges)
             steps[found[function]] = steps[found[function]]._replace(inputs=before)
     return Reach(steps, firsts, {})

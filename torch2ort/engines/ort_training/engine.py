@@ -7,7 +7,7 @@ when autograd hands over the outputs' gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,6 @@ from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
 from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule
-
-# More sets of missing gradients than these are not remembered at once; most models give one.
-_MOST_SETS = 256
-# Outputs without a gradient, what the Functions left out, and the Functions that take None for a gradient.
-_Missing = tuple[tuple[bool, ...], frozenset[tuple[str, int]], frozenset[str]]
 
 
 def session_settings(options: Options) -> Any:
@@ -132,8 +127,7 @@ class TrainingEngine:
         self._ort = training_pybind()
         self._graph = graph
         self._reach = Reach(graph)
-        # Per set of missing gradients: which inputs the others reach.
-        self._reached_by: dict[_Missing, frozenset[str]] = {}
+        self._whole: dict[tuple[str, ...], bool] = {}
         # The builder refuses tensors that no output depends on.
         requires_grad &= self._reach.inputs(graph.outputs)
         self._requires_grad = requires_grad
@@ -278,6 +272,11 @@ class TrainingEngine:
                 gradient = torch.zeros(shape, dtype=dtype, device=device)
             given.push_back(to_capsule(plain(gradient)), False)
         computed = self._ort.OrtValueVector()
+        run, outputs = state.run, self._with_gradient(gradients)
+        run.partial = not self._is_whole(outputs)
+        run.arrivals = lambda site: self._reach.arrivals(
+            self._site_nodes[site], outputs, self._edges(run.undefined)
+        )
         with self._lock, contexts_in(state.run):
             if self._bound.callees and state.epoch != pool.epoch:
                 return None
@@ -289,26 +288,26 @@ class TrainingEngine:
                 state.partial = None
             pool.add(-len(self._bound.callees))
         found = _tensors(computed)
-        reached = self._reached(state.run, gradients)
-        state.run.clear()
+        reached = self._reach.inputs(outputs, self._edges(run.undefined))
+        run.arrivals = None
+        run.clear()
         return [
             found[self._gradient_of[name]] if name in reached and name in self._gradient_of else None
             for name in self._graph.feeds
         ]
 
-    def _reached(self, run: native.Run, gradients: Sequence[torch.Tensor | None]) -> frozenset[str]:
-        undefined = frozenset(run.undefined)
-        unmaterialized = frozenset(run.unmaterialized) if undefined else frozenset()
-        key = tuple([gradient is None for gradient in gradients]), undefined, unmaterialized
-        found = self._reached_by.get(key)
-        if found is None:
-            outputs = [n for n, none in zip(self._graph.fetches, key[0], strict=True) if not none]
-            edges: list[Edge] = [(self._site_nodes[site], position) for site, position in undefined]
-            if len(self._reached_by) >= _MOST_SETS:
-                self._reached_by.clear()
-            nodes = [self._site_nodes[site] for site in unmaterialized]
-            found = self._reached_by[key] = self._reach.inputs(outputs, edges, nodes)
-        return found
+    def _with_gradient(self, gradients: Sequence[torch.Tensor | None]) -> tuple[str, ...]:
+        pairs = zip(self._graph.fetches, gradients, strict=True)
+        return tuple(name for name, gradient in pairs if gradient is not None)
+
+    def _is_whole(self, outputs: tuple[str, ...]) -> bool:
+        """Whether the Functions get the same gradients from ``outputs`` as from all outputs."""
+        if outputs not in self._whole:
+            self._whole[outputs] = self._reach.is_whole(outputs)
+        return self._whole[outputs]
+
+    def _edges(self, undefined: Iterable[tuple[str, int]]) -> list[Edge]:
+        return [(self._site_nodes[site], position) for site, position in undefined]
 
 
 def _copied_and_read(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -22,6 +22,8 @@ FLOATS = {
     onnx.TensorProto.BFLOAT16,
 }
 
+# More sets of missing gradients than these are not remembered at once; most models give one.
+_MOST_SETS = 256
 Edge = tuple[str, int]  # a PythonOp node's name and the position of an argument of its Function
 
 
@@ -35,41 +37,70 @@ class Reach:
     def __init__(self, graph: Graph) -> None:
         self._sites = graph.sites
         proto = graph.proto.graph
+        self._functions = {node.name: node for node in proto.node if node.name in graph.sites}
+        self._outputs = tuple(graph.outputs)
         self._producers = {name: node for node in proto.node for name in node.output if name}
         values = (*proto.input, *proto.value_info, *proto.output)
         self._types = {value.name: value.type.tensor_type.elem_type for value in values}
         self._feeds = set(graph.feeds)
-        self._cache: dict[tuple[str, frozenset[Edge], frozenset[str]], frozenset[str]] = {}
+        self._cache: dict[tuple[tuple[str, ...], frozenset[Edge]], frozenset[tuple[str, bool]]] = {}
 
-    def inputs(
-        self, outputs: Iterable[str], undefined: Iterable[Edge] = (), unmaterialized: Iterable[str] = ()
-    ) -> frozenset[str]:
+    def inputs(self, outputs: Iterable[str], undefined: Iterable[Edge] = ()) -> frozenset[str]:
         """Graph inputs that a gradient of ``outputs`` reaches.
 
         Args:
             outputs: names of graph outputs that have a gradient.
             undefined: arguments for which a Function's backward returned ``None`` in this run.
-            unmaterialized: PythonOp nodes whose Function takes a missing gradient as ``None``; what it then
-                returns counts as missing, too. The others take zeros, as they do in eager PyTorch.
         """
-        given = frozenset(undefined), frozenset(unmaterialized)
-        return frozenset().union(*(self._from(output, *given) for output in outputs))
+        seen = self._seen(outputs, undefined)
+        return frozenset(name for name in self._feeds if (name, True) in seen)
 
-    def _from(
-        self, output: str, undefined: frozenset[Edge], unmaterialized: frozenset[str]
-    ) -> frozenset[str]:
-        key = (output, undefined, unmaterialized)
-        if key not in self._cache:
-            self._cache[key] = frozenset(self._walk(*key))
-        return self._cache[key]
+    def arrivals(
+        self, node: str, outputs: Iterable[str], undefined: Iterable[Edge] = ()
+    ) -> tuple[bool, ...] | None:
+        """Which gradients autograd gives to a Function.
 
-    def _walk(self, output: str, undefined: frozenset[Edge], unmaterialized: frozenset[str]) -> set[str]:
+        Args:
+            node: name of its PythonOp node.
+            outputs: names of graph outputs that have a gradient.
+            undefined: arguments for which the Functions whose backward ran before returned ``None``.
+
+        Returns:
+            One truth value per tensor that forward returned; ``()`` if its backward does not run at all,
+            ``None`` if there is nothing to say.
+        """
+        if node not in self._functions:
+            return None
+        seen = self._seen(outputs, undefined)
+        # The first output is the context.
+        results = self._functions[node].output[1:]
+        if not any((name, defined) in seen for name in results for defined in (True, False)):
+            return ()
+        return tuple((name, True) in seen for name in results)
+
+    def is_whole(self, outputs: Iterable[str]) -> bool:
+        """Whether every Function gets every gradient from ``outputs`` that it would get from all of them."""
+        return all(
+            self.arrivals(node, outputs) == self.arrivals(node, self._outputs) for node in self._functions
+        )
+
+    def _seen(self, outputs: Iterable[str], undefined: Iterable[Edge]) -> frozenset[tuple[str, bool]]:
+        key = tuple(outputs), frozenset(undefined)
+        found = self._cache.get(key)
+        if found is None:
+            if len(self._cache) >= _MOST_SETS:
+                self._cache.clear()
+            found = self._cache[key] = frozenset(self._walk(*key))
+        return found
+
+    def _walk(self, outputs: tuple[str, ...], undefined: frozenset[Edge]) -> set[tuple[str, bool]]:
+        """Values to which autograd's nodes give gradients: with ``True`` numbers, with ``False`` none."""
         left_out: defaultdict[str, set[int]] = defaultdict(set)
         for node_name, position in undefined:
             left_out[node_name].add(position)
         # Autograd runs every node behind an output, also one to which no gradient arrives.
         seen: set[tuple[str, bool]] = set()
-        stack = [(output, True)]
+        stack = [(output, True) for output in outputs]
         while stack:
             name, defined = stack.pop()
             if (name, defined) in seen or self._types.get(name, onnx.TensorProto.FLOAT) not in FLOATS:
@@ -82,14 +113,15 @@ class Reach:
             if site is None:
                 stack.extend((value, defined) for value in node.input if value)
             elif _differentiable(node, site, name):
-                passed = defined or (not site.internal and (site.mapped or node.name not in unmaterialized))
+                # A Function's backward is called all the same, and what it returned for is left out.
+                passed = defined or not site.internal
                 missing = left_out.get(node.name, set())
                 stack.extend(
                     (value, passed and p not in missing)
                     for value, p in zip(node.input, site.tensor_positions, strict=True)
                     if site.needs_input_grad[p]
                 )
-        return {name for name in self._feeds if (name, True) in seen}
+        return seen
 
 
 def _differentiable(node: onnx.NodeProto, site: Site, output: str) -> bool:
