@@ -12,6 +12,7 @@ from torch2ort.engines.joint.plan import BackwardPlan
 from torch2ort.engines.joint.plans import Plans
 from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.saved import Saved
+from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.exports.built import Built
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
@@ -125,6 +126,8 @@ class JointEngine:
                 again = position in made
                 found[feed] = made[position].clone() if again else to_tensor(results[position])
                 made[position] = found[feed]  # type: ignore[assignment]
+        if undefined:
+            refuse_nan(found, LEFT_OUT)
         return found
 
     def _call(self, native_key: str) -> str:

@@ -23,6 +23,7 @@ from torch2ort.engines.ort_training.gradient_graph import (
 )
 from torch2ort.engines.ort_training.missing_gradients import Edge, Reach
 from torch2ort.engines.saved import Saved
+from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.errors import EngineError
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.nodes import ancestors
@@ -37,6 +38,12 @@ from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
 from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule
+
+_UNREAD = (
+    "the loss does not read all outputs of the model, and the zeros in the place of the others' gradients "
+    "went through an operator whose derivative is infinite. Return those detached, or only what the loss "
+    "reads"
+)
 
 
 def session_settings(options: Options) -> Any:
@@ -127,7 +134,9 @@ class TrainingEngine:
         self._ort = training_pybind()
         self._graph = graph
         self._reach = Reach(graph)
+        # By the names of the outputs that have a gradient.
         self._whole: dict[tuple[str, ...], bool] = {}
+        self._felt: dict[tuple[str, ...], bool] = {}
         # The builder refuses tensors that no output depends on.
         requires_grad &= self._reach.inputs(graph.outputs)
         self._requires_grad = requires_grad
@@ -289,12 +298,16 @@ class TrainingEngine:
             pool.add(-len(self._bound.callees))
         found = _tensors(computed)
         reached = self._reach.inputs(outputs, self._edges(run.undefined))
+        why = _UNREAD if self._makes_zeros_felt(outputs) else LEFT_OUT if run.undefined else ""
         run.arrivals = None
         run.clear()
-        return [
+        result = [
             found[self._gradient_of[name]] if name in reached and name in self._gradient_of else None
             for name in self._graph.feeds
         ]
+        if why:
+            refuse_nan(result, why)
+        return result
 
     def _with_gradient(self, gradients: Sequence[torch.Tensor | None]) -> tuple[str, ...]:
         pairs = zip(self._graph.fetches, gradients, strict=True)
@@ -306,6 +319,11 @@ class TrainingEngine:
             self._whole[outputs] = self._reach.is_whole(outputs)
         return self._whole[outputs]
 
+    def _makes_zeros_felt(self, outputs: tuple[str, ...]) -> bool:
+        if outputs not in self._felt:
+            self._felt[outputs] = self._reach.makes_zeros_felt(outputs)
+        return self._felt[outputs]
+
     def _edges(self, undefined: Iterable[tuple[str, int]]) -> list[Edge]:
         return [(self._site_nodes[site], position) for site, position in undefined]
 
@@ -313,7 +331,12 @@ class TrainingEngine:
 def _copied_and_read(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the feeds that the model writes to and reads, and of those that it does not write to."""
     written = {m.target for m in graph.mutations}
-    origins = list(enumerate([*graph.inputs, *graph.weights.values()]))
+    used = {name for node in graph.proto.graph.node for name in node.input} | set(graph.fetches)
+    origins = [
+        (i, origin)
+        for i, origin in enumerate([*graph.inputs, *graph.weights.values()])
+        if graph.feeds[i] in used
+    ]
     relevant = ancestors(graph.proto.graph, graph.outputs) if written else set()
     copied = tuple(i for i, origin in origins if origin in written and graph.feeds[i] in relevant)
     return copied, tuple(i for i, origin in origins if origin not in written)

@@ -22,6 +22,27 @@ FLOATS = {
     onnx.TensorProto.BFLOAT16,
 }
 
+# Their derivatives only move or add up what they get.
+_MOVES = frozenset(
+    {
+        "Add",
+        "Cast",
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Neg",
+        "ReduceSum",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Sub",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
 # More sets of missing gradients than these are not remembered at once; most models give one.
 _MOST_SETS = 256
 Edge = tuple[str, int]  # a PythonOp node's name and the position of an argument of its Function
@@ -76,13 +97,34 @@ class Reach:
         results = self._functions[node].output[1:]
         if not any((name, defined) in seen for name in results for defined in (True, False)):
             return ()
-        return tuple((name, True) in seen for name in results)
+        arrived = tuple((name, True) in seen for name in results)
+        # An operator of PyTorch's passes on that there is nothing.
+        return () if self._sites[node].internal and not any(arrived) else arrived
 
     def is_whole(self, outputs: Iterable[str]) -> bool:
         """Whether every Function gets every gradient from ``outputs`` that it would get from all of them."""
         return all(
             self.arrivals(node, outputs) == self.arrivals(node, self._outputs) for node in self._functions
         )
+
+    def makes_zeros_felt(self, outputs: Iterable[str]) -> bool:
+        """Whether zeros for the other outputs' gradients go through operators that can make NaN of them."""
+        outputs = tuple(outputs)
+        reached = {name for name, defined in self._seen(outputs, ()) if defined}
+        stack = [name for name, _ in self._seen(self._outputs, ()) if name in self._outputs]
+        walked = set(reached)
+        while stack:
+            name = stack.pop()
+            node = self._producers.get(name)
+            if name in walked or node is None:
+                continue
+            walked.add(name)
+            if node.op_type == "StopGradient":
+                continue
+            if node.op_type not in _MOVES and node.name not in self._functions:
+                return True
+            stack += [value for value in node.input if value]
+        return False
 
     def _seen(self, outputs: Iterable[str], undefined: Iterable[Edge]) -> frozenset[tuple[str, bool]]:
         key = tuple(outputs), frozenset(undefined)

@@ -1,0 +1,33 @@
+"""Zeros in the place of gradients that autograd has not.
+
+A gradient graph computes with numbers only. Where an operator's derivative is infinite it makes NaN of such
+zeros, which is then added to what is a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from torch2ort.errors import EngineError
+
+
+def refuse_nan(gradients: Iterable[torch.Tensor | None], why: str) -> None:
+    """Refuse a gradient that may be NaN by such zeros alone.
+
+    Args:
+        gradients: what a backward computed.
+        why: whose gradient was missing, and what to do.
+
+    Raises:
+        EngineError: one has a NaN.
+    """
+    if any(gradient is not None and bool(torch.isnan(gradient).any()) for gradient in gradients):
+        raise EngineError(f"ORTModule: a gradient has a NaN, which eager PyTorch's may not have: {why}")
+
+
+LEFT_OUT = (
+    "a Function's backward returned None for an argument that needs a gradient, and the zeros in its place "
+    "went through an operator whose derivative is infinite. Detach that argument before the Function"
+)
