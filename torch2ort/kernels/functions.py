@@ -45,6 +45,8 @@ class Call:
         random: whether it draws from PyTorch's generator, so that it takes and gives a token.
         views: whether its result is a view of an argument.
         tensors: number of tensor arguments, the token not counted.
+        rest: the arguments behind the tensors, if the call is the tensors in their order and plain values
+            behind them, and gives one tensor of its own; else ``None``.
     """
 
     operator: OpOverload
@@ -53,9 +55,12 @@ class Call:
     random: bool
     views: bool
     tensors: int
+    rest: tuple[Any, ...] | None
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Call the operator; its outputs as a flat tuple of tensors."""
+        if self.rest is not None:
+            return (self.operator(*tensors, *self.rest),)
         arguments = [_decode(a, tensors) for a in self.arguments]
         keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
         operator = abstract(self.operator) if private.is_abstract(tensors) else self.operator
@@ -135,7 +140,12 @@ def decode_call(text: str) -> Call:
     if base in _FORBIDDEN or operator._schema.is_mutable:
         raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
     views = any(r.alias_info is not None for r in operator._schema.returns)
-    return Call(operator, arguments, keywords, random, views, _count_tensors([arguments, keywords]))
+    tensors = _count_tensors([arguments, keywords])
+    own = not views and not keywords and abstract(operator) is operator
+    own = own and [str(r.type) for r in operator._schema.returns] == ["Tensor"]
+    front, rest = arguments[:tensors], tuple(arguments[tensors:])
+    plain = front == [{"tensor": i} for i in range(tensors)] and all(map(_is_plain, rest))
+    return Call(operator, arguments, keywords, random, views, tensors, rest if own and plain else None)
 
 
 class AtenKernel(Function):
@@ -145,6 +155,8 @@ class AtenKernel(Function):
     def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Outputs of the call that ``text`` describes, then a token if it is random."""
         call = decode_call(text)
+        if not (call.random or any(ctx.needs_input_grad)):
+            return call(tensors)
         ctx.set_materialize_grads(False)
         inputs = tensors[: call.tensors]
         outputs = _forward_with_graph(ctx, call, inputs) if any(ctx.needs_input_grad) else call(inputs)
@@ -331,6 +343,10 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if kind == "device":
         return torch.device(content)
     return getattr(torch, content)
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, (dict, list))
 
 
 def _count_tensors(value: Any) -> int:

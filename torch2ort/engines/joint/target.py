@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.engines.joint.decompositions import with_small_derivatives
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
 # What ONNX does as well as PyTorch's kernels. All else, derivatives and what functionalisation leaves among
@@ -30,7 +31,12 @@ def _is_left_to_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node])
     return target._schema.name.removeprefix("aten::") not in _IN_ONNX
 
 
-_RULES = GradientRules(source=GradientSource.HALVES, engine="joint", needs_kernel=_is_left_to_pytorch)
+_RULES = GradientRules(
+    source=GradientSource.HALVES,
+    engine="joint",
+    decompositions=with_small_derivatives,
+    needs_kernel=_is_left_to_pytorch,
+)
 
 
 def half_of(target: Target) -> Target:

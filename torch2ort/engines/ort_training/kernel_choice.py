@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from torch2ort.engines.ort_training.half_precision import computes_in_half
 from torch2ort.kernels.derivatives import DERIVATIVES
-from torch2ort.sizes.symbols import size_hint
+from torch2ort.kernels.large import is_large
 from torch2ort.symbolics.sites import arguments_of
 
 aten = torch.ops.aten
@@ -86,11 +84,6 @@ def _is_empty(node: torch.fx.Node) -> bool:
     )
 
 
-# From this many elements on, a call of PyTorch's kernel costs less than ONNX Runtime's gradient kernels:
-# measured, the latter take 2 to 10 times as long as PyTorch's, and a call costs about 10 microseconds.
-LARGE = 16384
-
-
 def _is_better_in_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
     """Whether PyTorch's kernels do ``node`` and its derivative exactly, or a call of them pays."""
     if node.target not in DERIVATIVES:
@@ -105,8 +98,3 @@ def _is_better_in_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node
 def _of_one_dtype(node: torch.fx.Node) -> bool:
     values = [n.meta["val"] for n in node.all_input_nodes]
     return len({v.dtype for v in values if isinstance(v, torch.Tensor)}) == 1
-
-
-def is_large(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` had at least :data:`LARGE` elements in the sample."""
-    return math.prod(size_hint(size) for size in tensor.shape) >= LARGE

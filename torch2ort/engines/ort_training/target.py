@@ -8,11 +8,12 @@ import torch
 
 from torch2ort.engines.ort_training.constant_outputs import tie_constant_outputs
 from torch2ort.engines.ort_training.decompositions import FOR_GRADIENTS
-from torch2ort.engines.ort_training.kernel_choice import WHOLE, is_large, needs_kernel, prefers_kernel
+from torch2ort.engines.ort_training.kernel_choice import WHOLE, needs_kernel, prefers_kernel
 from torch2ort.engines.ort_training.mending import mend
 from torch2ort.engines.ort_training.refusals import refuse_untrainable
 from torch2ort.engines.ort_training.trainable import untrainable_nodes
 from torch2ort.kernels.derivatives import DERIVATIVES
+from torch2ort.kernels.large import is_large
 from torch2ort.symbolics.decompositions.registry import Decomposition, Table
 from torch2ort.symbolics.target import GradientRules, GradientSource
 

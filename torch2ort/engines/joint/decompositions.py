@@ -1,0 +1,47 @@
+"""Derivatives that ONNX Runtime computes in parts, where a call of PyTorch's kernel would take longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch2ort.kernels.large import is_large
+from torch2ort.symbolics.decompositions.registry import Table
+
+aten = torch.ops.aten
+
+# ONNX Runtime has what the parts are made of in these.
+_DTYPES = (torch.float32, torch.float64)
+
+
+def _tanh(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    return gradient * (1 - output * output)
+
+
+def _sigmoid(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    return gradient * (1 - output) * output
+
+
+def _threshold(gradient: torch.Tensor, input: torch.Tensor, threshold: float) -> torch.Tensor:
+    # A NaN is not below.
+    return torch.where(input <= threshold, torch.zeros((), dtype=gradient.dtype), gradient)
+
+
+def _if_small(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def decompose(gradient: torch.Tensor, of: torch.Tensor, *args: Any) -> Any:
+        alike = gradient.dtype in _DTYPES and of.dtype == gradient.dtype and gradient.device.type == "cpu"
+        return function(gradient, of, *args) if alike and not is_large(gradient) else NotImplemented
+
+    return decompose
+
+
+def with_small_derivatives(table: Table) -> Table:
+    """``table`` with derivatives that are taken apart where the sample's tensors were small."""
+    return {
+        **table,
+        aten.tanh_backward.default: _if_small(_tanh),
+        aten.sigmoid_backward.default: _if_small(_sigmoid),
+        aten.threshold_backward.default: _if_small(_threshold),
+    }
