@@ -24,6 +24,7 @@ WHOLE = frozenset(
 # ONNX Runtime's normalization of rows knows no spread that is small beside the mean.
 # Logarithms, roots: onnxruntime-training takes the smallest numbers for others, and the root of infinity
 # for NaN.
+# Maxima of windows: onnxruntime-training's pass NaN over, and take the smallest number for minus infinity.
 # Quantised steps: the gradient builder fails on a step of one number.
 # sigmoid: it is zero for large negative numbers, of which losses take the logarithm.
 # topk, quantiles: ties are broken as PyTorch's kernel breaks them, which decides where the gradient goes.
@@ -36,6 +37,12 @@ _KERNELS = frozenset(
         aten.fake_quantize_per_channel_affine.default,
         aten.fake_quantize_per_tensor_affine.default,
         aten.fake_quantize_per_tensor_affine.tensor_qparams,
+        aten.max_pool1d.default,
+        aten.max_pool1d_with_indices.default,
+        aten.max_pool2d.default,
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool3d.default,
+        aten.max_pool3d_with_indices.default,
         aten.topk.default,
         aten.erf.default,
         aten.log.default,
