@@ -110,6 +110,8 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/guards.py
 	$(BIN)/python benchmarks/cache_start.py
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),bench]'
+	$(STOCK)/bin/python benchmarks/pythonop_overhead.py
+	$(STOCK)/bin/python benchmarks/train_step.py
 	$(STOCK)/bin/python benchmarks/inference.py
 	$(STOCK)/bin/python benchmarks/cache_start.py
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import time
 
 import torch
+from _engines import on_each
 from _timing import interleaved_medians
 from torch import Tensor, nn
-
-import torch2ort
 
 FUNCTIONS = 50
 
@@ -54,23 +53,26 @@ def step(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def compare(spaced: bool) -> None:
-    """Check that both ways agree, time them, and print one line."""
+    """Check that all ways agree, time them, and print one line."""
     x = torch.randn(4, 8)
-    chain, empty = Chain(FUNCTIONS, spaced=spaced), Chain(0)
-    modules = {
-        "eager": chain,
-        "ort": torch2ort.ORTModule(copy.deepcopy(chain)),
-        "eager_empty": empty,
-        "ort_empty": torch2ort.ORTModule(copy.deepcopy(empty)),
-    }
-    torch.testing.assert_close(step(modules["ort"], x), step(chain, x))
-    ways = {name: lambda module=module: step(module, x) for name, module in modules.items()}
-    seconds = interleaved_medians(ways, rounds=300, calls=3)
-    ratio = seconds["ort"] / seconds["eager"]
-    alone = (seconds["ort"] - seconds["ort_empty"]) / (seconds["eager"] - seconds["eager_empty"])
+    models = {"": Chain(FUNCTIONS, spaced=spaced), " empty": Chain(0)}
+    ways = {}
+    for kind, model in models.items():
+        for engine, module in {"eager": model, **on_each(model)}.items():
+            torch.testing.assert_close(step(module, x), step(model, x))
+            ways[engine + kind] = lambda module=module: step(module, x)
+    seconds = interleaved_medians(ways, rounds=300, calls=3, clock=time.thread_time)
+    alone = {name: seconds[name] - seconds[f"{name} empty"] for name in ways if f"{name} empty" in ways}
     print(
         f"{FUNCTIONS} Functions{', a tanh behind each' if spaced else ''}, forward + backward, 1 thread, "
-        f"ratio to eager: ORTModule {ratio:.2f} (per Function alone {alone:.2f})"
+        f"ratio to eager: "
+        + ", ".join(
+            f"{engine} {seconds[engine] / seconds['eager']:.2f} "
+            f"(per Function alone {cost / alone['eager']:.2f})"
+            for engine, cost in alone.items()
+            if engine != "eager"
+        ),
+        flush=True,
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 
 import torch
+from _engines import on_each
 from _models import HIDDEN, LAYERS, LENGTH, MODELS, batch
 from _timing import interleaved_medians
 from torch import Tensor, nn
-
-import torch2ort
 
 BATCH = 8
 
@@ -32,21 +32,21 @@ def training(module: nn.Module, arguments: dict[str, Tensor]) -> Callable[[], Te
 def compare(name: str) -> None:
     """Check that all ways agree, time them, and print one line."""
     model, arguments = MODELS[name](), batch(name, BATCH)
-    modules = {
-        "ort": torch2ort.ORTModule(copy.deepcopy(model)),
-        "compile": torch.compile(copy.deepcopy(model)),
-        "eager": model,
-    }
+    engines = on_each(model)
+    modules = {**engines, "compile": torch.compile(copy.deepcopy(model)), "eager": model}
     ways = {way: training(module, arguments) for way, module in modules.items()}
     for _ in range(3):
         losses = {way: step() for way, step in ways.items()}
-        for way in ("ort", "compile"):
-            torch.testing.assert_close(losses[way], losses["eager"], rtol=1e-4, atol=1e-5)
-    seconds = interleaved_medians(ways, rounds=25, warm_up=0)
+        for loss in losses.values():
+            torch.testing.assert_close(loss, losses["eager"], rtol=1e-4, atol=1e-5)
+    seconds = interleaved_medians(ways, rounds=25, warm_up=0, clock=time.thread_time)
+    compared = ", ".join(
+        f"{engine} {seconds[engine] / seconds['eager']:.2f} of eager, "
+        f"{seconds[engine] / seconds['compile']:.2f} of torch.compile"
+        for engine in engines
+    )
     print(
-        f"{name} {BATCH}x{LENGTH}, hidden {HIDDEN}, {LAYERS} layers, AdamW step, 1 thread: "
-        f"ORTModule {seconds['ort'] / seconds['eager']:.2f} of eager, "
-        f"{seconds['ort'] / seconds['compile']:.2f} of torch.compile "
+        f"{name} {BATCH}x{LENGTH}, hidden {HIDDEN}, {LAYERS} layers, AdamW step, 1 thread: {compared} "
         f"(which is {seconds['compile'] / seconds['eager']:.2f} of eager)",
         flush=True,
     )
