@@ -155,6 +155,24 @@ def test_a_second_backward_refuses_an_output_that_was_written_to_after_the_first
             output.sum().backward()
 
 
+def test_a_second_backward_does_not_mind_a_write_to_what_forward_does_not_read():
+    class Reads(torch.nn.Linear):
+        def forward(self, x, unread):
+            return super().forward(x).softmax(-1)
+
+    torch.manual_seed(0)
+    eager = Reads(4, 4)
+    gradients = []
+    for module in (eager, torch2ort.ORTModule(copy.deepcopy(eager))):
+        x, unread = torch.arange(8.0).reshape(2, 4), torch.ones(2, 4)
+        output = module(x, unread)
+        output[:, 0].sum().backward(retain_graph=True)
+        unread.zero_()
+        output[:, 0].sum().backward()
+        gradients.append([p.grad for p in module.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 # --- what comes back ---
 
 

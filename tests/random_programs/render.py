@@ -39,10 +39,12 @@ def render(program: Program) -> str:
     trained = "Parameter(" in "".join(model) or "torch.nn." in "".join(model[3:-3])
     if any(a.kind in ("step", "zero") for a in program.script) and trained:
         script.append(f"    optimizer = torch.optim.{program.optimizer}(model.parameters(), lr=0.05)")
-    # What a Function gives of its argument's memory, ORTModule copies.
+    # What a Function gives of its argument's memory, ORTModule copies: a write to it stays there.
     copied = any(plan.returns in ("view", "input", "dirty") for _, plan in _used_functions(program))
     for action in program.script:
         if action.kind in ("step", "zero") and not trained:
+            continue
+        if action.kind == "write output" and copied:
             continue
         script += ["    " + line for line in _ACTIONS[action.kind](action, arguments)]
         if action.kind == "call" and not copied:
