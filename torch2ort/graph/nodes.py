@@ -18,7 +18,7 @@ def python_op_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         if (node.domain, node.op_type) in _OPERATORS:
             yield node
-        for body in _bodies(node):
+        for body in bodies(node):
             yield from python_op_nodes(body)
 
 
@@ -32,7 +32,7 @@ def values_read(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.output)
     for node in graph.node:
         yield from node.input
-        for body in _bodies(node):
+        for body in bodies(node):
             yield from values_read(body)
 
 
@@ -40,11 +40,12 @@ def graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph, and the bodies of its nodes behind it."""
     yield graph
     for node in graph.node:
-        for body in _bodies(node):
+        for body in bodies(node):
             yield from graphs_in(body)
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g

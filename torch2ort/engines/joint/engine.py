@@ -140,6 +140,6 @@ class JointEngine:
             plan = self._plans.backward(missing)
             session = None
             if plan.half is not None:
-                session = HalfSession("backward", plan.half, self._bindings, self._options)
+                session = HalfSession("backward", plan.half, self._bindings, self._options, frees_early=True)
             known = self._backwards[missing] = _Backward(plan, session)
         return known

@@ -22,6 +22,8 @@ from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.mended import mended
+from torch2ort.runtime.optimized import optimize
+from torch2ort.runtime.order import free_early
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.training_kernel.run_lock import contexts_in
 
@@ -57,6 +59,18 @@ def _bind(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> list[
     return stock.bind_callees(graph, callees, names)
 
 
+def _sorted(model: bytes, settings: Any) -> bytes:
+    """A model as ONNX Runtime optimises it, in an order that frees memory early; ``settings`` keep it so."""
+    optimized = optimize(model, settings)
+    if optimized is None:
+        return model
+    proto = onnx.load_from_string(optimized)
+    free_early(proto.graph)
+    settings.execution_order = onnxruntime().ExecutionOrder.PRIORITY_BASED
+    content: bytes = proto.SerializeToString()
+    return content
+
+
 class HalfSession:
     """Runs one half of a step.
 
@@ -65,9 +79,12 @@ class HalfSession:
         lowered: the half.
         bindings: what its nodes call.
         options: threads and debugging.
+        frees_early: whether it reads much that nobody needs after it.
     """
 
-    def __init__(self, name: str, lowered: Lowered, bindings: Bindings, options: Options) -> None:
+    def __init__(
+        self, name: str, lowered: Lowered, bindings: Bindings, options: Options, *, frees_early: bool = False
+    ) -> None:
         self._inputs, self._outputs = lowered.inputs, list(lowered.outputs)
         settings = onnxruntime().SessionOptions()
         settings.log_severity_level = 3
@@ -88,6 +105,8 @@ class HalfSession:
             if lent:
                 forget_output_sizes(model.graph)
             with loadable(model) as source:
+                if frees_early and isinstance(source, bytes):
+                    source = _sorted(source, settings)
                 self._session = make_session(source, self._bound, settings)
         drop_model_bytes(self._session)
 
