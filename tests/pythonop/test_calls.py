@@ -63,6 +63,18 @@ class Counted(Function):
         return grad * 3
 
 
+class Columns(Function):
+    """Gives a tensor whose columns lie in memory one after the other."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x * 2).t().contiguous().t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
 class Silent(Function):
     """Gives no tensor."""
 
@@ -197,4 +209,12 @@ def test_a_call_that_gives_no_tensor_is_refused():
         f"{__name__}.Silent: the call gives no tensor, so that nothing in a graph depends on it and it would "
         f"not run. Have forward return a tensor, such as its argument's clone(), or call it outside of the "
         f"model"
+    )
+
+
+def test_dropout_of_a_functions_result_draws_in_the_order_of_its_memory():
+    assert_trains_like_eager(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), Around(Columns.apply), torch.nn.Dropout(0.5)),
+        [(torch.randn(3, 4, requires_grad=True),)],
+        steps=2,
     )

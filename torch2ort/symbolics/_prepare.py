@@ -140,7 +140,8 @@ def _refuse_fixed_sizes(before: dict[tuple[str, int], str], after: dict[tuple[st
 def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.Node], bool]) -> None:
     """Give each chosen node of a program to PyTorch's kernel, in the order of the program."""
     program = prepared.program
-    maker = SiteMaker(program, differentiated=target.differentiates)
+    carrying = requires_grad(program) if target.differentiates else None
+    maker = SiteMaker(program.graph_module.graph, carrying)
     for node in list(program.graph_module.graph.nodes):
         if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
             _drop_own_checks(node)

@@ -268,9 +268,9 @@ def failing_node(error: BaseException) -> str | None:
     return None
 
 
-def fake_mode(program: torch.export.ExportedProgram) -> FakeTensorMode | None:
-    """The mode in which the values of ``program`` were traced; ``None`` if it has no tensors."""
-    for node in program.graph.nodes:
+def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode | None:
+    """The mode in which the values of a program were traced; ``None`` if it has no tensors."""
+    for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, FakeTensor):
             return value.fake_mode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import torch
 
@@ -11,15 +12,18 @@ _CONSTANTS = re.compile(r"aten::(detach|\w+_like|new_\w+)$")
 
 def requires_grad(program: torch.export.ExportedProgram) -> frozenset[torch.fx.Node]:
     """Nodes whose floating-point result depends on a parameter or input that requires a gradient."""
-    found: set[torch.fx.Node] = set()
-    for node in program.graph_module.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder":
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                found.add(node)
-        elif (
+    graph = program.graph_module.graph
+    values = ((node, node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))
+    return carrying(graph, (n for n, v in values if isinstance(v, torch.Tensor) and v.requires_grad))
+
+
+def carrying(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> frozenset[torch.fx.Node]:
+    """Nodes whose floating-point result depends on one of ``required``, and those themselves."""
+    found = set(required)
+    for node in graph.nodes:
+        if (
             node.op == "call_function"
-            and is_float(value)
+            and is_float(node.meta.get("val"))
             and not makes_constants(node.target)
             and any(n in found for n in node.all_input_nodes)
         ):

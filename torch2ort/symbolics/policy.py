@@ -25,20 +25,29 @@ DECOMPOSED: frozenset[OpOverload] = frozenset(
     }
 )
 
-# Composites that PyTorch's kernel takes as a whole: their parts check for errors, or are many.
-WHOLE: frozenset[OpOverload] = frozenset(
+# Composites with parts that raise an error for some values.
+CHECKING: frozenset[OpOverload] = frozenset(
     {
+        aten.inverse.default,
         aten.linalg_cholesky.default,
-        aten.linalg_det.default,
         aten.linalg_inv.default,
-        aten.linalg_matrix_exp.default,
+        aten.linalg_lu_factor.default,
         aten.linalg_matrix_power.default,
+        aten.linalg_solve.default,
+        aten.linalg_tensorinv.default,
+        aten.linalg_tensorsolve.default,
+    }
+)
+
+# Composites that PyTorch's kernel takes as a whole: these, and others whose parts are many.
+WHOLE: frozenset[OpOverload] = CHECKING | frozenset(
+    {
+        aten.linalg_det.default,
+        aten.linalg_matrix_exp.default,
         aten.linalg_pinv.default,
         aten.linalg_slogdet.default,
-        aten.linalg_solve.default,
         aten.linalg_svdvals.default,
         aten.linalg_eigvalsh.default,
-        aten.inverse.default,
         aten.cholesky_inverse.default,
         aten.matrix_exp.default,
         aten.rrelu.default,

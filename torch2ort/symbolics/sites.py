@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -31,16 +30,20 @@ _DETACH = torch.ops.aten.detach.default
 class SiteMaker:
     """Replaces nodes of one program by internal sites.
 
+    Args:
+        graph: the program's nodes; changed in place.
+        carrying: those that carry a gradient; ``None`` if the sites are for no differentiation.
+
     Attributes:
         sites: the sites made, which live as long as this object does.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram, *, differentiated: bool) -> None:
+    def __init__(self, graph: torch.fx.Graph, carrying: Collection[torch.fx.Node] | None = None) -> None:
         self.sites: list[Site] = []
-        self._graph = program.graph_module.graph
-        self._differentiated = differentiated
-        self._mode = private.fake_mode(program)
-        self._needed = set(requires_grad(program)) if differentiated else set()
+        self._graph = graph
+        self._differentiated = carrying is not None
+        self._mode = private.fake_mode(graph)
+        self._needed = set(carrying or ())
         self._token: torch.fx.Node | None = None
 
     def passes_by(self, node: torch.fx.Node) -> None:

@@ -68,7 +68,9 @@ def _drawn_for(node: torch.fx.Node) -> list[object]:
     """The tensors by whose order in memory ``node`` draws random numbers."""
     if node.target is _PYTHON_OP:
         tensors, key = node.args
-        drawing = site_by_key(str(key)).known_result.uses_rng
+        site = site_by_key(str(key))
+        # An operator in PyTorch's kernel was asked as the operator that it was.
+        drawing = site.known_result.uses_rng and not site.internal
         return [t.meta.get("val") for t in tensors] if drawing else []  # type: ignore[union-attr]
     if node.op != "call_function" or not is_random(node) or node.target is operators.dropout_noise:
         return []

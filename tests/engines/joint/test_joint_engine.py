@@ -437,14 +437,6 @@ def test_verify_compares_gradients_too() -> None:
         loss.backward()
 
 
-def test_lstm_is_refused_by_name() -> None:
-    module = torch2ort.ORTModule(torch.nn.LSTM(4, 4))
-    with pytest.raises(
-        UnsupportedOperatorError, match=r"^torch2ort\.lstm\.default at .* is no operator of A"
-    ):
-        module(torch.randn(2, 3, 4))
-
-
 def test_the_other_engine_is_named_where_it_is_not() -> None:
     module = torch2ort.ORTModule(Then(Square.apply), options=Options(engine="ort_training"))
     message = re.escape("training needs onnxruntime-training, and the installed onnxruntime")

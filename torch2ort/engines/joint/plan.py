@@ -168,8 +168,8 @@ class BackwardPlan:
 
 
 def arguments_of(calls: Mapping[str, Site]) -> dict[str, tuple[int, ...]]:
-    """Positions of the arguments that are tensors, of each call of a Function."""
-    return {name: site.tensor_positions for name, site in calls.items() if not site.internal}
+    """Positions of the arguments that are tensors, of each call that has a backward."""
+    return {name: site.tensor_positions for name, site in calls.items() if any(site.needs_input_grad)}
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -69,7 +69,7 @@ class Planner:
         lowered = lower_half(half, self._target)
         # As in eager PyTorch, which keeps what is computed anew here.
         memory = ReadMemory(joint, self._split.read)
-        names = {site.key: name for name, site in lowered.calls.items() if not site.internal}
+        names = {site.key: name for name, site in lowered.calls.items() if any(site.needs_input_grad)}
         return ForwardPlan(
             half=lowered,
             sources=tuple(i if isinstance(feed, str) else feed for i, feed in feeds),

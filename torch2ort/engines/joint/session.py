@@ -39,7 +39,7 @@ class Bindings:
         """The native counterpart of ``site``; it keeps contexts if a backward will ask for them."""
         if site.key not in self._sites:
             key = f"{site.key}/{secrets.token_hex(4)}"
-            training = not site.internal and any(site.needs_input_grad)
+            training = any(site.needs_input_grad)
             plan = views_only(site)
             self._sites[site.key] = native_site(site, key, training=training, protected=(), plan=plan)
             self.names[key] = site.key

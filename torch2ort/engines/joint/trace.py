@@ -14,8 +14,10 @@ from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.reach import Reach, traced_reach
+from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.source import Source
+from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.symbolics.grad_regions import inline_grad_regions
@@ -40,6 +42,7 @@ class Joint:
         written: position among the program's inputs -> node of its new value.
         gradients: position among the program's inputs -> node of its gradient.
         shared: positions of the outputs that are a view, an input or another output in eager PyTorch.
+        sites: the calls of PyTorch's kernels, kept alive.
     """
 
     graph_module: torch.fx.GraphModule
@@ -49,6 +52,7 @@ class Joint:
     written: dict[int, torch.fx.Node]
     gradients: dict[int, torch.fx.Node]
     shared: frozenset[int]
+    sites: Sequence[Site] = ()
 
 
 class _Flat(torch.nn.Module):
@@ -90,7 +94,7 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
     Raises:
         UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
     """
-    program, unread = _prepared(source)
+    program, sites, unread = _prepared(source, required)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
     # Autograd's graph is of what the caller's threads and modes do not change.
@@ -110,7 +114,8 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
                 f"Put the part of the model that it names into a torch.autograd.Function"
             ) from error
     described = _described(joint, source, _shared(results, again), len(results))
-    described = replace(described, outputs=described.outputs[: len(results) - unread])
+    outputs = described.outputs[: len(results) - unread]
+    described = replace(described, outputs=outputs, sites=sites)
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
         raise UnsupportedOperatorError(
             "the joint trace and autograd disagree on which outputs require a gradient. Train with "
@@ -119,8 +124,12 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
     return described, reach
 
 
-def _prepared(source: Source) -> tuple[torch.fx.GraphModule, int]:
-    """The program as autograd is to see it, and the number of results that nobody reads behind its own.
+def _prepared(source: Source, required: Sequence[bool]) -> tuple[torch.fx.GraphModule, list[Site], int]:
+    """The program as autograd is to see it.
+
+    Returns:
+        The program, sites that it calls besides the source's, and the number of results that nobody reads
+        behind its own.
 
     Raises:
         UnsupportedOperatorError: it has something that was not compared with eager PyTorch.
@@ -129,6 +138,8 @@ def _prepared(source: Source) -> tuple[torch.fx.GraphModule, int]:
     inline_grad_regions(program)
     refuse_hidden_writes(program.graph)
     read_from_copies(program.graph)
+    placeholders = program.graph.find_nodes(op="placeholder")
+    sites = keep_whole(program.graph, (n for n, r in zip(placeholders, required, strict=True) if r))
     _refuse(program)
     for node in program.graph.nodes:
         if node.target is _PYTHON_OP:
@@ -139,7 +150,7 @@ def _prepared(source: Source) -> tuple[torch.fx.GraphModule, int]:
     _stop_gradients(program.graph)
     unread = _give_unread(program.graph)
     program.recompile()
-    return program, unread
+    return program, sites, unread
 
 
 def _stop_gradients(graph: torch.fx.Graph) -> None:

@@ -82,9 +82,26 @@ def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     site.result = with_inplace_map(site, run.observation.result, run.observation)
     given = dict(zip(site.tensor_positions, inputs, strict=True))
     return [
-        torch.empty([_size(size, given) for size in sizes], dtype=seen.dtype, device=seen.device)
+        _laid_out([_size(size, given) for size in sizes], seen)
         for sizes, seen in zip(run.sizes, run.observation.outputs, strict=True)
     ]
+
+
+def _laid_out(sizes: Sequence[int | torch.SymInt], seen: torch.Tensor) -> torch.Tensor:
+    """A tensor of these sizes, whose dimensions lie in memory in the order in which those of ``seen`` do.
+
+    By it random numbers are drawn for the tensor and its like, although every value of a graph is contiguous.
+    """
+    axes = range(len(sizes))
+    order = list(axes)
+    strides = seen.stride()
+    if all(has_hint(n) for n in (*seen.shape, *strides)):
+        hints = [size_hint(stride) for stride in strides]
+        # Of memory that elements share PyTorch takes no order over.
+        if all(hint > 0 or size_hint(seen.shape[axis]) == 1 for axis, hint in enumerate(hints)):
+            order = sorted(axes, key=lambda axis: -hints[axis])
+    empty = torch.empty([sizes[axis] for axis in order], dtype=seen.dtype, device=seen.device)
+    return empty if order == list(axes) else empty.permute([order.index(axis) for axis in axes])
 
 
 def _size(size: Size | torch.SymInt, given: Mapping[int, torch.Tensor]) -> int | torch.SymInt:

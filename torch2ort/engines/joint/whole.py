@@ -1,0 +1,47 @@
+"""Operators that autograd is to differentiate as a whole, in PyTorch's kernels.
+
+A recurrent net is one operator of torch2ort's own in a trace, and the parts of some calculations with
+matrices check a value as they go. As a call of PyTorch's kernel each is what a call of a Function is: its
+derivative is opaque, and PyTorch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.kernels.recurrent import is_recurrent
+from torch2ort.pythonop import Site
+from torch2ort.symbolics.gradients import carrying
+from torch2ort.symbolics.policy import CHECKING
+from torch2ort.symbolics.sites import SiteMaker
+
+
+def keep_whole(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> list[Site]:
+    """Make calls of PyTorch's kernels of the operators that stay whole.
+
+    Args:
+        graph: the nodes of a program, regions without gradient inlined; changed in place.
+        required: placeholders that require a gradient.
+
+    Returns:
+        The sites of the calls, which live as long as somebody holds them.
+
+    Raises:
+        UnsupportedOperatorError: one takes or gives something that a graph cannot hold.
+    """
+    chosen = [node for node in graph.nodes if _stays_whole(node)]
+    if not chosen:
+        return []
+    maker = SiteMaker(graph, carrying(graph, required))
+    for node in chosen:
+        maker.replace(node)
+    return maker.sites
+
+
+def _stays_whole(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload):
+        return False
+    return is_recurrent(node.target) or node.target in CHECKING
