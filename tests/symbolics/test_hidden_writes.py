@@ -143,3 +143,60 @@ ALLOWED = [
 @pytest.mark.parametrize("write", ALLOWED, ids=lambda write: write.__name__)
 def test_other_writes_are_eagers(write):
     assert_trains_like_eager(Around(write), [(torch.randn(3, 4),)], steps=2)
+
+
+class Lists(torch.autograd.Function):
+    """Keeps its argument or its result where autograd does not look."""
+
+    @staticmethod
+    def forward(ctx, x, which):
+        result = x * 2
+        ctx.kept = [x if which == "argument" else result]
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.kept[0], None
+
+
+def writes_to_the_result(h):
+    result = Lists.apply(h, "result")
+    result.mul_(3)
+    return result
+
+
+def writes_to_a_part_of_the_result(h):
+    result = Lists.apply(h, "result")
+    result[:, 1:] += 1
+    return result
+
+
+def writes_to_the_argument(h):
+    h = h * 1
+    result = Lists.apply(h, "argument")
+    h.mul_(3)
+    return result + h
+
+
+@pytest.mark.parametrize(
+    "write", [writes_to_the_result, writes_to_a_part_of_the_result, writes_to_the_argument]
+)
+def test_a_write_to_what_a_function_holds_for_its_backward_is_refused(write):
+    message = (
+        r"^aten\.\S+ at .* writes into a tensor that \S+Lists holds for its backward\. Eager PyTorch refuses "
+        r"the backward, or reads what was written, and a graph cannot\. Write into a clone of it$"
+    )
+    with pytest.raises(torch2ort.UnsupportedOperatorError, match=message):
+        torch2ort.ORTModule(Around(write))(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("held", ["argument", "result"])
+def test_a_write_to_what_a_function_does_not_hold_is_eagers(held):
+    def write(h):
+        h = h * 1
+        result = Lists.apply(h, held)
+        other = h if held == "result" else result
+        other.mul_(3)
+        return result + h
+
+    assert_trains_like_eager(Around(write), [(torch.ones(2, 4),)], steps=3)
