@@ -446,9 +446,8 @@ bool ForwardCall::WarnOnce(size_t index, size_t i) {
 int ForwardCall::HeldByOthers(const OutputSpec& spec, PyObject* value) {
   // PyTorch's kernels keep nothing unseen. Who takes storages copies the outputs; what goes to the next site
   // is not copied, and in a run that one may save it for its backward.
-  bool copied =
-      storages_ != nullptr && !(passing_ != nullptr && passing_->has_next && CurrentRun() != nullptr);
-  if (site_->trusted || copied) return 0;
+  bool handed_on = passing_ != nullptr && passing_->has_next && CurrentRun() != nullptr;
+  if (site_->trusted || (storages_ != nullptr && !handed_on)) return 0;
   Holders known;
   PyObject* result = result_.get();
   Py_ssize_t returned = site_->returns_tuple ? PyTuple_Size(result) : 1;

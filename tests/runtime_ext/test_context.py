@@ -133,9 +133,9 @@ def test_saved_tensors_are_the_saved_objects() -> None:
 def test_the_old_name_of_saved_tensors_warns_as_torch_does() -> None:
     ctx, x = context(), torch.ones(2, requires_grad=True)
     ctx.save_for_backward(x)
-    node = Look.apply(x).grad_fn
+    result = Look.apply(x)  # until torch 2.12 its node gives up what is saved with it
     with pytest.warns(DeprecationWarning, match="'saved_variables' is deprecated") as expected:
-        assert len(node.saved_variables) == 1
+        assert len(result.grad_fn.saved_variables) == 1
     with pytest.warns(DeprecationWarning, match="'saved_variables' is deprecated") as found:
         assert ctx.saved_variables[0] is x
     assert str(found[0].message) == str(expected[0].message)
