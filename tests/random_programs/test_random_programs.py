@@ -67,6 +67,18 @@ def test_what_is_excluded_is_not_drawn() -> None:
         assert not {"torch.no_grad()", "if flag:"} & {x.under for x in (*program.body, *program.script)}
 
 
+def test_a_backward_that_gives_its_workspace_away_runs_once_in_a_pass() -> None:
+    programs = [generate(seed) for seed in range(400)]
+    runs = [
+        sum(1 + s.under.startswith("for") for s in program.body if s.name == f"F{number}")
+        for program in programs
+        for number, plan in enumerate(program.functions)
+        if plan.gradient == "workspace"
+    ]
+    assert runs
+    assert max(runs) == 1
+
+
 def test_a_planted_difference_is_found_and_shrunk_to_a_script_that_fails(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(OPERATORS, "planted", WRONG)
     program = with_operator("planted", around=3)
