@@ -95,6 +95,10 @@ NOT_READ = {
     "a Function's result": lambda m, x: SavesArgument.apply(m.layer(x)),
     "hidden, a sum": hidden_beside(lambda m, h: (h + 1).sum()),
     "hidden, a sigmoid": hidden_beside(lambda m, h: torch.sigmoid(h).sum()),
+    "a Function's result without a gradient": lambda m, x: (
+        m.layer(x),
+        SavesResult.apply(m.other(x).detach()),
+    ),
 }
 
 

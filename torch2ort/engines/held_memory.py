@@ -116,6 +116,8 @@ def outputs_read_in_backward(
         plan = plans.get(node.name, InplacePlan())
         arguments = dict(zip(site.tensor_positions, node.input, strict=True))
         source.update({numbers[node.output[1 + o]]: arguments[a] for o, a in _tensor_map(site, plan)})
+        if not any(site.needs_input_grad):
+            continue  # autograd keeps no context of it
         read.update(arguments_at(node, site, site.known_result.kept))
         results = node.output[1:]
         held = site.known_result.kept_results

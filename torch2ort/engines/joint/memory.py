@@ -90,6 +90,8 @@ def held_by_functions(joint: Joint) -> Iterator[torch.fx.Node]:
         if node.target is not DIFFERENTIABLE_PYTHON_OP:
             continue
         tensors, site = _call(node)
+        if not any(site.needs_input_grad):
+            continue  # autograd keeps no context of it
         held, results = site.known_result.kept, site.known_result.kept_results
         yield from (t for t, p in zip(tensors, site.tensor_positions, strict=True) if p in held)
         for user in node.users:
