@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,41 +10,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch2ort
+from tests.support.between import WIDTH, Between, Keep
 from tests.support.comparison import assert_trains_like_eager
 from torch2ort.engines.joint import planning
 from torch2ort.runtime import has_training
 
 pytestmark = pytest.mark.skipif(has_training(), reason="onnxruntime-training has an engine of its own")
 
-LENGTH, WIDTH = 32, 128
+LENGTH = 32
 X = torch.randn(8, LENGTH, 6)
 SIZE = 8 * LENGTH * WIDTH * 4
-Body = Callable[["Between", torch.Tensor], torch.Tensor]
-
-
-class Between(nn.Module):
-    """What ``body`` makes of a layer's result, in front of another layer."""
-
-    def __init__(self, body: Body, normalization: nn.Module | None = None) -> None:
-        super().__init__()
-        self.before, self.after = nn.Linear(6, WIDTH), nn.Linear(WIDTH, 5)
-        self.norm = normalization
-        self.body = body
-
-    def forward(self, x):
-        return self.body(self, self.before(x))
-
-
-class Keep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return grad * torch.where(x > 0, 2.0, 2.5)
 
 
 def written_out(h):

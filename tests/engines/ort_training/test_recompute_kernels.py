@@ -11,38 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch2ort
+from tests.support.between import WIDTH, Between, Keep
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.optimized_graph import optimized_nodes
 
 REPEATED = {"FastGelu", "Gelu", "LayerNormalization", "QuickGelu"}
 # From here on PyTorch's kernels do such operators (see torch2ort.engines.ort_training.kernel_choice).
-LENGTH, WIDTH = 16, 128
+LENGTH = 16
 X = torch.randn(8, LENGTH, 6)
-
-
-class Between(nn.Module):
-    """What ``body`` makes of a layer's result, in front of another layer."""
-
-    def __init__(self, body, normalization: nn.Module | None = None) -> None:
-        super().__init__()
-        self.before, self.after = nn.Linear(6, WIDTH), nn.Linear(WIDTH, 5)
-        self.norm = normalization
-        self.body = body
-
-    def forward(self, x):
-        return self.body(self, self.before(x))
-
-
-class Keep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return grad * torch.where(x > 0, 2.0, 2.5)
 
 
 class Double(torch.autograd.Function):
