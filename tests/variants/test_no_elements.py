@@ -37,6 +37,9 @@ CALLS = {
     "argmax": lambda h: (h, h.argmax(-1), h.argmin(-1, keepdim=True)),
     "group norm": lambda h: torch.nn.functional.group_norm(h, 2),
     "copy": copied,
+    "sort": lambda h: h.sort(-1).values,
+    "topk": lambda h: h.topk(3, -1).values,
+    "argsort": lambda h: (h, h.argsort(-1)),
 }
 
 

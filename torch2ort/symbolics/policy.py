@@ -162,6 +162,11 @@ def _scatters_unlike_onnx(arguments: dict[str, Any]) -> bool:
     return not all(private.is_known(a == b) for a, b in zip(source.shape, index.shape, strict=True))
 
 
+def _has_no_elements(arguments: dict[str, Any]) -> bool:
+    # TopK divides by their number and ends the process, up to onnxruntime 1.20.
+    return any(isinstance(size, int) and size == 0 for size in arguments["self"].meta["val"].shape)
+
+
 _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.avg_pool1d.default: _pools_unlike_onnx,
     aten.avg_pool2d.default: _pools_unlike_onnx,
@@ -187,6 +192,8 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.fmod.Tensor: _has_no_fractions,
     aten.fmod.Scalar: _has_no_fractions,
     aten.isclose.default: _has_no_fractions,
+    aten.sort.default: _has_no_elements,
+    aten.topk.default: _has_no_elements,
     aten.pow.Tensor_Scalar: _raises_unlike_onnx,
     aten.pow.Tensor_Tensor: _raises_unlike_onnx,
     aten.pow.Scalar: _raises_unlike_onnx,
