@@ -47,8 +47,9 @@ build-stock: $(STOCK)/.built  ## Make .venv-stock, with today's onnxruntime
 demo: build  ## Train the example transformer eager and on ONNX Runtime, side by side
 	$(BIN)/python examples/char_transformer.py
 
-test: build build-stock  ## Run the tests, and those of the joint engine on today's onnxruntime
+test: build build-stock  ## Run the tests, and those of the joint engine on both onnxruntimes
 	$(BIN)/python -m pytest --quiet
+	$(BIN)/python -m pytest --quiet --engine joint @tests/joint_suite.txt
 	$(STOCK)/bin/python -m pytest --quiet @tests/stock_suite.txt
 
 test-long: build  ## Run the tests that take minutes

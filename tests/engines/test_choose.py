@@ -10,8 +10,14 @@ import torch
 
 import torch2ort
 from torch2ort import Options
+from torch2ort.engines import choose
 from torch2ort.errors import RuntimeNotFoundError
 from torch2ort.runtime import has_training
+
+
+@pytest.fixture(autouse=True)
+def _asked_for_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH2ORT_ENGINE", raising=False)
 
 
 def test_the_module_names_the_engine_in_use() -> None:
@@ -19,20 +25,21 @@ def test_the_module_names_the_engine_in_use() -> None:
     assert torch2ort.ORTModule(torch.nn.Linear(2, 2)).engine == expected
 
 
-@pytest.mark.ort_training("it is asked for")
-def test_an_engine_may_be_asked_for() -> None:
-    module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(engine="ort_training"))
+@pytest.mark.parametrize("name", ["joint", *(["ort_training"] if has_training() else [])])
+def test_an_engine_may_be_asked_for(name: str) -> None:
+    module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(engine=name))
     module(torch.ones(2)).sum().backward()
-    assert module.engine == "ort_training"
+    assert module.engine == name
 
 
-@pytest.mark.ort_training("the joint engine runs on any other onnxruntime")
-def test_an_engine_that_is_not_there_is_refused() -> None:
+def test_an_onnxruntime_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "has_training", lambda: False)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.19.2")
     module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(engine="joint"))
     message = (
-        f"engine='joint' needs onnxruntime 1.20 or later, and this is {onnxruntime.__version__}; install one "
-        f"(pip install 'torch2ort[cpu]', in an environment without another onnxruntime), or use "
-        f"engine='ort_training' with onnxruntime-training"
+        "engine='joint' needs onnxruntime 1.20 or later, and this is 1.19.2; install one "
+        "(pip install 'torch2ort[cpu]', in an environment without another onnxruntime), or use "
+        "engine='ort_training' with onnxruntime-training"
     )
     with pytest.raises(RuntimeNotFoundError, match=f"^{re.escape(message)}$"):
         module(torch.ones(2))

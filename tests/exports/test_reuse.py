@@ -18,6 +18,7 @@ from tests.cache.nets import SOURCE, changed, imported
 from tests.models.test_convolutional import ConvNet
 from tests.models.test_functions import Around, Mlp
 from tests.support.comparison import assert_trains_like_eager
+from tests.support.engine import trains_jointly
 from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint import planning
@@ -25,7 +26,7 @@ from torch2ort.engines.ort_training import gradient_graph as gradient
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.kernels.large import LARGE
 from torch2ort.runtime import cached_session as kept
-from torch2ort.runtime import has_training, optimized
+from torch2ort.runtime import optimized
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 one_graph_a_size = pytest.mark.ort_training("the joint engine has a graph for each size")
@@ -460,7 +461,7 @@ def test_graphs_of_every_stage_are_made_when_asked_for(cache, tmp_path):
 # --- damage, and folders that do not serve
 
 
-TRAINED_KINDS = ["graph", *(["gradient graph"] if has_training() else ["joint forward", "joint backward"])]
+TRAINED_KINDS = ["graph", *(["joint forward", "joint backward"] if trains_jointly() else ["gradient graph"])]
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)

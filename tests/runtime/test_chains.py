@@ -15,8 +15,8 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
+from tests.support.engine import trains_jointly
 from tests.support.functions import Affine, Square, TwoOutputs
-from torch2ort.runtime import has_training
 
 
 class Model(torch.nn.Module):
@@ -236,7 +236,7 @@ APART = {
     # The joint engine's forward half knows of no gradient.
     "a gradient for one alone": (
         lambda x, w: Product.apply(Square.apply(x.detach()), x),
-        ["Square", "Product"] if has_training() else ["Square, Product"],
+        ["Square, Product"] if trains_jointly() else ["Square", "Product"],
     ),
 }
 
@@ -276,7 +276,7 @@ BACKWARD = {
 }
 
 
-@pytest.mark.skipif(has_training(), reason="onnxruntime-training joins the two halves of its one graph")
+@pytest.mark.joint("the other engine joins the two halves of its one graph")
 @pytest.mark.parametrize(("body", "expected"), BACKWARD.values(), ids=BACKWARD)
 def test_backwards_that_follow_each_other_are_one_node(body, expected, tmp_path):
     model = Model(lambda x, w: sum(y) if isinstance(y := body(x, w), tuple) else y)

@@ -16,7 +16,7 @@ from torch2ort.runtime.probe import can_run
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
 JOINT, ORT_TRAINING = "joint", "ort_training"
-# The first onnxruntime with what the joint engine's operators are made of.
+# The first stock onnxruntime that the joint engine was tried on. It runs on onnxruntime-training 1.19.2, too.
 _FIRST = (1, 20)
 
 
@@ -26,11 +26,10 @@ def engine_name(options: Options) -> str:
     Raises:
         RuntimeNotFoundError: the one that they ask for is not there.
     """
+    if has_training():
+        return options.engine or ORT_TRAINING
     if options.engine == ORT_TRAINING:
-        training_pybind()
-        return ORT_TRAINING
-    if options.engine is None and has_training():
-        return ORT_TRAINING
+        training_pybind()  # its error says what is missing
     version = onnxruntime().__version__
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < _FIRST:
         raise RuntimeNotFoundError(

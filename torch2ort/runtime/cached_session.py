@@ -15,7 +15,7 @@ from torch2ort.runtime.chains import Chain, join_python_ops
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.mended import mended
 from torch2ort.runtime.optimized import MODEL_FILE, optimize, run_as_it_is
-from torch2ort.runtime.session import make_session
+from torch2ort.runtime.session import keep_results, make_session
 from torch2ort.runtime.training_kernel.bools import cast_bools
 
 
@@ -59,6 +59,7 @@ def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf
     model = kept.files[MODEL_FILE]
     if not graph.sites:
         return make_session(model, (), settings)
+    keep_results(settings)
     plans = {name: InplacePlan.of(plan) for name, plan in kept.data["inplace"].items()}
     bound = bind_sites(graph.sites, plans, map(Chain.of, kept.data["chains"]), training=False)
     return make_session(rename_functions(model, bound.functions), list(bound.callees.values()), settings)

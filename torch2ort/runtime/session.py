@@ -104,6 +104,7 @@ def _bind(
     # The library's operator goes before onnxruntime-training's own.
     if stock.has_library(settings):
         return model, stock.bind_nodes(model.graph, sites)
+    keep_results(settings)
     binding.refuse_bodies(model.graph)
     plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})
     binding.bind_nodes(model.graph, sites, training=False)
@@ -111,6 +112,11 @@ def _bind(
     bound = binding.bind_sites(sites, plans, join_python_ops(model.graph, sites), training=False)
     binding.name_functions(model.graph, bound.functions)
     return model, list(bound.callees.values())
+
+
+def keep_results(settings: Any) -> None:
+    """Keep operators from writing over what a Function gave onnxruntime-training, and may still hold."""
+    settings.enable_mem_reuse = False
 
 
 def make_session(
@@ -121,15 +127,12 @@ def make_session(
     Args:
         model: ONNX, or the path of a file.
         bound: what they call.
-        settings: ``SessionOptions``; may be changed.
+        settings: ``SessionOptions``.
         providers: as for ``InferenceSession``; the CPU by default.
 
     Raises:
         EngineError: onnxruntime refuses the model.
     """
-    if bound and private.has_training():
-        # Else operators write results over their inputs, and a Function may still hold what it returned.
-        settings.enable_mem_reuse = False
     try:
         return _session_class()(
             bound,

@@ -19,7 +19,7 @@ from torch2ort import Options
 from torch2ort.errors import EngineError, RuntimeNotFoundError, UnsupportedOperatorError
 from torch2ort.runtime import has_training
 
-pytestmark = pytest.mark.skipif(has_training(), reason="onnxruntime-training has an engine of its own")
+pytestmark = pytest.mark.joint("it is what is tried")
 
 
 class Then(torch.nn.Module):
@@ -437,6 +437,7 @@ def test_verify_compares_gradients_too() -> None:
         loss.backward()
 
 
+@pytest.mark.skipif(has_training(), reason="the other engine is there")
 def test_the_other_engine_is_named_where_it_is_not() -> None:
     module = torch2ort.ORTModule(Then(Square.apply), options=Options(engine="ort_training"))
     message = re.escape("training needs onnxruntime-training, and the installed onnxruntime")

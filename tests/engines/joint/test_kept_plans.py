@@ -14,9 +14,8 @@ from tests.support.functions import Square, TwoOutputs
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint import planning
 from torch2ort.errors import Torch2OrtWarning
-from torch2ort.runtime import has_training
 
-pytestmark = pytest.mark.skipif(has_training(), reason="onnxruntime-training has an engine of its own")
+pytestmark = pytest.mark.joint("it is what is tried")
 
 FORWARD, BACKWARD = "joint forward", "joint backward"
 

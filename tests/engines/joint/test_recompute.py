@@ -13,9 +13,8 @@ import torch2ort
 from tests.support.between import WIDTH, Between, Keep
 from tests.support.comparison import assert_trains_like_eager
 from torch2ort.engines.joint import planning
-from torch2ort.runtime import has_training
 
-pytestmark = pytest.mark.skipif(has_training(), reason="onnxruntime-training has an engine of its own")
+pytestmark = pytest.mark.joint("it is what is tried")
 
 LENGTH = 32
 X = torch.randn(8, LENGTH, 6)

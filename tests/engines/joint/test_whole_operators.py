@@ -10,9 +10,8 @@ from torch import nn
 
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
-from torch2ort.runtime import has_training
 
-pytestmark = pytest.mark.skipif(has_training(), reason="onnxruntime-training has an engine of its own")
+pytestmark = pytest.mark.joint("it is what is tried")
 
 
 class Net(nn.Module):

@@ -7,6 +7,8 @@ import torch
 
 import torch2ort
 
+pytestmark = pytest.mark.ort_training("it is what is tried")
+
 
 def _model(*constants):
     class Model(torch.nn.Module):

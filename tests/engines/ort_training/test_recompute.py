@@ -13,6 +13,8 @@ import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.optimized_graph import optimized_nodes
 
+pytestmark = pytest.mark.ort_training("it is what is tried")
+
 
 class Attention(torch.nn.Module):
     """Heads over one sequence; ``probabilities`` makes the weights of the values."""

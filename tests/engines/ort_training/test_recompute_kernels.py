@@ -15,6 +15,8 @@ from tests.support.between import WIDTH, Between, Keep
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.optimized_graph import optimized_nodes
 
+pytestmark = pytest.mark.ort_training("it is what is tried")
+
 REPEATED = {"FastGelu", "Gelu", "LayerNormalization", "QuickGelu"}
 # From here on PyTorch's kernels do such operators (see torch2ort.engines.ort_training.kernel_choice).
 LENGTH = 16

@@ -11,6 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import torch2ort
 
+pytestmark = pytest.mark.ort_training("it is what is tried")
+
 
 class Traced(torch.autograd.Function):
     """Doubles; notes in each backward which of its outputs are still in memory."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from torch2ort.engines.ort_training.gradient_definitions import gradient_of
+from torch2ort.symbolics.registered.gradient_definitions import gradient_of
 from torch2ort.symbolics.source import fx_name
 from torch2ort.symbolics.stop_gradient import is_stop
 

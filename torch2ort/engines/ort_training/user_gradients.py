@@ -14,8 +14,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from torch2ort.engines.ort_training.gradient_definitions import GradientDefinition, GradientNode, gradient_of
 from torch2ort.runtime import training_pybind
+from torch2ort.symbolics.registered.gradient_definitions import GradientDefinition, GradientNode, gradient_of
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "ATen"
 _serial = itertools.count()
