@@ -68,7 +68,7 @@ class Thing:
         *(
             [1, 2.5],
             {"a": 1, "b": 0.25},
-            Thing(),
+            pytest.param(Thing(), id="Thing()"),
             Thing,
             torch.float32,
             torch.device("cpu"),

@@ -47,7 +47,7 @@ class Record(Function):
         (1, (2.5, False)),
         [1],
         {"a": 1},
-        object(),
+        pytest.param(object(), id="object()"),
         torch.float16,
     ],
     ids=repr,
