@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 EXTRAS := training,examples,test,dev
 STOCK := .venv-stock
 STOCK_EXTRAS := cpu,test-core
+# Tests of one file stay in one process, so that what a module sets up is set up once.
+WORKERS ?= 2
+PYTEST := -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile
 CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_ext/*/*.h)
 
 .DEFAULT_GOAL := help
@@ -48,12 +51,12 @@ demo: build  ## Train the example transformer eager and on ONNX Runtime, side by
 	$(BIN)/python examples/char_transformer.py
 
 test: build build-stock  ## Run the tests, and those of the joint engine on both onnxruntimes
-	$(BIN)/python -m pytest --quiet
-	$(BIN)/python -m pytest --quiet --engine joint @tests/joint_suite.txt
-	$(STOCK)/bin/python -m pytest --quiet @tests/stock_suite.txt
+	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) --engine joint @tests/joint_suite.txt
+	$(STOCK)/bin/python $(PYTEST) @tests/stock_suite.txt
 
 test-long: build  ## Run the tests that take minutes
-	TORCH2ORT_LONG=1 $(BIN)/python -m pytest --quiet -m long
+	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) -m long
 
 # Python's objects come from the C library's heap, where AddressSanitizer sees them. What a process still holds at
 # its end is no report: CPython, torch and onnxruntime hold much on purpose. Tests that measure memory are left out,

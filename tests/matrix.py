@@ -49,7 +49,8 @@ FIRST_STOCK = (
 # refuses a constraint that has no build, and an older Python gets what is newest for it.
 VARYING = ("torch", "onnxruntime")
 CONSTRAINED_FROM = (3, 11)
-NEEDED_BY_TESTS = ("pytest", "pytest-timeout", "hypothesis")
+NEEDED_BY_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+SIDE_BY_SIDE = ("--numprocesses", "2", "--dist", "loadfile")
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def _in_environment(row: Row, path: str, environment: Path, wheel: Path) -> Resu
     torch, runtime = (_installed(python, name) for name in ("torch", row.runtime.partition("=")[0]))
     print(f"{row.name}: torch {torch}, {runtime}", flush=True)
     tests = _copy_of_tests(environment / "suite")
-    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600"]
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600", *SIDE_BY_SIDE]
     done = _run([*pytest, *row.suite], limit=SUITE_LIMIT, cwd=tests)
     print(done.stdout, flush=True)
     (WORK / f"{row.name}.txt").write_text(done.stdout)
