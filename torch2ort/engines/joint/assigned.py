@@ -27,11 +27,11 @@ def read_from_copies(graph: torch.fx.Graph) -> None:
     writes: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in order:
         for target in written_by(node):
-            writes.setdefault(list(_to_memory(target))[-1], []).append(node)
+            writes.setdefault(list(to_memory(target))[-1], []).append(node)
     for buffer, (write, *others) in writes.items():
         if buffer.op != "placeholder" or others or write.target is not aten.copy_.default:
             continue
-        way = {write, *_to_memory(write.args[0])}  # type: ignore[arg-type]
+        way = {write, *to_memory(write.args[0])}  # type: ignore[arg-type]
         readers = [user for user in buffer.users if user not in way]
         if any(map(is_users, files_of(write))) or any(order[r] > order[write] for r in readers):
             continue
@@ -42,7 +42,7 @@ def read_from_copies(graph: torch.fx.Graph) -> None:
             reader.replace_input_with(buffer, copy)
 
 
-def _to_memory(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+def to_memory(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """``node``, and what it shares memory with, up to the one that made it."""
     found: torch.fx.Node | None = node
     while found is not None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from torch2ort.engines.joint.folded import fold_constants
 from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.memory import ReadMemory
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan, arguments_of
@@ -51,6 +52,7 @@ class Planner:
         Raises:
             UnsupportedOperatorError: the program has something that the engine does not take.
         """
+        source = fold_constants(source)
         required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
         joint, reach = trace_joint(source, required)
         position = {name: i for i, name in enumerate(graph.feeds)}
