@@ -44,6 +44,8 @@ OF_AN_INPUT = {
     "detached": lambda m, x: (m.layer(x), x.detach()),
     "reshaped": lambda m, x: (m.layer(x), x.reshape(2, -1) if x.shape[0] % 2 == 0 else x.reshape(-1)),
     "a copy": lambda m, x: (m.layer(x), x.t().reshape(-1)),
+    "like itself": lambda m, x: (m.layer(x), x.view_as(x)),
+    "like another": lambda m, x: (m.layer(x), x[:, :1].expand_as(x), x.t().reshape_as(x.t())),
 }
 OF_THE_MODEL = {
     "parameter": lambda m, x: (m.layer(x), m.layer.weight.t()),

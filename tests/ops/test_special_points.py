@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch2ort
 from tests.ops import special_points as sp
@@ -66,3 +68,25 @@ def test_sparse_gradients_are_refused(bag):
         " has sparse=True, but the gradients of a graph are dense. Make the table with sparse=False, or put "
         "the look-up into a torch.autograd.Function"
     )
+
+
+LOWEST = [[-math.inf] * 4, [-math.inf, math.nan, -math.inf, 1.0], [torch.finfo().min, -math.inf, 0.0, 2.0]]
+
+
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_maximum_of_windows_of_minus_infinity(dtype, positions):
+    x = torch.tensor([LOWEST * 2], dtype=dtype)
+
+    class Pools(torch.nn.Module):
+        def forward(self, x):
+            options = {"return_indices": positions}
+            return (
+                F.max_pool1d(x[0], 2, 1, **options),
+                F.max_pool2d(x, 2, 1, 1, **options),
+                F.max_pool3d(x[None], 2, 1, 1, **options),
+                F.adaptive_max_pool2d(x, 2, **options),
+            )
+
+    exported = torch2ort.export(Pools(), x)
+    torch.testing.assert_close(exported(x), Pools()(x), equal_nan=True)

@@ -174,6 +174,8 @@ def judge(steps, engine=None):
             return Verdict("lenient", "eager PyTorch refuses a write to what backward reads")
         if expected is None and AGAIN in str(found):
             return Verdict("refused", f"RuntimeError: {AGAIN}, where eager PyTorch saved nothing")
+        if expected is None and STALE in str(found):
+            return Verdict("refused", f"RuntimeError: {STALE}, where eager PyTorch saved nothing")
         if isinstance(expected, torch.Tensor) and reason.startswith("values"):
             precise = observe(steps, lambda model: model, torch.float64).seen
             if position >= len(precise):

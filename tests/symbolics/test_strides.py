@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import torch2ort
+from tests.ops.indices import outcome
 from tests.support.comparison import assert_trains_like_eager
+from torch2ort.pythonop.abstract_run.observe import real_like
 
 
 class Inverse(torch.nn.Module):
@@ -46,3 +49,61 @@ def test_a_view_of_a_permuted_result_of_a_convolution(write):
     torch.manual_seed(0)
     images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     assert_trains_like_eager(Codes(write), [(images,)], steps=2, lr=0.01)
+
+
+class Expanded(torch.nn.Module):
+    def forward(self, x):
+        y = x[:, :1].expand(-1, 4)
+        y += 1
+        return y
+
+
+@pytest.mark.parametrize(
+    "made", [torch2ort.ORTModule, lambda model: torch2ort.export(model, torch.ones(3, 4))]
+)
+def test_a_write_into_an_expanded_tensor_is_refused_as_in_eager(made):
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        Expanded()(torch.ones(3, 4))
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        made(Expanded())(torch.ones(3, 4))
+    line = Expanded.forward.__code__.co_firstlineno + 2
+    assert str(caught.value) == (
+        f"aten.add_.Tensor at {__file__}:{line}, in forward: y += 1 writes into a tensor of which several "
+        f"elements are one place in memory, with strides (4, 0), as expand makes. Write into a clone() of it"
+    )
+
+
+class ViewedBeforehand(torch.autograd.Function):
+    """Saves a view that holds for some orders of memory only."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.view(-1))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x.view(grad.shape)
+
+
+class OfAFunction(torch.nn.Module):
+    def forward(self, x):
+        return ViewedBeforehand.apply(x.sin()) + 1
+
+
+def test_a_view_in_a_function_that_eager_refuses_is_refused_with_its_error():
+    model = OfAFunction()
+    wrapped = torch2ort.ORTModule(model)
+    wrapped(torch.ones(3, 4, requires_grad=True)).sum().backward()
+    columns = torch.ones(4, 3).t().requires_grad_()
+    assert outcome(wrapped, columns) == outcome(model, columns)
+    assert outcome(model, columns)[0] is RuntimeError
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_made_up_data_lie_in_memory_as_the_samples_do(dtype):
+    for sample in (torch.ones(4, 3).t(), torch.ones(3, 1).expand(3, 4), torch.ones(0, 3).t()):
+        made = real_like(sample.to(dtype) if 0 not in sample.stride() else sample)
+        assert made.shape == sample.shape
+        assert made.stride() == sample.stride()

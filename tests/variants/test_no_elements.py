@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.support.comparison import assert_trains_like_eager
+from tests.support.comparison import assert_trains_like_eager, tensors_of
 
 
 class Around(torch.nn.Module):
@@ -59,3 +59,23 @@ def test_training(call, sizes):
 def test_inference(call):
     model, x = Around(call).requires_grad_(False), torch.randn(0, 4)
     torch.testing.assert_close(torch2ort.export(model, x)(x), model(x))
+
+
+SORTS = {
+    "sort": lambda h: h.sort(-1).values,
+    "sort of columns": lambda h: h.sort(0),
+    "topk": lambda h: h.topk(3, -1),
+    "topk of the smallest": lambda h: h.topk(2, 1, largest=False, sorted=True).indices,
+    "argsort": lambda h: h.argsort(0, descending=True),
+}
+
+
+@pytest.mark.parametrize("call", SORTS.values(), ids=SORTS)
+def test_a_graph_for_sizes_that_vary_sorts_nothing(call):
+    model = Around(call).requires_grad_(False)
+    rows = torch.export.Dim("rows", min=0)
+    exported = torch2ort.export(model, torch.randn(3, 4), dynamic_shapes=({0: rows},))
+    for count in (0, 5, 1):
+        x = torch.randn(count, 4)
+        for actual, expected in zip(tensors_of(exported(x)), tensors_of(model(x)), strict=True):
+            torch.testing.assert_close(actual, expected)

@@ -24,6 +24,12 @@ from torch2ort.sizes.symbols import named, program_size_names
 
 _ITEM: Final = "item"
 _STRIDED: Final = torch.ops.aten.as_strided.default
+# Those that take the sizes of another tensor, and those that are told the sizes.
+_LIKE_ANOTHER: Final[dict[Any, Any]] = {
+    torch.ops.aten.view_as.default: torch.ops.aten.view.default,
+    torch.ops.aten.reshape_as.default: torch.ops.aten.reshape.default,
+    torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
+}
 
 
 @dataclass(frozen=True)
@@ -213,8 +219,11 @@ class _Search:
             return Step(_ITEM, (node.args[1],)) if _makes_views(node.args[0].target) else None
         if not _makes_views(node.target):
             return None
-        args, kwargs = self._sizes(node.args[1:]), self._sizes(dict(node.kwargs))
-        return None if args is None or kwargs is None else Step(str(node.target), args, kwargs)
+        target, args = _LIKE_ANOTHER.get(node.target, node.target), node.args[1:]
+        if target is not node.target:
+            args = (tuple(node.meta["val"].shape),)
+        given, kwargs = self._sizes(args), self._sizes(dict(node.kwargs))
+        return None if given is None or kwargs is None else Step(str(target), given, kwargs)
 
     def _sizes(self, value: Any) -> Any:
         """``value`` with a text for each size that varies; ``None`` if a text cannot say it."""

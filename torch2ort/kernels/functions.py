@@ -47,6 +47,7 @@ class Call:
         tensors: number of tensor arguments, the token not counted.
         rest: the arguments behind the tensors, if the call is the tensors in their order and plain values
             behind them, and gives one tensor of its own; else ``None``.
+        mask: of each result whether it is computed, for a derivative that is told so; else ``None``.
     """
 
     operator: OpOverload
@@ -56,6 +57,7 @@ class Call:
     views: bool
     tensors: int
     rest: tuple[Any, ...] | None
+    mask: Sequence[bool] | None
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Call the operator; its outputs as a flat tuple of tensors."""
@@ -66,9 +68,10 @@ class Call:
         operator = abstract(self.operator) if private.is_abstract(tensors) else self.operator
         result = operator(*arguments, **keywords)
         flat: list[torch.Tensor] = []
-        for value in (result,) if isinstance(result, torch.Tensor) else result:
-            # Of a derivative that its mask leaves out there is nothing, which nobody reads.
-            value = torch.empty(0) if value is None else value
+        for i, value in enumerate((result,) if isinstance(result, torch.Tensor) else result):
+            # Of what a mask leaves out nobody reads anything; kernels give nothing, or what fakes do not.
+            left_out = value is None or (self.mask is not None and not self.mask[i])
+            value = torch.empty(0) if left_out else value
             flat.extend(value if isinstance(value, (list, tuple)) else (value,))
         return tuple(t.clone() for t in flat) if self.views else tuple(flat)
 
@@ -145,7 +148,9 @@ def decode_call(text: str) -> Call:
     own = own and [str(r.type) for r in operator._schema.returns] == ["Tensor"]
     front, rest = arguments[:tensors], tuple(arguments[tensors:])
     plain = front == [{"tensor": i} for i in range(tensors)] and all(map(_is_plain, rest))
-    return Call(operator, arguments, keywords, random, views, tensors, rest if own and plain else None)
+    names = [a.name for a in operator._schema.arguments]
+    mask = {**dict(zip(names, arguments, strict=False)), **keywords}.get("output_mask")
+    return Call(operator, arguments, keywords, random, views, tensors, rest if own and plain else None, mask)
 
 
 class AtenKernel(Function):

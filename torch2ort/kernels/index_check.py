@@ -168,7 +168,8 @@ def _function(name: str, check: Check, inputs: int, dtype: ir.DataType, opset: i
 def _checked(body: _Body, check: Check, values: Sequence[ir.Value]) -> ir.Value:
     index, tensors = values[0], values[1:]
     if check.low is None:
-        return index
+        # ONNX's Gather counts from the end, too, and looks how far.
+        return _looked_up(body, check, tensors, index) if check.exact else index
     distance = index if check.low == 0 else body.op("Sub", index, body.number(check.low))
     wrong = body.op("Less", distance, body.number(0))
     if check.ignored is not None:
@@ -176,15 +177,20 @@ def _checked(body: _Body, check: Check, values: Sequence[ir.Value]) -> ir.Value:
         wrong = body.op("And", wrong, body.op("Not", allowed))
     far = body.op("Sub", distance, body.number(_FAR[body.dtype]))
     moved = body.op("Where", wrong, far, distance)
-    if not check.exact:
-        return moved
+    return _looked_up(body, check, tensors, moved) if check.exact else moved
+
+
+def _looked_up(body: _Body, check: Check, tensors: Sequence[ir.Value], index: ir.Value) -> ir.Value:
+    """The number at a place among those that are allowed."""
     if check.source is None:
         size = body.number(check.size or 0)
+    elif check.dim is None:
+        size = body.op("Cast", body.op("Size", tensors[check.source]), to=int(body.dtype))
     else:
         shape = body.op("Shape", tensors[check.source])
-        size = body.op("Gather", shape, body.number(check.dim or 0))
-    table = body.op("Range", body.number(check.low), size, body.number(1))
-    return body.op("Gather", table, moved)
+        size = body.op("Cast", body.op("Gather", shape, body.number(check.dim)), to=int(body.dtype))
+    table = body.op("Range", body.number(check.low or 0), size, body.number(1))
+    return body.op("Gather", table, index)
 
 
 class _Body:
@@ -194,8 +200,9 @@ class _Body:
         self.nodes: list[ir.Node] = []
         self.dtype = dtype
 
-    def op(self, name: str, *inputs: ir.Value) -> ir.Value:
-        node = ir.Node("", name, list(inputs), num_outputs=1, name=f"node_{len(self.nodes)}")
+    def op(self, name: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        made = [ir.AttrInt64(key, value) for key, value in attributes.items()]
+        node = ir.Node("", name, list(inputs), made, num_outputs=1, name=f"node_{len(self.nodes)}")
         node.outputs[0].name = f"v{len(self.nodes)}"
         self.nodes.append(node)
         return node.outputs[0]

@@ -50,6 +50,11 @@ def onnxruntime() -> Any:
         ) from error
 
 
+def version() -> tuple[int, ...]:
+    """Major and minor number of the installed onnxruntime."""
+    return tuple(int(part) for part in onnxruntime().__version__.split(".")[:2])
+
+
 @functools.cache
 def pybind() -> Any:
     """Onnxruntime's extension module."""

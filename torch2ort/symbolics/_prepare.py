@@ -30,10 +30,16 @@ from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
-from torch2ort.symbolics.strides import loosen_views, refuse_other_orders, refuse_other_strides
+from torch2ort.symbolics.strides import (
+    loosen_views,
+    refuse_other_orders,
+    refuse_other_strides,
+    refuse_shared_elements,
+)
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
 from torch2ort.symbolics.unheld import refuse_unheld
+from torch2ort.symbolics.unread_checks import keep_unread_checks
 
 aten = torch.ops.aten
 _OPAQUE = frozenset({torch.ops.torch2ort.python_op.default, PYTHON_OP_GRAD})
@@ -71,10 +77,13 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     _refuse_guessed_sizes(program)
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
+    refuse_shared_elements(program.graph_module.graph)
     if target.differentiates:
         refuse_hidden_writes(program.graph_module.graph)
     settle_bounds(program.graph_module.graph)
     fuse_gelu(program.graph_module)
+    if not target.is_half:
+        keep_unread_checks(program.graph_module.graph, program)
     check_indices(program)
     refuse_other_strides(program)
     loosen_views(program)
@@ -148,7 +157,8 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
             maker.replace(node)
         else:
             maker.passes_by(node)
-    for node in list(program.graph_module.graph.nodes) if target.differentiates else ():
+    checks_in_python = target.differentiates or target.is_half
+    for node in list(program.graph_module.graph.nodes) if checks_in_python else ():
         if node.target is operators.checked_index:
             maker.replace(node)
     prepared.sites.extend(maker.sites)

@@ -13,9 +13,16 @@ import onnx_ir as ir
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import SITE_META, Site, site_by_key
 
+_DOMAIN = "torch2ort"
+_NAME = "MustCompute"
+# What it reads is computed though nobody reads it; until a graph is finished.
+MUST_COMPUTE = f"{_DOMAIN}::{_NAME}"
+
 
 def must_run(node: ir.Node) -> bool:
-    """Whether a node of a graph in translation is a user's Function, or draws random numbers."""
+    """Whether a node of a graph in translation is a user's Function, draws random numbers or is a check."""
+    if _must_compute(node):
+        return True
     key = node.metadata_props.get(SITE_META)
     if key is None:
         return False
@@ -59,7 +66,7 @@ def _comes_after(node: ir.Node, other: ir.Node) -> bool:
 
 
 def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
-    """Have calls run whose results nobody reads, as eager runs them: the first output waits for them.
+    """Have calls and checks run whose results nobody reads, as eager runs them: the first output waits.
 
     Args:
         graph: changed in place.
@@ -69,6 +76,13 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
         ExportError: such a call gives no tensor that could be waited for.
     """
     for node in list(graph):
+        if _must_compute(node):
+            value = node.inputs[0]
+            assert value is not None
+            graph.remove(node, safe=True)
+            if graph.outputs:
+                _wait(graph, value, node.name or _NAME)
+            continue
         site = sites.get(node.name or "")
         if site is None or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
             continue
@@ -78,12 +92,20 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
                 f"it would not run. Have forward return a tensor, such as its argument's clone(), or call it "
                 f"outside of the model"
             )
-        result = graph.outputs[0]
-        last = graph[-1]
-        waiting = _after(graph, last, result, node.outputs[1], behind=True)
-        waiting.shape, waiting.type, waiting.name = result.shape, result.type, result.name
-        result.name = f"{result.name}.before.{node.name}"
-        graph.outputs[0] = waiting
+        _wait(graph, node.outputs[1], node.name or "")
+
+
+def _must_compute(node: ir.Node) -> bool:
+    return node.domain == _DOMAIN and node.op_type == _NAME
+
+
+def _wait(graph: ir.Graph, token: ir.Value, what: str) -> None:
+    """Have the first output come after ``token``."""
+    result = graph.outputs[0]
+    waiting = _after(graph, graph[-1], result, token, behind=True)
+    waiting.shape, waiting.type, waiting.name = result.shape, result.type, result.name
+    result.name = f"{result.name}.before.{what}"
+    graph.outputs[0] = waiting
 
 
 def _after(

@@ -29,15 +29,18 @@ _POSITIONS = frozenset(
 _JOINED = frozenset({"cat", "concat", "hstack", "stack", "vstack"})
 
 
-def is_within(program: torch.export.ExportedProgram, node: torch.fx.Node, low: Any, size: Any) -> bool:
-    """Whether all numbers of ``node`` are known to be at least ``low`` and below ``size``."""
+def is_within(program: torch.export.ExportedProgram | None, node: torch.fx.Node, low: Any, size: Any) -> bool:
+    """Whether all numbers of ``node`` are known to be at least ``low`` and below ``size``.
+
+    Without a ``program`` nobody knows what its constants hold.
+    """
     found = _intervals(program, node)
     return found is not None and all(
         private.is_known(smallest >= low) and private.is_known(largest < size) for smallest, largest in found
     )
 
 
-def _intervals(program: torch.export.ExportedProgram, node: Any) -> list[Interval] | None:
+def _intervals(program: torch.export.ExportedProgram | None, node: Any) -> list[Interval] | None:
     """Intervals that hold all numbers of ``node``; ``None`` where nothing is known."""
     if isinstance(node, (int, torch.SymInt)):
         return [(node, node)]
@@ -68,8 +71,10 @@ def _intervals(program: torch.export.ExportedProgram, node: Any) -> list[Interva
     return _made(name, arguments)
 
 
-def _of_constant(program: torch.export.ExportedProgram, node: torch.fx.Node) -> list[Interval] | None:
+def _of_constant(program: torch.export.ExportedProgram | None, node: torch.fx.Node) -> list[Interval] | None:
     """Numbers that the model's code holds; a tensor of the model's may change."""
+    if program is None:
+        return None
     name = program.graph_signature.inputs_to_lifted_tensor_constants.get(node.name, "")
     tensor = program.constants.get(name)
     if not name.rpartition(".")[2].startswith("lifted_tensor") or not isinstance(tensor, torch.Tensor):
@@ -79,7 +84,7 @@ def _of_constant(program: torch.export.ExportedProgram, node: torch.fx.Node) -> 
     return [(int(tensor.min()), int(tensor.max()))]
 
 
-def _of_part(program: torch.export.ExportedProgram, node: torch.fx.Node) -> list[Interval] | None:
+def _of_part(program: torch.export.ExportedProgram | None, node: torch.fx.Node) -> list[Interval] | None:
     whole, position = node.args
     name = getattr(getattr(whole, "target", None), "_schema", None)
     if name is None or not isinstance(whole, torch.fx.Node) or _is_float(node.meta.get("val")):
@@ -99,7 +104,7 @@ def _positions(arguments: dict[str, Any]) -> list[Interval]:
     return [(0, (value.numel() if dim is None else value.shape[dim]) - 1)]
 
 
-def _union(program: torch.export.ExportedProgram, *parts: Any) -> list[Interval] | None:
+def _union(program: torch.export.ExportedProgram | None, *parts: Any) -> list[Interval] | None:
     found: list[Interval] = []
     for part in parts:
         one = _intervals(program, part)
@@ -110,7 +115,7 @@ def _union(program: torch.export.ExportedProgram, *parts: Any) -> list[Interval]
 
 
 def _arithmetic(
-    program: torch.export.ExportedProgram, name: str, arguments: dict[str, Any]
+    program: torch.export.ExportedProgram | None, name: str, arguments: dict[str, Any]
 ) -> list[Interval] | None:
     first, second = _intervals(program, arguments["self"]), _intervals(program, arguments["other"])
     if first is None or second is None or arguments.get("alpha", 1) != 1:

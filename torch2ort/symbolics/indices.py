@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,10 +75,37 @@ def check_indices(program: torch.export.ExportedProgram) -> None:
     """
     for node in list(program.graph_module.graph.nodes):
         if node.op == "call_function" and isinstance(node.target, OpOverload):
-            unproven = [found for found in _indexed(node) if not _is_proven(program, found)]
+            unproven = unproven_indices(node, program)
             if unproven:
                 _check(program.graph_module.graph, node, unproven)
     program.graph_module.recompile()
+
+
+def unproven_indices(node: torch.fx.Node, program: torch.export.ExportedProgram | None) -> list[Indexed]:
+    """The indices among ``node``'s arguments that may lie outside.
+
+    Args:
+        node: calls an operator.
+        program: the program, which tells what constants hold; ``None`` if nobody knows.
+    """
+    return [found for found in _indexed(node) if not _is_proven(program, found)]
+
+
+def add_check(graph: torch.fx.Graph, node: torch.fx.Node, found: Indexed) -> torch.fx.Node:
+    """A check of one index of ``node``, beside it: it refuses a bad index by itself, and has no gradient.
+
+    Args:
+        graph: where it goes, at the place where the graph inserts.
+        node: the operator; it stays as it is.
+        found: the index.
+
+    Raises:
+        UnsupportedOperatorError: the size that an index must be below is known only when the model runs.
+    """
+    text, tensors = _call(node)
+    check = _described(node, replace(found, exact=True), text, tensors)
+    given = [_stopped(graph, tensor) for tensor in tensors]
+    return _made(graph, node, found, given, check)
 
 
 def _indexed(node: torch.fx.Node) -> Iterator[Indexed]:
@@ -104,6 +131,9 @@ def _indexed(node: torch.fx.Node) -> Iterator[Indexed]:
         )
     elif name == "one_hot":
         yield Indexed(arguments["self"], None, None, arguments["num_classes"], exact=True)
+    elif name == "bincount":
+        # As large a number as there is memory for.
+        yield Indexed(arguments["self"], None, None, 1 << 62)
     elif name == "multi_margin_loss":
         yield Indexed(arguments["target"], arguments["self"], -1)
     elif name == "multilabel_margin_loss":
@@ -137,26 +167,47 @@ def _check(graph: torch.fx.Graph, node: torch.fx.Node, unproven: Sequence[Indexe
     text, tensors = _call(node)
     checked: dict[torch.fx.Node, torch.fx.Node] = {}
     for found in unproven:
-        index = tensors.index(found.index)
-        check = Check(
-            call=text,
-            index=index,
-            source=None if found.source is None else tensors.index(found.source),
-            dim=found.dim,
-            size=_fixed_size(node, found) if found.source is None else None,
-            low=found.low,
-            ignored=found.ignored,
-            exact=found.exact,
-        )
+        check = _described(node, found, text, tensors)
         # One tensor may stand for several indices: each check reads what the one before has passed.
         present = [checked.get(t, t) for t in tensors]
         with graph.inserting_before(node):
-            made = graph.call_function(operators.checked_index, (present[index], present, check.to_json()))
-        made.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
-        made.meta["val"] = found.index.meta["val"]
-        checked[found.index] = made
+            checked[found.index] = _made(graph, node, found, present, check)
     for index_node, made in checked.items():
         node.replace_input_with(index_node, made)
+
+
+def _described(node: torch.fx.Node, found: Indexed, text: str, tensors: Sequence[torch.fx.Node]) -> Check:
+    return Check(
+        call=text,
+        index=tensors.index(found.index),
+        source=None if found.source is None else tensors.index(found.source),
+        dim=found.dim,
+        size=_fixed_size(node, found) if found.source is None else None,
+        low=found.low,
+        ignored=found.ignored,
+        exact=found.exact,
+    )
+
+
+def _made(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    found: Indexed,
+    tensors: Sequence[torch.fx.Node],
+    check: Check,
+) -> torch.fx.Node:
+    made = graph.call_function(operators.checked_index, (tensors[check.index], tensors, check.to_json()))
+    made.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+    made.meta["val"] = found.index.meta["val"]
+    return made
+
+
+def _stopped(graph: torch.fx.Graph, tensor: torch.fx.Node) -> torch.fx.Node:
+    if not tensor.meta["val"].is_floating_point():
+        return tensor
+    stopped = graph.call_function(aten.detach.default, (tensor,))
+    stopped.meta = dict(tensor.meta)
+    return stopped
 
 
 def _fixed_size(node: torch.fx.Node, found: Indexed) -> int:
@@ -169,7 +220,7 @@ def _fixed_size(node: torch.fx.Node, found: Indexed) -> int:
     return math.prod(sizes)
 
 
-def _is_proven(program: torch.export.ExportedProgram, found: Indexed) -> bool:
+def _is_proven(program: torch.export.ExportedProgram | None, found: Indexed) -> bool:
     if found.index.meta["val"].dtype not in _INTEGERS:
         # Probabilities of classes, or bytes, of which each operator knows itself what they mean.
         return True

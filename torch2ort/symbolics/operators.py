@@ -12,6 +12,7 @@ _library.define(
     "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) -> Tensor"
 )
 _library.define("checked_index(Tensor index, Tensor[] tensors, str check) -> Tensor")
+_library.define("must_compute(Tensor value) -> Tensor")
 
 # Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
 dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
@@ -19,6 +20,9 @@ dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
 cross_entropy: OpOverload = torch.ops.torch2ort.cross_entropy.default
 # The same indices, which eager's operator would take; see torch2ort.symbolics.indices.
 checked_index: OpOverload = torch.ops.torch2ort.checked_index.default
+# Behind a value that is computed though nobody reads it; see torch2ort.symbolics.unread_checks.
+must_compute: OpOverload = torch.ops.torch2ort.must_compute.default
+torch.fx.node.has_side_effect(must_compute)
 
 
 @torch.library.register_fake("torch2ort::dropout_noise", lib=_library)
@@ -36,3 +40,8 @@ def _fake_cross_entropy(
 @torch.library.register_fake("torch2ort::checked_index", lib=_library)
 def _fake_checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check: str) -> torch.Tensor:
     return torch.empty_like(index, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("torch2ort::must_compute", lib=_library)
+def _fake_must_compute(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty((), dtype=torch.int64, device=value.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,21 +40,28 @@ CHECKING: frozenset[OpOverload] = frozenset(
     }
 )
 
+# Eager PyTorch looks whether its argument is a probability, its parts do not.
+_CHECKED = frozenset({aten.binary_cross_entropy.default})
+
 # Composites that PyTorch's kernel takes as a whole: these, and others whose parts are many.
-WHOLE: frozenset[OpOverload] = CHECKING | frozenset(
-    {
-        aten.linalg_det.default,
-        aten.linalg_matrix_exp.default,
-        aten.linalg_pinv.default,
-        aten.linalg_slogdet.default,
-        aten.linalg_svdvals.default,
-        aten.linalg_eigvalsh.default,
-        aten.cholesky_inverse.default,
-        aten.matrix_exp.default,
-        aten.rrelu.default,
-        # torch's decomposition gives other losses where a list of labels ends early.
-        aten.multilabel_margin_loss_forward.default,
-    }
+WHOLE: frozenset[OpOverload] = (
+    CHECKING
+    | _CHECKED
+    | frozenset(
+        {
+            aten.linalg_det.default,
+            aten.linalg_matrix_exp.default,
+            aten.linalg_pinv.default,
+            aten.linalg_slogdet.default,
+            aten.linalg_svdvals.default,
+            aten.linalg_eigvalsh.default,
+            aten.cholesky_inverse.default,
+            aten.matrix_exp.default,
+            aten.rrelu.default,
+            # torch's decomposition gives other losses where a list of labels ends early.
+            aten.multilabel_margin_loss_forward.default,
+        }
+    )
 )
 
 # torch.onnx's translation gives an invalid graph, or other values or types than eager.
@@ -92,13 +100,71 @@ _INEXACT: frozenset[OpOverload] = frozenset(
 )
 
 
+_WITH_POSITIONS = frozenset(
+    {
+        aten.max_pool1d_with_indices.default,
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool3d_with_indices.default,
+    }
+)
+
+# What they refuse is a number among their arguments', which no check of an index sees.
+_RAISING: frozenset[OpOverload] = (
+    CHECKING
+    | _CHECKED
+    | frozenset(
+        {
+            aten.bincount.default,
+            aten.cholesky.default,
+            aten.ctc_loss.IntList,
+            aten.ctc_loss.Tensor,
+            aten.embedding_bag.default,
+            aten.embedding_bag.padding_idx,
+            aten.histc.default,
+            aten.linalg_eig.default,
+            aten.linalg_eigh.default,
+            aten.linalg_eigvals.default,
+            aten.linalg_eigvalsh.default,
+            aten.linalg_lstsq.default,
+            aten.linalg_svd.default,
+            aten.linalg_svdvals.default,
+            aten.masked_scatter.default,
+            aten.quantile.default,
+            aten.repeat_interleave.Tensor,
+            aten.repeat_interleave.self_Tensor,
+        }
+    )
+)
+
+
+def may_raise(node: torch.fx.Node) -> bool:
+    """Whether eager PyTorch refuses some numbers that ``node`` may get, indices left aside."""
+    if node.target in _RAISING:
+        return True
+    name = node.target._schema.name.removesuffix("_") if isinstance(node.target, OpOverload) else ""
+    arguments = arguments_of(node) if name in _DIVISIONS else {}
+    # Without a way to round, integers are divided as floats are.
+    if not arguments or (name == "aten::div" and "rounding_mode" not in arguments):
+        return False
+    return _divides_integers(arguments)
+
+
 def wants_kernel(node: torch.fx.Node) -> bool:
     """Whether ``node`` belongs to PyTorch's kernel although it has a translation."""
     target = node.target
-    if is_random(node) or target in _MISTRANSLATED or target in _INEXACT:
+    if is_random(node) or target in _MISTRANSLATED or target in _INEXACT or target in _CHECKED:
+        return True
+    if _reads_positions(node):
         return True
     condition = _CONDITIONS.get(target)
     return condition is not None and condition(arguments_of(node))
+
+
+def _reads_positions(node: torch.fx.Node) -> bool:
+    # Of a window that holds NaN, or minus infinity alone, ONNX Runtime has none.
+    if node.target not in _WITH_POSITIONS:
+        return False
+    return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
 
 
 def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:
@@ -163,9 +229,12 @@ def _scatters_unlike_onnx(arguments: dict[str, Any]) -> bool:
 
 
 def _has_no_elements(arguments: dict[str, Any]) -> bool:
-    # TopK divides by their number and ends the process, up to onnxruntime 1.20.
+    # TopK divides by their number and ends the process, up to onnxruntime 1.30.
     return any(isinstance(size, int) and size == 0 for size in arguments["self"].meta["val"].shape)
 
+
+# In place or not.
+_DIVISIONS = frozenset({"aten::div", "aten::floor_divide", "aten::fmod", "aten::remainder"})
 
 _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.avg_pool1d.default: _pools_unlike_onnx,

@@ -1,4 +1,8 @@
-"""NaN in reductions and sorting: ONNX Runtime passes it over, in eager it is the result or the greatest."""
+"""Numbers that ONNX Runtime takes for others in reductions, pools and sorting.
+
+It passes NaN over, which in eager is the result or the greatest. The maximum of a window of minus infinity
+alone it takes for the smallest number.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _BOOL, _FLOAT, _INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 
 
 def keep_nan(model: ir.Model, *, differentiated: bool) -> None:
-    """Rewrite in place every node that would pass NaN over.
+    """Rewrite in place every node that would pass NaN over, or take infinity for a number.
 
     Args:
         model: the graph.
@@ -64,9 +68,14 @@ class _Rewriter:
         self._choose(self._truth(found), first)
 
     def pool(self, source: ir.Value) -> None:
-        """NaN where there is one in the window."""
-        found = self._add("MaxPool", [self._flags(source)], _FLOAT, self._shared())
-        self._choose(self._truth(found), self._constant(math.nan, source.dtype))
+        """NaN where there is one in the window, and minus infinity where there is nothing else."""
+        nan, smallest = (self._constant(number, source.dtype) for number in (math.nan, -math.inf))
+        none, one, nans = (self._constant(kind, _FLOAT) for kind in (0.0, 1.0, 2.0))
+        number = self._add("Where", [self._add("Greater", [source, smallest], _BOOL), one, none], _FLOAT)
+        kinds = self._add("Where", [self._add("IsNaN", [source], _BOOL), nans, number], _FLOAT)
+        found = self._add("MaxPool", [kinds], _FLOAT, self._shared())
+        special = self._add("Where", [self._add("Greater", [found, one], _BOOL), nan, smallest], source.dtype)
+        self._choose(self._add("Not", [self._add("Equal", [found, one], _BOOL)], _BOOL), special)
 
     def order(self, source: ir.Value) -> None:
         """NaN counts as greater than infinity, and that as the greatest number."""

@@ -10,6 +10,7 @@ from torch2ort.pythonop import site_by_key
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.hidden_writes import written_by
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
@@ -45,6 +46,37 @@ def refuse_other_strides(program: torch.export.ExportedProgram) -> None:
                 f"{tuple(value.stride())} and offset {value.storage_offset()}, and every value of a graph is "
                 f"contiguous. Take as_strided of tensor.contiguous(), or index the tensor"
             )
+
+
+def refuse_shared_elements(graph: torch.fx.Graph) -> None:
+    """Refuse writes into a tensor of which several elements are one place in memory, as `expand` makes.
+
+    Eager PyTorch raises an error for most of them, and of none is it said what they leave.
+
+    Args:
+        graph: a program's nodes, not yet functional.
+
+    Raises:
+        UnsupportedOperatorError: there is one; names its line.
+    """
+    for node in graph.nodes:
+        for target in written_by(node):
+            value = target.meta.get("val")
+            if isinstance(value, torch.Tensor) and _shares_elements(value):
+                raise UnsupportedOperatorError(
+                    f"{node.target} at {source_line(node)} writes into a tensor of which several elements "
+                    f"are one place in memory, with strides {tuple(value.stride())}, as expand makes. Write "
+                    f"into a clone() of it"
+                )
+
+
+def _shares_elements(value: torch.Tensor) -> bool:
+    if value.layout is not torch.strided:
+        return False
+    return any(
+        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size < 2)
+        for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
 
 
 def refuse_other_orders(program: torch.export.ExportedProgram) -> None:

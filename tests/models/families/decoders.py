@@ -132,6 +132,16 @@ decoder(
 )
 decoder("qwen3_moe", hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM, **EXPERTS, long=True)
 decoder("olmoe", hf.OlmoeConfig, hf.OlmoeForCausalLM, **EXPERTS, long=True)
+decoder(
+    "jetmoe",
+    hf.JetMoeConfig,
+    hf.JetMoeForCausalLM,
+    {k: v for k, v in TINY.items() if k != "num_attention_heads"},
+    num_key_value_heads=1,
+    kv_channels=8,
+    num_local_experts=4,
+    long=True,
+)
 decoder("granitemoe", hf.GraniteMoeConfig, hf.GraniteMoeForCausalLM, num_local_experts=4, long=True)
 decoder(
     "deepseek_v3",

@@ -304,6 +304,37 @@ def pair(name: str, config: Any, model: Any, settings: dict[str, Any], **more: A
 
 pair("t5", hf.T5Config, hf.T5ForConditionalGeneration, T5)
 pair("mt5", hf.MT5Config, hf.MT5ForConditionalGeneration, T5, long=True)
+pair(
+    "longt5",
+    hf.LongT5Config,
+    hf.LongT5ForConditionalGeneration,
+    T5,
+    local_radius=3,
+    encoder_attention_type="local",
+    long=True,
+)
+pair(
+    "longt5, transient global",
+    hf.LongT5Config,
+    hf.LongT5ForConditionalGeneration,
+    T5,
+    local_radius=3,
+    global_block_size=2,
+    encoder_attention_type="transient-global",
+    long=True,
+)
+pair(
+    "switch_transformers",
+    hf.SwitchTransformersConfig,
+    hf.SwitchTransformersForConditionalGeneration,
+    T5,
+    num_experts=4,
+    expert_capacity=16,
+    num_sparse_encoder_layers=1,
+    num_sparse_decoder_layers=1,
+    num_decoder_layers=1,
+    long=True,
+)
 pair("bart", hf.BartConfig, hf.BartForConditionalGeneration, S2S, long=True)
 pair("mbart", hf.MBartConfig, hf.MBartForConditionalGeneration, S2S, long=True)
 pair("pegasus", hf.PegasusConfig, hf.PegasusForConditionalGeneration, S2S, long=True)

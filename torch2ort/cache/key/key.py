@@ -36,10 +36,10 @@ _SIZES = "sizes of "
 _MAKERS = ("onnx", "onnx-ir", "onnxscript", "onnx-shape-inference", "optree", "sympy", "numpy")
 
 
-# Code that asks a tensor how it lies in memory reads one of these names.
+# Code that asks a tensor how it lies in memory reads one of these names, or raises an error for some orders.
 _OF_MEMORY = words(
     """as_strided data_ptr dim_order is_contiguous is_non_overlapping_and_dense set_ storage storage_offset
-    stride untyped_storage"""
+    stride untyped_storage view view_as"""
 )
 
 

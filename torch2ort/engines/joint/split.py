@@ -18,6 +18,7 @@ from torch2ort.engines.joint.recompute import recomputed
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.symbolics.operators import must_compute
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
@@ -256,4 +257,4 @@ def _tokens(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _is_impure(node: torch.fx.Node) -> bool:
-    return node.target is DIFFERENTIABLE_PYTHON_OP or is_random(node)
+    return node.target in (DIFFERENTIABLE_PYTHON_OP, must_compute) or is_random(node)

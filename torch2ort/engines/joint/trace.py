@@ -23,11 +23,15 @@ from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, written_by
+from torch2ort.symbolics.operators import checked_index, must_compute
 from torch2ort.symbolics.sites import arguments_of, is_random
 from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.unread_checks import keep_unread_checks
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
+# What torch2ort itself says of them is not compared with a derivative.
+_OWN = (operator.getitem, _PYTHON_OP, checked_index, must_compute)
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ def _prepared(source: Source, required: Sequence[bool]) -> tuple[torch.fx.GraphM
     inline_grad_regions(program)
     refuse_hidden_writes(program.graph)
     read_from_copies(program.graph)
+    keep_unread_checks(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
     sites = keep_whole(program.graph, (n for n, r in zip(placeholders, required, strict=True) if r))
     _refuse(program)
@@ -291,6 +296,6 @@ def _has_sparse_gradient(node: torch.fx.Node) -> bool:
 
 def _is_known(node: torch.fx.Node) -> bool:
     """Whether PyTorch itself says what a node computes and what its derivative is."""
-    if node.op != "call_function" or node.target in (operator.getitem, _PYTHON_OP):
+    if node.op != "call_function" or node.target in _OWN:
         return True
     return isinstance(node.target, private.OpOverload) and node.target.namespace == "aten"

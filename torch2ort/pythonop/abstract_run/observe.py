@@ -93,11 +93,16 @@ def fresh_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def real_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Made-up data of the sizes that ``tensor`` has in the sample."""
+    """Made-up data of the sizes, and in the order of memory, that ``tensor`` has in the sample."""
     shape = [size_hint(s) for s in tensor.shape]
+    strides = [size_hint(s) for s in tensor.stride()]
+    # What code says to an order of memory, as `view` does, it says in eager PyTorch, too.
+    size = 1 + sum((s - 1) * stride for s, stride in zip(shape, strides, strict=True)) if all(shape) else 0
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return torch.rand(shape, device=tensor.device).to(tensor.dtype)
-    return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        made = torch.rand(size, device=tensor.device).to(tensor.dtype)
+    else:
+        made = torch.zeros(size, dtype=tensor.dtype, device=tensor.device)
+    return made.as_strided(shape, strides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,116 @@
+"""Sorting of what has no elements: on some onnxruntimes it divides by their number, and ends the process.
+
+There the sort stands in a branch that is not taken for a tensor without elements.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from torch2ort.graph.nodes import graphs_in
+from torch2ort.runtime import _ort_private as private
+
+# The first that was seen to do it right.
+_RIGHT_SINCE = (1, 31)
+
+
+@functools.cache
+def sorts_no_elements() -> bool:
+    """Whether the installed onnxruntime can; its version says so, as a run that fails ends the process."""
+    return private.version() >= _RIGHT_SINCE
+
+
+def guard_sorts(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model``, or a copy of it that sorts a tensor only if it has elements."""
+    if sorts_no_elements() or not any(_is_sort(n) for g in graphs_in(model.graph) for n in g.node):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    # Inner graphs first, and none of those that are made here.
+    for graph in reversed(list(graphs_in(made.graph))):
+        shapes = _shapes(graph)
+        nodes = [part for node in graph.node for part in _guarded(node, shapes)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return made
+
+
+def _is_sort(node: onnx.NodeProto) -> bool:
+    return node.op_type == "TopK" and not node.domain
+
+
+def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[onnx.NodeProto]:
+    if not _is_sort(node) or all(size > 0 for size in shapes.get(node.input[0], [0])):
+        yield node
+        return
+    source, name = node.input[0], f"{node.output[0]}/guard"
+    yield helper.make_node("Size", [source], [f"{name}/size"], name=f"{name}/size")
+    yield _constant(f"{name}/zero", np.array(0))
+    yield helper.make_node("Equal", [f"{name}/size", f"{name}/zero"], [f"{name}/empty"], name=f"{name}/empty")
+    yield helper.make_node(
+        "If",
+        [f"{name}/empty"],
+        [output or f"{name}/unread_{i}" for i, output in enumerate(node.output)],
+        name=name,
+        then_branch=_without_elements(node, f"{name}/then"),
+        else_branch=_with_elements(node, f"{name}/else"),
+    )
+
+
+def _without_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    """As many places as are asked for along the axis, which must not be more than it has."""
+    source, count = node.input
+    axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+    kind = helper.make_tensor("kind", TensorProto.INT64, [1], [0])
+    nodes = [
+        helper.make_node("Shape", [source], [f"{name}/sizes"]),
+        _constant(f"{name}/axis", np.array([axis])),
+        _constant(f"{name}/first", np.array(0)),
+        _constant(f"{name}/step", np.array(1)),
+        _constant(f"{name}/scalar", np.array([], np.int64)),
+        helper.make_node("GatherElements", [f"{name}/sizes", f"{name}/axis"], [f"{name}/length"]),
+        helper.make_node("Add", [f"{name}/length", f"{name}/step"], [f"{name}/lengths"]),
+        helper.make_node("Reshape", [f"{name}/lengths", f"{name}/scalar"], [f"{name}/end"]),
+        helper.make_node("Range", [f"{name}/first", f"{name}/end", f"{name}/step"], [f"{name}/allowed"]),
+        helper.make_node("Gather", [f"{name}/allowed", count], [f"{name}/count"]),
+        helper.make_node(
+            "ScatterElements", [f"{name}/sizes", f"{name}/axis", f"{name}/count"], [f"{name}/result"]
+        ),
+        helper.make_node("Reshape", [source, f"{name}/result"], [f"{name}/values"], allowzero=1),
+        helper.make_node("ConstantOfShape", [f"{name}/result"], [f"{name}/indices"], value=kind),
+    ]
+    for made in nodes:
+        made.name = made.output[0]
+    return _branch(name, nodes, [f"{name}/values", f"{name}/indices"])
+
+
+def _with_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    sort = onnx.NodeProto()
+    sort.CopyFrom(node)
+    sort.output[:] = [f"{name}/values", f"{name}/indices"]
+    return _branch(name, [sort], list(sort.output))
+
+
+def _branch(name: str, nodes: list[onnx.NodeProto], outputs: list[str]) -> onnx.GraphProto:
+    return helper.make_graph(nodes, name, [], [onnx.ValueInfoProto(name=output) for output in outputs])
+
+
+def _constant(name: str, value: np.ndarray) -> onnx.NodeProto:
+    tensor = numpy_helper.from_array(value.astype(np.int64))
+    return helper.make_node("Constant", [], [name], name=name, value=tensor)
+
+
+def _shapes(graph: onnx.GraphProto) -> dict[str, list[int]]:
+    """Sizes of each value whose rank is known; 0 for one that varies."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    found = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in values
+        if v.type.tensor_type.HasField("shape")
+    }
+    return found | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
