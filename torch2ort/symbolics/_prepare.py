@@ -28,6 +28,7 @@ from torch2ort.symbolics.integer_bounds import settle_bounds
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
 from torch2ort.symbolics.registered import user_operators
+from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import (
@@ -42,7 +43,7 @@ from torch2ort.symbolics.unheld import refuse_unheld
 from torch2ort.symbolics.unread_checks import keep_unread_checks
 
 aten = torch.ops.aten
-_OPAQUE = frozenset({torch.ops.torch2ort.python_op.default, PYTHON_OP_GRAD})
+_OPAQUE = frozenset({torch.ops.torch2ort.python_op.default, PYTHON_OP_GRAD, MAPPED_CALL, MAPPED_CALL_GRAD})
 
 
 @dataclass(frozen=True, slots=True)

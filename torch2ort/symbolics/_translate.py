@@ -25,6 +25,7 @@ from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.fitting import fit_types
 from torch2ort.symbolics.mutation import add_mutation_outputs
 from torch2ort.symbolics.registered import user_operators
+from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.special_numbers import keep_nan
@@ -35,7 +36,7 @@ from torch2ort.symbolics.translations import translation_table
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
-_OPAQUE = (_PYTHON_OP, PYTHON_OP_GRAD)
+_OPAQUE = (_PYTHON_OP, PYTHON_OP_GRAD, MAPPED_CALL, MAPPED_CALL_GRAD)
 # Errors that say themselves what is wrong: torch2ort's, and those of what users registered.
 _DELIBERATE = (Torch2OrtError, UserError)
 

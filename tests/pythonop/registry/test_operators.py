@@ -192,7 +192,6 @@ def _mapped():
     torch2ort.register_exporter(Celu, lambda g, x, alpha: g.op("Celu", x, alpha=alpha))
 
 
-@pytest.mark.ort_training("the joint engine differentiates no ONNX operators")
 @pytest.mark.usefixtures("_mapped")
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 def test_a_registered_gradient_trains_like_eager_whatever_the_attributes(alpha):
@@ -201,7 +200,6 @@ def test_a_registered_gradient_trains_like_eager_whatever_the_attributes(alpha):
     assert module.exported.python_ops == ()
 
 
-@pytest.mark.ort_training("the joint engine differentiates no ONNX operators")
 @pytest.mark.usefixtures("_mapped")
 def test_a_gradient_that_is_replaced_is_used_in_its_new_form():
     torch2ort.register_gradient("Celu", lambda g, inputs, outputs, grads, alpha: grads[0])
@@ -211,7 +209,7 @@ def test_a_gradient_that_is_replaced_is_used_in_its_new_form():
     assert_trains_like_eager(CeluModel(1.0), [(torch.randn(3, 4),)], steps=3)
 
 
-@pytest.mark.ort_training("the joint engine differentiates no ONNX operators")
+@pytest.mark.ort_training("the joint engine calls the Function where no gradient is registered")
 @pytest.mark.usefixtures("_mapped")
 def test_a_gradient_that_is_unregistered_is_gone():
     torch2ort.register_gradient("Celu", celu_gradient)
@@ -221,7 +219,6 @@ def test_a_gradient_that_is_unregistered_is_gone():
         torch2ort.ORTModule(CeluModel(1.0))(torch.randn(3, 4))
 
 
-@pytest.mark.ort_training("the joint engine differentiates no ONNX operators")
 @pytest.mark.usefixtures("_mapped")
 @pytest.mark.parametrize(
     ("gradient", "sentence"),

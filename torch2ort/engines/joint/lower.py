@@ -16,6 +16,7 @@ from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import separate_outputs
 from torch2ort.symbolics.registered import translating
+from torch2ort.symbolics.registered.own_gradients import translations
 from torch2ort.symbolics.site_nodes import SiteNodes
 from torch2ort.symbolics.target import Target
 
@@ -43,7 +44,7 @@ def lower_half(half: Half, target: Target) -> Lowered:
                 prepared,
                 target,
                 python_op=nodes.translate,
-                others={PYTHON_OP_GRAD: nodes.translate_backward},
+                others={PYTHON_OP_GRAD: nodes.translate_backward, **translations()},
             )
         except UserError as carrier:
             raise carrier.error from None

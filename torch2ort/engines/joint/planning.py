@@ -11,11 +11,13 @@ from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.memory import ReadMemory
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan, arguments_of
 from torch2ort.engines.joint.reach import Reach
+from torch2ort.engines.joint.registered import map_calls
 from torch2ort.engines.joint.split import Split
 from torch2ort.engines.joint.target import half_of
 from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
 from torch2ort.exports.source import Source
 from torch2ort.graph.graph import Graph
+from torch2ort.symbolics.registered.own_gradients import MappedCall
 from torch2ort.symbolics.target import Target
 
 
@@ -36,6 +38,8 @@ class Planner:
         self.joint, self.feeds = joint, tuple(feeds)
         self._target = half_of(target)
         self._split = Split(joint)
+        # Calls with registered gradients, kept alive.
+        self._mapped: list[MappedCall] = []
 
     @classmethod
     def of_program(
@@ -54,10 +58,12 @@ class Planner:
         """
         source = fold_constants(source)
         required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
+        source, mapped = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
         position = {name: i for i, name in enumerate(graph.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
         planner = cls(joint, feeds, target)
+        planner._mapped = mapped
         fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
         return planner, planner._forward(source, fetched, reach)
 

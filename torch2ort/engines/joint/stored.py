@@ -15,6 +15,7 @@ from torch2ort.engines.joint.trace import Joint
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 
 _GETITEM = "getitem"
 # Position of the argument that is the key of a site, which no other process knows.
@@ -99,6 +100,8 @@ def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, An
     if node.op == "placeholder":
         return None, [], _dump({})
     args = list(node.args)
+    if node.target in (MAPPED_CALL, MAPPED_CALL_GRAD):
+        raise UnstorableError("a call with a gradient that was registered")
     if node.target is operator.getitem:
         return _GETITEM, _dump(args), _dump({})
     if node.op != "call_function" or not isinstance(node.target, private.OpOverload):

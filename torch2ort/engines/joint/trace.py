@@ -24,6 +24,7 @@ from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, written_by
 from torch2ort.symbolics.operators import checked_index, must_compute
+from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL
 from torch2ort.symbolics.sites import arguments_of, is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.unread_checks import keep_unread_checks
@@ -31,7 +32,7 @@ from torch2ort.symbolics.unread_checks import keep_unread_checks
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
 # What torch2ort itself says of them is not compared with a derivative.
-_OWN = (operator.getitem, _PYTHON_OP, checked_index, must_compute)
+_OWN = (operator.getitem, _PYTHON_OP, MAPPED_CALL, checked_index, must_compute)
 
 
 @dataclass(frozen=True)

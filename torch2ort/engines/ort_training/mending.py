@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from torch2ort.engines.ort_training.trainable import gradient_nodes
+from torch2ort.symbolics.gradient_nodes import gradient_nodes
 from torch2ort.symbolics.stop_gradient import stop_node
 
 

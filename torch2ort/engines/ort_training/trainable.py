@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from torch2ort.symbolics.gradient_nodes import gradient_nodes
 from torch2ort.symbolics.registered.gradient_definitions import gradient_of
 from torch2ort.symbolics.source import fx_name
-from torch2ort.symbolics.stop_gradient import is_stop
 
 # Nothing, or why the node cannot be differentiated; given the positions of inputs that carry a gradient.
 Rule = Callable[[ir.Node, frozenset[int]], "str | None"]
@@ -34,29 +34,6 @@ def untrainable_nodes(model: ir.Model, trained: frozenset[str]) -> dict[str, str
         if _name(node) in _NEVER_DOUBLE and node.outputs[0].dtype == ir.DataType.DOUBLE:
             wrong.setdefault(fx_name(node), f"{_name(node)} in double precision")
     return wrong
-
-
-def gradient_nodes(model: ir.Model, trained: frozenset[str]) -> list[tuple[ir.Node, frozenset[int]]]:
-    """Nodes through which a gradient goes, each with the positions of the inputs that carry it."""
-    graph = model.graph
-    carrying = {v for v in (*graph.inputs, *graph.initializers.values()) if v.name in trained}
-    found: list[tuple[ir.Node, frozenset[int]]] = []
-    for node in graph:
-        if is_stop(node):
-            continue
-        inputs = frozenset(i for i, v in enumerate(node.inputs) if v in carrying)
-        outputs = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
-        if inputs and outputs:
-            found.append((node, inputs))
-            carrying.update(outputs)
-    # Only what also reaches an output is differentiated.
-    wanted = set(graph.outputs)
-    reaching: list[tuple[ir.Node, frozenset[int]]] = []
-    for node, inputs in reversed(found):
-        if any(v in wanted for v in node.outputs):
-            wanted.update(v for v in node.inputs if v is not None)
-            reaching.append((node, inputs))
-    return reaching[::-1]
 
 
 def _reason(node: ir.Node, inputs: frozenset[int]) -> str | None:

@@ -92,7 +92,9 @@ def register_gradient(operator: str, gradient: _F, *, override: bool = False) ->
 def register_gradient(
     operator: str, gradient: _F | None = None, *, override: bool = False
 ) -> _F | Callable[[_F], _F]:
-    """Give an ONNX operator the gradient that onnxruntime-training lacks.
+    """Give an ONNX operator a gradient, such as one that onnxruntime-training lacks.
+
+    The joint engine follows it where all operators of a call have such a gradient, see docs/engines.md.
 
     Args:
         operator: ``"domain::Op"``, or ``"Op"`` for one of ONNX's own.
