@@ -16,7 +16,7 @@ CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-stock demo test test-long test-matrix test-newest sanitize lint format wheel bench clean
+.PHONY: help build build-stock demo demo-stock test test-long test-matrix test-newest sanitize lint format wheel bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ build-stock: $(STOCK)/.built  ## Make .venv-stock, with today's onnxruntime
 
 demo: build  ## Train the example transformer eager and on ONNX Runtime, side by side
 	$(BIN)/python examples/char_transformer.py
+
+demo-stock: build-stock  ## Do the same on today's onnxruntime, by the joint engine
+	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),examples]'
+	$(STOCK)/bin/python examples/char_transformer.py
 
 test: build build-stock  ## Run the tests, and those of the joint engine on both onnxruntimes
 	$(BIN)/python $(PYTEST)

@@ -15,10 +15,13 @@ from torch2ort.engines.joint.registered import map_calls
 from torch2ort.engines.joint.split import Split
 from torch2ort.engines.joint.target import half_of
 from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
-from torch2ort.exports.source import Source
+from torch2ort.exports.source import Constant, Source
 from torch2ort.graph.graph import Graph
 from torch2ort.symbolics.registered.own_gradients import MappedCall
 from torch2ort.symbolics.target import Target
+
+# In front of the name of a model's tensor that the graph is not fed with.
+_OWNED = "model:"
 
 
 class Planner:
@@ -120,15 +123,22 @@ def _written(
         UnsupportedOperatorError: it writes to what the graph knows of no write to, or to what requires a
             gradient.
     """
-    written = {source.feeds[i]: node for i, node in joint.written.items() if isinstance(source.feeds[i], str)}
+    written = {_name(source.feeds[i]): node for i, node in joint.written.items()}
     names = {origin: name for name, origin in graph.weights.items()}
     found = {}
     for mutation in graph.mutations:
-        name = names.get(mutation.target, "") if mutation.kind == "buffer" else mutation.target
+        is_buffer = mutation.kind == "buffer"
+        # A buffer that is written over before anybody reads it is none of the graph's weights.
+        name = names.get(mutation.target, _OWNED + mutation.target) if is_buffer else mutation.target
         if name not in written or name in requires_grad:
             refuse_write(mutation.target)
         found[name] = written[name]
     for feed in (source.feeds[i] for i in joint.written):
-        if not isinstance(feed, str) or feed not in found:
+        if _name(feed) not in found:
             refuse_write(feed)
     return list(found.values())
+
+
+def _name(feed: str | Constant) -> str:
+    """The name of a feed, or what no feed is called for a constant."""
+    return feed if isinstance(feed, str) else _OWNED + feed.owner
