@@ -148,3 +148,28 @@ def test_a_backward_hook_of_a_submodule_is_refused_also_after_a_first_step():
     assert str(caught.value) == "Sequential: its module '0' has a backward hook" + HOOK
     handle.remove()
     wrapped(x).sum().backward()
+
+
+class MakesAMask(torch.nn.Module):
+    """As libraries do, it makes no mask while it is compiled, and then has none."""
+
+    def forward(self, x, mask=None):
+        if mask is None and not torch.compiler.is_compiling():
+            mask = torch.ones(x.shape)
+        return x * mask.sum()
+
+
+def test_an_error_of_tracing_alone_names_the_line_and_the_way_out():
+    x = torch.ones(2, 4)
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.export(MakesAMask(), x)
+    line = MakesAMask.forward.__code__.co_firstlineno + 3
+    assert str(caught.value) == (
+        f"MakesAMask: forward raises AttributeError at {__file__}:{line} in forward (return x * mask.sum()) "
+        f"while torch.export traces it, and not in eager PyTorch ('NoneType' object has no attribute 'sum'). "
+        f"Code that asks whether it is compiled does something else then: pass the arguments that it makes "
+        f"itself in eager PyTorch, such as a mask, or put that part of the model into a "
+        f"torch.autograd.Function"
+    )
+    assert isinstance(caught.value.__cause__, AttributeError)
+    torch.testing.assert_close(torch2ort.export(MakesAMask(), (x, x))(x, x), MakesAMask()(x, x))

@@ -39,10 +39,12 @@ from torch2ort.effects import (
     refused_calls,
     tried,
 )
-from torch2ort.errors import ExportError, Torch2OrtWarning
+from torch2ort.errors import ExportError, Torch2OrtError, Torch2OrtWarning
 from torch2ort.log import logger
 from torch2ort.pythonop import Site, check_interception
+from torch2ort.pythonop.abstract_run import answers
 from torch2ort.pythonop.abstract_run.fake import gives_size_of_one
+from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
@@ -223,13 +225,43 @@ def trace(
                 raise ExportError(
                     f"{type(model).__name__}: {line or 'forward'} {error.what}, {error.remedy}"
                 ) from None
-            except Exception:
+            except Exception as error:
                 if sample.sizes_needed or not sample.calls:
-                    raise
+                    with eager() as run:
+                        refused = _of_tracing_alone(model, error, run)
+                    raise error if refused is None else refused from error
                 # A size that nobody knows breaks code that runs with any number.
                 sample.sizes_needed = True
                 continue
             run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks, numbers=numbers)
+
+
+def _of_tracing_alone(model: torch.nn.Module, error: Exception, run: Callable[[], Any]) -> ExportError | None:
+    """What to say of an error of the model's own code that eager PyTorch does not raise; else ``None``.
+
+    Args:
+        model: the model.
+        error: as tracing raised it.
+        run: runs the model on its sample.
+    """
+    if isinstance(error, (Torch2OrtError, UserError)) or _is_registered(error):
+        return None
+    try:
+        with untouched(type(model).__name__, model, code=True):
+            run()
+    except Exception:
+        return None
+    return ExportError(
+        f"{type(model).__name__}: forward raises {type(error).__name__}{users_line(error)} while "
+        f"torch.export traces it, and not in eager PyTorch ({_first_line(error)}). Code that asks whether it "
+        f"is compiled does something else then: pass the arguments that it makes itself in eager PyTorch, "
+        f"such as a mask, or put that part of the model into a torch.autograd.Function"
+    )
+
+
+def _is_registered(error: Exception) -> bool:
+    """Whether a shape inferer that a user registered raised it, and not the model."""
+    return any(frame.filename == answers.__file__ for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _guesses_a_size(traced: Trace) -> bool:

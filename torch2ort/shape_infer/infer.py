@@ -20,6 +20,7 @@ from onnx_shape_inference import (
 from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.shape_infer.names import name_sizes
 from torch2ort.shape_infer.python_op import infer_python_op
+from torch2ort.shape_infer.split import infer_split
 
 
 def infer(model: ir.Model, names: Mapping[str, sympy.Expr] | None = None) -> None:
@@ -45,3 +46,5 @@ def infer(model: ir.Model, names: Mapping[str, sympy.Expr] | None = None) -> Non
 
 for _domain, _operator in (("com.microsoft", "PythonOp"), ("org.pytorch.aten", "ATen")):
     registry.register(_domain, _operator, since_version=1)(infer_python_op)
+for _version in registry.version_boundaries("", "Split"):
+    registry.register("", "Split", since_version=_version)(infer_split)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from tests.models.families.table import BRANCHES, READS, READS_LABELS, family, tokens
+from tests.models.families.table import BRANCHES, READS, READS_LABELS, TRACED, family, tokens
 
 TINY = {
     "vocab_size": 50,
@@ -293,35 +293,40 @@ T5 = {
 }
 
 
-def pair(name: str, config: Any, model: Any, settings: dict[str, Any], **more: Any) -> None:
+def pair(
+    name: str, config: Any, model: Any, settings: dict[str, Any], *, masked: bool = False, **more: Any
+) -> None:
     options = {k: more.pop(k) for k in ("refused", "long") if k in more}
 
     @family(name, **options)
     def make() -> Any:
         net = model(config(**{**settings, **more}))
-        return net, [{"input_ids": tokens(b, n), "labels": tokens(b, n - 2)} for b, n in SIZES]
+        batches = [{"input_ids": tokens(b, n), "labels": tokens(b, n - 2)} for b, n in SIZES]
+        for batch in batches if masked else ():
+            batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        return net, batches
 
 
 pair("t5", hf.T5Config, hf.T5ForConditionalGeneration, T5)
 pair("mt5", hf.MT5Config, hf.MT5ForConditionalGeneration, T5, long=True)
-pair(
-    "longt5",
-    hf.LongT5Config,
-    hf.LongT5ForConditionalGeneration,
-    T5,
-    local_radius=3,
-    encoder_attention_type="local",
-    long=True,
-)
+LONG_T5 = {**T5, "local_radius": 3, "global_block_size": 2}
+pair("longt5", hf.LongT5Config, hf.LongT5ForConditionalGeneration, LONG_T5, masked=True, long=True)
 pair(
     "longt5, transient global",
     hf.LongT5Config,
     hf.LongT5ForConditionalGeneration,
-    T5,
-    local_radius=3,
-    global_block_size=2,
+    LONG_T5,
     encoder_attention_type="transient-global",
+    masked=True,
     long=True,
+)
+# Without a mask it makes one, unless it is compiled.
+pair(
+    "longt5, no mask",
+    hf.LongT5Config,
+    hf.LongT5ForConditionalGeneration,
+    LONG_T5,
+    refused=TRACED.format("LongT5ForConditionalGeneration", "AttributeError"),
 )
 pair(
     "switch_transformers",
@@ -333,7 +338,8 @@ pair(
     num_sparse_encoder_layers=1,
     num_sparse_decoder_layers=1,
     num_decoder_layers=1,
-    long=True,
+    masked=True,
+    refused=TRACED.format("SwitchTransformersForConditionalGeneration", "RuntimeError"),
 )
 pair("bart", hf.BartConfig, hf.BartForConditionalGeneration, S2S, long=True)
 pair("mbart", hf.MBartConfig, hf.MBartForConditionalGeneration, S2S, long=True)

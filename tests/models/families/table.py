@@ -16,6 +16,11 @@ READS = (
     "{}: the model's Python code depends on a value inside a tensor at ..., so one graph cannot stand for "
     "every input (...). {}"
 )
+TRACED = (
+    "{}: forward raises {} at ... while torch.export traces it, and not in eager PyTorch (...). Code that "
+    "asks whether it is compiled does something else then: pass the arguments that it makes itself in eager "
+    "PyTorch, such as a mask, or put that part of the model into a torch.autograd.Function"
+)
 BRANCHES = "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function"
 READS_LABELS = (
     "It looks at the labels. Call the model without them, and compute the loss from what it returns"

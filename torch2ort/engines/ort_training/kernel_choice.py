@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from torch2ort.engines.ort_training.half_precision import computes_in_half
 from torch2ort.kernels.derivatives import DERIVATIVES
 from torch2ort.kernels.large import is_large
+from torch2ort.sizes.symbols import has_hint
 from torch2ort.symbolics.sites import arguments_of
 
 aten = torch.ops.aten
@@ -58,6 +61,17 @@ _KERNELS = frozenset(
     }
 )
 
+_PRODUCTS = frozenset(
+    {
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+        aten.linear.default,
+        aten.matmul.default,
+        aten.mm.default,
+    }
+)
+
 # Their derivatives by ONNX Runtime, or by that of their parts, are not eager's at every number.
 _EXACT = frozenset({aten.hardswish.default, aten.mish.default})
 
@@ -84,11 +98,15 @@ def needs_kernel(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> boo
 
 
 def _is_empty(node: torch.fx.Node) -> bool:
-    """Whether ``node`` takes or gives a tensor without elements, which many gradient kernels divide by."""
+    """Whether ``node`` takes or gives a tensor without elements, which many gradient kernels divide by.
+
+    Of a product whose size is known in a run alone, it may.
+    """
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    return any(
-        isinstance(v, torch.Tensor) and any(isinstance(d, int) and d == 0 for d in v.shape) for v in values
-    )
+    sizes: list[Any] = [d for v in values if isinstance(v, torch.Tensor) for d in v.shape]
+    if node.target in _PRODUCTS and any(not isinstance(d, int) and not has_hint(d) for d in sizes):
+        return True
+    return any(isinstance(d, int) and d == 0 for d in sizes)
 
 
 def _is_better_in_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
