@@ -48,7 +48,7 @@ from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
-from torch2ort.sizes.guessed import expands_unknown, takes_for_equal
+from torch2ort.sizes.guessed import conditions, expands_unknown, takes_for_equal
 
 PREFIX = "model."  # FlatCall's attribute: in front of every parameter's and buffer's name in the program
 
@@ -62,6 +62,7 @@ class Trace:
         output_schema: structure of what the model returned.
         sites: every Function call, by key.
         guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
+        conditions: how many torch had noted of them then: what is made of the program may add some.
         hooked: where the model's code put a hook on a gradient; empty if nowhere.
         outside: where it used a tensor that requires a gradient and is none of the model's; empty if nowhere.
         returned: which caches among the outputs are caches of the call.
@@ -75,6 +76,7 @@ class Trace:
     output_schema: io_schema.Schema
     sites: dict[str, Site]
     guards: tuple[str, ...]
+    conditions: int
     hooked: str
     outside: str
     returned: io_schema.Returned
@@ -339,6 +341,7 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         call.output_schema,
         capture.sites,
         guards,
+        conditions(program.graph),
         line_in(call.code.hooked),
         line_in(call.code.outside),
         call.returned,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from torch2ort.cache.key.exclusive import exclusive
-from torch2ort.capture.call import Call
+from torch2ort.capture.call import Call, DimSpec
 from torch2ort.capture.modes import Modes, traceable_modes
 from torch2ort.capture.ordinary import refuse_untraceable
 from torch2ort.capture.trace import trace
@@ -16,7 +17,7 @@ from torch2ort.errors import ExportError
 from torch2ort.exports.built import Built
 from torch2ort.exports.reuse import reuse_or_build
 from torch2ort.exports.source import Program, Source, kept_program, source_of
-from torch2ort.graph.graph import Graph
+from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.stages import save_stage
 from torch2ort.log import logger
@@ -33,6 +34,7 @@ def build(
     target: Target,
     options: Options,
     with_hooks: bool = True,
+    any_sizes: bool = True,
 ) -> Built:
     """The graph of one call, out of the export cache or exported: what ``export`` and ``ORTModule`` share.
 
@@ -43,6 +45,7 @@ def build(
         target: what the graph is for.
         options: cache and debugging.
         with_hooks: whether hooks of the model itself are part of the graph.
+        any_sizes: whether a graph of the cache serves an ORTModule in which more sizes vary than asked for.
 
     Raises:
         ExportError: see :func:`export`.
@@ -61,7 +64,7 @@ def build(
         "numbers as inputs": sorted(call.numbers),
     }
 
-    def afresh() -> Built:
+    def afresh(call: Call = call) -> Built:
         return _export(
             model,
             call,
@@ -72,13 +75,18 @@ def build(
             with_hooks=with_hooks,
         )
 
-    if target.keeps_program:
-        _refuse_varying(model, call)
     # ORTModule, which runs the hooks itself, takes any graph that holds for the call.
-    built = reuse_or_build(model, call, settings, options, afresh, any_sizes=not with_hooks)
+    built = reuse_or_build(model, call, settings, options, afresh, any_sizes=any_sizes and not with_hooks)
     if target.keeps_program and built.program is None:
-        built = replace(built, program=Program(lambda: _traced_again(built.graph, afresh())))
+        again = replace(call, dim_specs=_dim_specs(built.interface.sizes))
+        built = replace(built, program=Program(lambda: _traced_again(built, afresh(again))))
     return built
+
+
+def _dim_specs(sizes: Sizes) -> list[DimSpec]:
+    """What to ask torch.export for, so that the same sizes vary."""
+    varying = torch.export.Dim.AUTO
+    return [{i: varying for i, d in enumerate(dims) if isinstance(d, str)} or None for dims in sizes.dims]
 
 
 def _export(
@@ -138,15 +146,16 @@ def _export(
     )
 
 
-def _traced_again(graph: Graph, again: Built) -> Source:
+def _traced_again(built: Built, again: Built) -> Source:
     """The program of a second export, which must be that of the graph.
 
     Raises:
         ExportError: it is another one.
     """
     assert again.program is not None
-    other = again.graph
+    graph, other = built.graph, again.graph
     for found, kept in (
+        (_accepted(again.interface.sizes), _accepted(built.interface.sizes)),
         (other.feeds, graph.feeds),
         (other.weights, graph.weights),
         (other.outputs, graph.outputs),
@@ -160,10 +169,12 @@ def _traced_again(graph: Graph, again: Built) -> Source:
     return again.program.source()
 
 
-def _refuse_varying(model: torch.nn.Module, call: Call) -> None:
-    """Refuse sizes that vary: each of them then gets a graph of its own."""
-    if any(call.dim_specs):
-        raise ExportError(f"{type(model).__name__}: the joint engine has a graph for each size of an input")
+def _accepted(sizes: Sizes) -> Any:
+    """The sizes that a graph accepts; torch names those that vary anew in each trace."""
+    names: dict[str, int] = {}
+    dims = [[d if isinstance(d, int) else names.setdefault(d, len(names)) for d in ds] for ds in sizes.dims]
+    ranges = sorted(([names.get(name, -1), *bounds] for name, bounds in sizes.ranges.items()), key=str)
+    return dims, ranges, sizes.guards
 
 
 def _refuse_hook(model: torch.nn.Module, what: str) -> None:

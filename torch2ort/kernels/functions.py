@@ -40,11 +40,12 @@ class Call:
 
     Attributes:
         operator: the overload to call.
-        arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site.
+        arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site, and
+            ``{"size": d}`` for a number that varies: dimension ``d`` of the last one, which has no elements.
         keywords: keyword arguments, likewise.
         random: whether it draws from PyTorch's generator, so that it takes and gives a token.
         views: whether its result is a view of an argument.
-        tensors: number of tensor arguments, the token not counted.
+        tensors: number of tensor arguments, that with the sizes counted and the token not.
         rest: the arguments behind the tensors, if the call is the tensors in their order and plain values
             behind them, and gives one tensor of its own; else ``None``.
         mask: of each result whether it is computed, for a derivative that is told so; else ``None``.
@@ -63,8 +64,9 @@ class Call:
         """Call the operator; its outputs as a flat tuple of tensors."""
         if self.rest is not None:
             return (self.operator(*tensors, *self.rest),)
-        arguments = [_decode(a, tensors) for a in self.arguments]
-        keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
+        given = tensors[: self.tensors]
+        arguments = [_decode(a, given) for a in self.arguments]
+        keywords = {name: _decode(a, given) for name, a in self.keywords.items()}
         operator = abstract(self.operator) if private.is_abstract(tensors) else self.operator
         result = operator(*arguments, **keywords)
         flat: list[torch.Tensor] = []
@@ -83,7 +85,8 @@ def encode_call(
 
     Args:
         operator: an overload of an ``aten`` operator, or one of :data:`LIBRARY_OPERATORS`.
-        arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes.
+        arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes, and ``{"size": d}``
+            where dimension ``d`` of the tensor behind them does.
         keywords: keyword arguments, likewise.
         random: whether the operator draws from PyTorch's generator.
 
@@ -143,13 +146,14 @@ def decode_call(text: str) -> Call:
     if base in _FORBIDDEN or operator._schema.is_mutable:
         raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
     views = any(r.alias_info is not None for r in operator._schema.returns)
-    tensors = _count_tensors([arguments, keywords])
+    tensors = _count([arguments, keywords], "tensor")
     own = not views and not keywords and abstract(operator) is operator
     own = own and [str(r.type) for r in operator._schema.returns] == ["Tensor"]
     front, rest = arguments[:tensors], tuple(arguments[tensors:])
     plain = front == [{"tensor": i} for i in range(tensors)] and all(map(_is_plain, rest))
     names = [a.name for a in operator._schema.arguments]
     mask = {**dict(zip(names, arguments, strict=False)), **keywords}.get("output_mask")
+    tensors += _count([arguments, keywords], "size") > 0
     return Call(operator, arguments, keywords, random, views, tensors, rest if own and plain else None, mask)
 
 
@@ -327,7 +331,7 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [_encode(v) for v in value]
-    if isinstance(value, dict) and set(value) == {"tensor"}:
+    if isinstance(value, dict) and set(value) in ({"tensor"}, {"size"}):
         return value
     for kind in (torch.dtype, torch.layout, torch.memory_format):
         if isinstance(value, kind):
@@ -345,6 +349,8 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensors[content]
+    if kind == "size":
+        return tensors[-1].shape[content]
     if kind == "device":
         return torch.device(content)
     return getattr(torch, content)
@@ -354,9 +360,9 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, (dict, list))
 
 
-def _count_tensors(value: Any) -> int:
+def _count(value: Any, kind: str) -> int:
     if isinstance(value, list):
-        return sum(_count_tensors(v) for v in value)
+        return sum(_count(v, kind) for v in value)
     if isinstance(value, dict):
-        return 1 if set(value) == {"tensor"} else sum(_count_tensors(v) for v in value.values())
+        return 1 if set(value) == {kind} else sum(_count(v, kind) for v in value.values())
     return 0

@@ -5,6 +5,7 @@
 | SymInt.node.hint, SymInt.node.expr | 2.11-2.15.0 |
 | FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
+| ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts | 2.13.0 |
 | torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
 """
 
@@ -37,8 +38,8 @@ def size_hint(size: int | torch.SymInt) -> int:
     return 2 if hint is None else int(hint)
 
 
-def has_hint(size: int | torch.SymInt) -> bool:
-    """Whether the sample says which number a size was."""
+def has_hint(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Whether the sample says which number a size, or what is computed of sizes, was."""
     return isinstance(size, int) or size.node.hint is not None
 
 
@@ -47,9 +48,14 @@ def expression(size: torch.SymInt) -> sympy.Expr:
     return size.node.expr
 
 
-def environment(tensor: torch.Tensor) -> Any:
+def environment(tensor: object) -> Any:
     """Where torch keeps the symbols of the trace that ``tensor`` is of; ``None`` if it is of none."""
     return tensor.fake_mode.shape_env if isinstance(tensor, FakeTensor) else None
+
+
+def conditions(environment: Any) -> int:
+    """How many conditions on sizes a trace relies on by now."""
+    return len(environment.guards) + int(environment.num_deferred_runtime_asserts)
 
 
 def named_symbols(environment: Any) -> dict[sympy.Symbol, str]:

@@ -13,6 +13,15 @@ import torch
 from torch2ort.sizes import _torch_private as private
 
 
+def conditions(graph: torch.fx.Graph) -> int:
+    """How many conditions on sizes the trace of a program, and all that was made of it, rely on by now."""
+    for node in graph.nodes:
+        environment = private.environment(node.meta.get("val"))
+        if environment is not None:
+            return private.conditions(environment)
+    return 0
+
+
 def takes_for_equal(program: torch.export.ExportedProgram) -> bool:
     """Whether a size was taken for another one, be it that eager would raise if they differ."""
     return any(node.target is operator.eq for node in _conditions(program))

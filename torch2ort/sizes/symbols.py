@@ -13,6 +13,7 @@ from torch2ort.sizes import _torch_private as private
 from torch2ort.sizes import expressions as sizes
 
 environment_of = private.environment
+expression_of = private.expression
 has_hint = private.has_hint
 size_hint = private.size_hint
 

@@ -111,15 +111,16 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     return prepared
 
 
-def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[str, int], str]:
-    """Name and dimension of each size of an input that varies -> its expression."""
+def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[int, int], tuple[str, str]]:
+    """Position and dimension of each size of an input that varies -> the input's name, its expression."""
     signature = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    shapes = {str(name): nodes[name].meta["val"].shape for name in signature.user_inputs if name in nodes}
+    inputs = [str(name) for name in signature.user_inputs]
     return {
-        (name, d): str(size)
-        for name, shape in shapes.items()
-        for d, size in enumerate(shape)
+        (position, d): (name, str(size))
+        for position, name in enumerate(inputs)
+        if name in nodes
+        for d, size in enumerate(nodes[name].meta["val"].shape)
         if not isinstance(size, int)
     }
 
@@ -135,14 +136,16 @@ def _refuse_guessed_sizes(program: torch.export.ExportedProgram) -> None:
         )
 
 
-def _refuse_fixed_sizes(before: dict[tuple[str, int], str], after: dict[tuple[str, int], str]) -> None:
+def _refuse_fixed_sizes(
+    before: dict[tuple[int, int], tuple[str, str]], after: dict[tuple[int, int], tuple[str, str]]
+) -> None:
     """Refuse a decomposition that holds for some of the sizes only that the program was traced for."""
-    for key, expression in before.items():
-        same = [k for k, e in before.items() if after.get(k) == after.get(key) and e != expression]
-        if key not in after or same:
-            name, dimension = key
+    left = {key: expression for key, (_, expression) in after.items()}
+    for key, (name, expression) in before.items():
+        same = [k for k, (_, e) in before.items() if left.get(k) == left.get(key) and e != expression]
+        if key not in left or same:
             raise UnsupportedOperatorError(
-                f"an operator of the model can be translated for one size of dimension {dimension} of {name} "
+                f"an operator of the model can be translated for one size of dimension {key[1]} of {name} "
                 f"only, which was to vary. Export with that size fixed"
             )
 

@@ -25,6 +25,7 @@ from torch2ort.symbolics.source import source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
+_FULL = torch.ops.aten.full.default
 
 
 class SiteMaker:
@@ -67,10 +68,14 @@ class SiteMaker:
             self._make(node, IndexCheck, [text], tensors, random=False, differentiable=False)  # type: ignore[arg-type]
             return
         if node in self._needed and node.target in DERIVATIVES:
-            text, tensors = _call_of(node, positional=True)
+            text, tensors, _ = _call_of(node, positional=True)
             self._make(node, PairedKernel, [text], tensors, random=False, differentiable=True)
             return
-        text, tensors = _call_of(node)
+        text, tensors, sizes = _call_of(node, sizes_vary=not self._differentiated)
+        if sizes:
+            with self._graph.inserting_before(node):
+                # No number of it is read, but its shape.
+                tensors.append(self._node(node, _FULL, ([*sizes, 0], 0), {"dtype": torch.int64}))
         self._make(
             node,
             AtenKernel,
@@ -170,26 +175,35 @@ def _draws_only(target: Any) -> bool:
     return _DRAWS.fullmatch(target._schema.name.removeprefix("aten::")) is not None
 
 
-def _call_of(node: torch.fx.Node, *, positional: bool = False) -> tuple[str, list[torch.fx.Node]]:
-    """The text of ``node``'s call, and its tensor arguments in the order of their numbers.
+def _call_of(
+    node: torch.fx.Node, *, positional: bool = False, sizes_vary: bool = False
+) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
+    """The text of ``node``'s call, its tensor arguments in the order of their numbers, and its sizes.
 
     Args:
         node: a call of an ATen operator.
         positional: write every argument in its place, defaults too.
+        sizes_vary: whether sizes that vary may be among the arguments.
     """
     target = original(node.target)
     tensors: list[torch.fx.Node] = []
+    sizes: list[torch.fx.Node] = []
 
     def convert(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
-            if not isinstance(value.meta["val"], torch.Tensor):
-                raise UnsupportedOperatorError(
-                    f"{target} at {source_line(node)} would run in PyTorch's kernel, which takes no size "
-                    f"that varies as an argument ({value.name}). Export with that size fixed, or compute the "
-                    f"result with other operators"
-                )
-            tensors.append(value)
-            return {"tensor": len(tensors) - 1}
+            number = value.meta["val"]
+            if isinstance(number, torch.Tensor):
+                tensors.append(value)
+                return {"tensor": len(tensors) - 1}
+            if sizes_vary and isinstance(number, torch.SymInt) and private.is_known(number >= 0):
+                if value not in sizes:
+                    sizes.append(value)
+                return {"size": sizes.index(value)}
+            raise UnsupportedOperatorError(
+                f"{target} at {source_line(node)} would run in PyTorch's kernel, which takes no size "
+                f"that varies as an argument ({value.name}). Export with that size fixed, or compute the "
+                f"result with other operators"
+            )
         if isinstance(value, (list, tuple)):
             return [convert(v) for v in value]
         return value
@@ -202,7 +216,7 @@ def _call_of(node: torch.fx.Node, *, positional: bool = False) -> tuple[str, lis
     arguments = [convert(a) for a in (arguments_of(node).values() if positional else node.args)]
     keywords = {} if positional else {k: convert(v) for k, v in node.kwargs.items()}
     try:
-        return encode_call(target, arguments, keywords, random=is_random(node)), tensors
+        return encode_call(target, arguments, keywords, random=is_random(node)), tensors, sizes
     except TypeError as error:
         raise UnsupportedOperatorError(
             f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, "

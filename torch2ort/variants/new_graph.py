@@ -39,8 +39,65 @@ def export_variant(
         ExportError: the call cannot be a graph; says why.
         UnsupportedOperatorError: nor can one of its operators.
     """
+    variant = _for_varying_sizes(model, options, family, given, shapes)
+    if variant is None:
+        variant = _for_these_sizes(model, options, given)
+    variant.built.effects.take()
+    family.variants.append(variant)
+    family.by_shapes[shapes] = variant
+    return variant
+
+
+def _for_varying_sizes(
+    model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes
+) -> Variant | None:
+    """A variant for sizes that vary; ``None`` if none do, or there is none."""
+    varying = family.varying(shapes)
+    family.seen.append(shapes)
+    if not any(varying) or varying in family.refused:
+        return None
+    try:
+        variant = _variant(model, options, given, varying)
+        if variant.built.interface.sizes.mismatch(shapes) is not None:
+            return None
+        _try_engine(variant)
+    except Exception as error:
+        # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
+        logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
+        family.refused.append(varying)
+        return None
+    return variant
+
+
+def _for_these_sizes(model: torch.nn.Module, options: Options, given: Given) -> Variant:
+    """A variant for the call's sizes, whatever others it takes."""
+    fixed = [None] * len(given.tensors)
+    variant = _variant(model, options, given, fixed)
+    try:
+        _try_engine(variant)
+    except Exception as error:
+        logger.info("the graph for varying sizes in the cache cannot be trained (%s)", error)
+        variant = _variant(model, options, given, fixed, any_sizes=False)
+    return variant
+
+
+def _try_engine(variant: Variant) -> None:
+    """Build the engine of a graph whose sizes vary, where that tells whether it can be trained with them."""
+    varies = any(isinstance(size, str) for dims in variant.built.interface.sizes.dims for size in dims)
+    if varies and variant.requires_grad and variant.built.program is not None:
+        variant.training_engine()
+
+
+def _variant(
+    model: torch.nn.Module,
+    options: Options,
+    given: Given,
+    dim_specs: Sequence[DimSpec],
+    *,
+    any_sizes: bool = True,
+) -> Variant:
     tensors, modes = given.tensors, given.modes
-    built = _build(model, options, family, given, shapes)
+    built = _built(model, options, given, dim_specs, any_sizes=any_sizes)
     if not modes.gradients and any(
         tracked and origin is None and view is None
         for tracked, origin, view in zip(built.tracked, built.origins, built.views, strict=True)
@@ -57,7 +114,6 @@ def export_variant(
     weights = PresentWeights(model, built.graph.weights, constants)
     built = replace(built, weights=constants)
     options = with_arguments(options, deterministic=True if modes.deterministic else None)
-    built.effects.take()
     returned = len(built.interface.outputs.leaves)
     exported = ExportedModel(
         with_outputs(built.graph, returned),
@@ -68,30 +124,12 @@ def export_variant(
         cache=built.report,
     )
     wanted = frozenset(requires_grad) if modes.gradients else frozenset()
-    variant = Variant(built, weights, exported, wanted, options)
-    family.variants.append(variant)
-    family.by_shapes[shapes] = variant
-    return variant
+    return Variant(built, weights, exported, wanted, options)
 
 
-def _build(model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes) -> Built:
-    """A graph for varying sizes if some vary and there is one, else one for these sizes alone."""
-    varying = family.varying(shapes)
-    family.seen.append(shapes)
-    if any(varying) and varying not in family.refused:
-        try:
-            built = _built(model, options, given, varying)
-        except Exception as error:
-            # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
-            logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
-            family.refused.append(varying)
-        else:
-            if built.interface.sizes.mismatch(shapes) is None:
-                return built
-    return _built(model, options, given, [None] * len(shapes))
-
-
-def _built(model: torch.nn.Module, options: Options, given: Given, dim_specs: Sequence[DimSpec]) -> Built:
+def _built(
+    model: torch.nn.Module, options: Options, given: Given, dim_specs: Sequence[DimSpec], *, any_sizes: bool
+) -> Built:
     # Of its own for each attempt: torch.export leaves marks on them when it fails.
     samples = [ordinary(t) for t in given.tensors]
     call = Call(given.signature, samples, given.schema, dim_specs, given.numbers)
@@ -100,4 +138,12 @@ def _built(model: torch.nn.Module, options: Options, given: Given, dim_specs: Se
         t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
     )
     target = training_target(options) if trained else target_of(options, differentiate=False)
-    return build(model, call, training=None, target=target, options=options, with_hooks=False)
+    return build(
+        model,
+        call,
+        training=None,
+        target=target,
+        options=options,
+        with_hooks=False,
+        any_sizes=any_sizes,
+    )

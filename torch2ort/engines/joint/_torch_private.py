@@ -7,6 +7,8 @@
 | torch._guards.tracing, TracingContext | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0, 2.15.0 |
 | torch.fx.experimental.symbolic_shapes.ShapeEnv.pending_fresh_unbacked_symbols | 2.13.0, 2.15.0 |
+| torch.fx.experimental.symbolic_shapes (ShapeEnv, DimDynamic, StatelessSymbolicContext) | 2.13.0 |
+| torch._dynamo.source.ConstantSource | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ with private_names("torch"):
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 
 def joint_graph(
@@ -63,6 +66,25 @@ def forget_new_sizes(mode: FakeTensorMode) -> None:
     """
     if mode.shape_env is not None:
         mode.shape_env.pending_fresh_unbacked_symbols.clear()
+
+
+def varying_sizes(hints: Sequence[int]) -> tuple[FakeTensorMode, list[Any]]:
+    """A mode with a size of its own, symbolic, for each number.
+
+    Args:
+        hints: what each was in the sample.
+    """
+    from torch._dynamo.source import ConstantSource  # slow to import; few graphs out of the cache need it
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    sizes = [
+        mode.from_tensor(
+            torch.empty(hint), source=ConstantSource(f"size_{i}"), symbolic_context=dynamic
+        ).shape[0]
+        for i, hint in enumerate(hints)
+    ]
+    return mode, sizes
 
 
 def input_position(description: Any) -> int | None:

@@ -13,6 +13,7 @@ from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.split import Half
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
+from torch2ort.sizes.symbols import program_size_names
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import separate_outputs
 from torch2ort.symbolics.registered import translating
@@ -35,8 +36,9 @@ def lower_half(half: Half, target: Target) -> Lowered:
     graph = half.graph_module.graph
     outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
     program = private.program_of(half.graph_module, list(graph.find_nodes(op="placeholder")), outputs)
-    nodes = SiteNodes({}, target)
-    with translating({}, target), warnings.catch_warnings():
+    names = program_size_names(program)
+    nodes = SiteNodes(names, target)
+    with translating(names, target), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 copies its own deprecated tree specs
         try:
             prepared = symbolics.prepare(program, target)

@@ -8,15 +8,18 @@ import torch
 
 from torch2ort.engines.joint.folded import fold_constants
 from torch2ort.engines.joint.lower import lower_half
+from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.memory import ReadMemory
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan, arguments_of
 from torch2ort.engines.joint.reach import Reach
 from torch2ort.engines.joint.registered import map_calls
-from torch2ort.engines.joint.split import Split
+from torch2ort.engines.joint.split import Half, Split
 from torch2ort.engines.joint.target import half_of
 from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
+from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.exports.source import Constant, Source
 from torch2ort.graph.graph import Graph
+from torch2ort.sizes.guessed import conditions
 from torch2ort.symbolics.registered.own_gradients import MappedCall
 from torch2ort.symbolics.target import Target
 
@@ -31,15 +34,16 @@ class Planner:
         joint: the graph.
         feeds: of each input of the program, the feed's position; -1 for a constant.
         target: what the exported graph is for.
+        known: how many conditions on sizes the exported graph is known to rely on.
 
     Attributes:
         joint: the graph.
         feeds: as given.
     """
 
-    def __init__(self, joint: Joint, feeds: Sequence[int], target: Target) -> None:
+    def __init__(self, joint: Joint, feeds: Sequence[int], target: Target, known: int) -> None:
         self.joint, self.feeds = joint, tuple(feeds)
-        self._target = half_of(target)
+        self._target, self._known = half_of(target), known
         self._split = Split(joint)
         # Calls with registered gradients, kept alive.
         self._mapped: list[MappedCall] = []
@@ -65,7 +69,7 @@ class Planner:
         joint, reach = trace_joint(source, required)
         position = {name: i for i, name in enumerate(graph.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
-        planner = cls(joint, feeds, target)
+        planner = cls(joint, feeds, target, source.traced.conditions)
         planner._mapped = mapped
         fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
         return planner, planner._forward(source, fetched, reach)
@@ -77,7 +81,7 @@ class Planner:
         given = {node: i for i, node in enumerate(half.inputs)}
         inputs = [joint.inputs[node] for node in half.inputs]
         feeds = [(self.feeds[i], source.feeds[i]) for i in inputs]
-        lowered = lower_half(half, self._target)
+        lowered = self._lowered(half)
         # As in eager PyTorch, which keeps what is computed anew here.
         memory = ReadMemory(joint, self._split.read)
         names = {site.key: name for name, site in lowered.calls.items() if any(site.needs_input_grad)}
@@ -92,6 +96,21 @@ class Planner:
             written=self._feeds(joint.written),
             read_outputs=tuple(i for i in range(len(joint.outputs)) if memory.has_output(i)),
         )
+
+    def _lowered(self, half: Half) -> Lowered:
+        """The half in ONNX.
+
+        Raises:
+            UnsupportedOperatorError: it holds for some only of the sizes that the graph accepts; or an
+                operator fits into no graph.
+        """
+        lowered = lower_half(half, self._target)
+        if conditions(self.joint.graph_module.graph) > self._known:
+            raise UnsupportedOperatorError(
+                "the derivative of the model holds for some only of the sizes that it was exported for. "
+                "Export with these sizes fixed"
+            )
+        return lowered
 
     def _feeds(self, inputs: Collection[int]) -> tuple[int, ...]:
         return tuple(sorted({self.feeds[i] for i in inputs if self.feeds[i] >= 0}))
@@ -108,7 +127,7 @@ class Planner:
         half, nodes = self._split.backward(missing)
         where = {node: i for i, node in enumerate(half.outputs)}
         return BackwardPlan(
-            half=lower_half(half, self._target) if half.outputs else None,
+            half=self._lowered(half) if half.outputs else None,
             given=tuple(i for i in self.joint.tangents.values() if i not in missing),
             gradients={self.feeds[i]: where[node] for i, node in nodes.items() if self.feeds[i] >= 0},
         )

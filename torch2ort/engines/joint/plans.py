@@ -11,7 +11,7 @@ from torch2ort.cache.key.key import Unkeyable
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.cache.store.shelf import Kept, Shelf
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan
-from torch2ort.errors import Torch2OrtError
+from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.built import Built
 from torch2ort.log import logger
 from torch2ort.options import Options
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch2ort.engines.joint.planning import Planner
 
 _PROGRAM = "joint.json.z"
+_REFUSED = "refused"
 _Plan = TypeVar("_Plan", ForwardPlan, BackwardPlan)
 
 
@@ -48,6 +49,8 @@ class Plans:
         # The joint graph, where another process made it and a backward may still be wanted of it.
         self._stored = b""
         self._shelf = built.shelf
+        # Where no plan is for sizes that vary there is another way, which the next process takes at once.
+        self._remembers = any(isinstance(size, str) for dims in built.interface.sizes.dims for size in dims)
         self._settings = {"requires_grad": json.dumps(sorted(requires_grad))}
         if self._shelf is not None:
             self._settings.update(identity(options))
@@ -61,6 +64,7 @@ class Plans:
             return plan
 
         self.forward = self._obtain("joint forward", {}, make, self._store_forward, self._load_forward)
+        self._remembers = False
         program.forget()
 
     def backward(self, missing: Collection[int]) -> BackwardPlan:
@@ -85,9 +89,11 @@ class Plans:
         if self._planner is None:
             from torch2ort.engines.joint.planning import Planner
             from torch2ort.engines.joint.stored import loaded_joint
+            from torch2ort.sizes.guessed import conditions
 
             joint, feeds = loaded_joint(zlib.decompress(self._stored), self.forward.half.calls)
-            self._planner, self._stored = Planner(joint, feeds, self._target), b""
+            known = conditions(joint.graph_module.graph)
+            self._planner, self._stored = Planner(joint, feeds, self._target, known), b""
         return self._planner
 
     def _store_forward(self, plan: ForwardPlan, shelf: Shelf) -> Kept:
@@ -124,7 +130,12 @@ class Plans:
         made: list[_Plan] = []
 
         def kept() -> Kept:
-            made.append(make())
+            try:
+                made.append(make())
+            except UnsupportedOperatorError as error:
+                if not self._remembers:
+                    raise
+                return Kept({_REFUSED: str(error)}, {})
             return store(made[0], shelf)
 
         try:
@@ -133,6 +144,8 @@ class Plans:
             logger.info("the %s is not cached: %s.", kind, reason)
             self._shelf = None
             return made[0]
+        if _REFUSED in found.data:
+            raise UnsupportedOperatorError(str(found.data[_REFUSED]))
         if made:
             return made[0]
         try:

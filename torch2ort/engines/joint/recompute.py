@@ -16,7 +16,9 @@ import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.memory import VIEWS, held_by_functions, owner_of
+from torch2ort.engines.joint.sizes import elements
 from torch2ort.engines.joint.trace import Joint
+from torch2ort.sizes.symbols import size_hint
 
 aten = torch.ops.aten
 
@@ -83,13 +85,11 @@ def _is_cheap(node: torch.fx.Node) -> bool:
     if name in _PRODUCTS:
         first, second = (n.meta["val"] for n in node.all_input_nodes[-2:])
         rows = first.shape[-1]
-        made = node.meta["val"].numel()
-        return isinstance(rows, int) and rows <= _LONGEST_ROWS and made >= max(first.numel(), second.numel())
+        made = elements(node.meta["val"])
+        return size_hint(rows) <= _LONGEST_ROWS and made >= max(elements(first), elements(second))
     return name in _CHEAP
 
 
 def _size(node: torch.fx.Node) -> int:
     value = node.meta["val"]
-    if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
-        return 0
-    return value.numel() * value.element_size()
+    return elements(value) * value.element_size() if isinstance(value, torch.Tensor) else 0

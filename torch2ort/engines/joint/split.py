@@ -7,7 +7,7 @@ it is kept, or computed anew from what is kept where that is cheap.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,6 +15,7 @@ import torch
 
 from torch2ort.engines.joint.memory import VIEWS
 from torch2ort.engines.joint.recompute import recomputed
+from torch2ort.engines.joint.sizes import SizeNodes, carried, carrier, same_sizes, symbols_in
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
@@ -49,7 +50,7 @@ class Split:
 
     Attributes:
         read: nodes whose value backward reads; placeholders among them.
-        kept: those of them that it does not compute anew.
+        kept: those of them that it does not compute anew; behind them what tells sizes that they do not.
 
     Raises:
         UnsupportedOperatorError: backward draws random numbers.
@@ -75,7 +76,9 @@ class Split:
         self._tokens = _tokens(joint.graph_module.graph)
         self.read = self._read_by_backward()
         again = recomputed(joint, self.read)
-        self.kept = tuple(node for node in self.read if node not in again)
+        kept = tuple(node for node in self.read if node not in again)
+        self._sizes = self._sizes_beside(kept)
+        self.kept = kept if self._sizes is None else (*kept, self._sizes)
 
     def _read_by_backward(self) -> tuple[torch.fx.Node, ...]:
         """Nodes of forward that backward reads, in the order of the graph."""
@@ -96,6 +99,17 @@ class Split:
     def _is_kept(self, node: torch.fx.Node) -> bool:
         return node in self._forward and (node.target not in VIEWS or node.op == "placeholder")
 
+    def _sizes_beside(self, kept: Collection[torch.fx.Node]) -> torch.fx.Node | None:
+        """What stands for a tensor with the sizes that backward needs and no tensor that is kept has."""
+        wanted: set[str] = set()
+        calls = (n for n in self._dependent if n.target is PYTHON_OP_GRAD)
+        for node in _ancestors((*self._joint.gradients.values(), *calls), stop={*kept, *self._tokens}):
+            # Zeros stand for what depends on a gradient that is missing.
+            shape = node.meta["val"].shape if node in self._dependent and _is_tensor(node) else ()
+            wanted.update(symbols_in((node.args, node.kwargs, tuple(shape))))
+        wanted.difference_update(*(carried(node.meta["val"]) for node in kept))
+        return carrier(wanted, self._joint.inputs) if wanted else None
+
     def forward(self) -> Half:
         """The forward graph: outputs, new values of written inputs, what backward reads."""
         joint = self._joint
@@ -105,17 +119,37 @@ class Split:
         outputs = tuple(dict.fromkeys(n for n in wanted if n not in joint.inputs))
         running = [n for n in self._forward if n not in self._tokens]
         read = {*self.kept, *(given for n in running for given in n.all_input_nodes)}
+        read.update(self._with_sizes_of(running, read))
         inputs = tuple(n for n in joint.inputs if n in read)
+        sizes = SizeNodes(graph)
         for node in joint.graph_module.graph.nodes:
             if node in joint.inputs:
                 if node in read:
                     values[node] = _placeholder(graph, node)
             elif node in self._forward and node not in self._tokens:
-                made = values[node] = graph.node_copy(node, values.__getitem__)
+                made = values[node] = _copied(graph, node, sizes, values.__getitem__)
                 if node.target is DIFFERENTIABLE_PYTHON_OP:
                     made.target, made.meta["val"] = _PYTHON_OP, list(node.meta["val"])[:-1]
+        if self._sizes is not None:
+            values[self._sizes] = _zeros(graph, self._sizes, sizes)
         graph.output(tuple(values[n] for n in outputs))
         return Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
+
+    def _with_sizes_of(
+        self, running: Iterable[torch.fx.Node], read: Collection[torch.fx.Node]
+    ) -> list[torch.fx.Node]:
+        """Inputs that forward needs besides ``read``, to know the sizes in its nodes."""
+        wanted = {symbol for node in running for symbol in symbols_in((node.args, node.kwargs))}
+        if self._sizes is not None:
+            wanted.update(carried(self._sizes.meta["val"]))
+        order = sorted(self._joint.inputs, key=lambda node: node not in read)
+        found = []
+        for node in order:
+            new = wanted & carried(node.meta["val"]).keys()
+            wanted -= new
+            if new:
+                found.append(node)
+        return found
 
     def backward(self, missing: Collection[int]) -> tuple[Half, dict[int, torch.fx.Node]]:
         """The backward graph, and the node of each input's gradient.
@@ -128,6 +162,7 @@ class Split:
         graph = torch.fx.Graph()
         inputs = (*self.kept, *(n for n, output in joint.tangents.items() if output not in missing))
         values = {node: _placeholder(graph, node) for node in inputs}
+        sizes = SizeNodes(graph)
         gradients = {i: n for i, n in joint.gradients.items() if not present.is_zero(n)}
         outputs = tuple(dict.fromkeys(gradients.values()))
         needed = _ancestors(outputs, stop={*values, *self._tokens}) - self._tokens
@@ -136,7 +171,7 @@ class Split:
             wanted = node in needed or (node.target is PYTHON_OP_GRAD and not present.is_zero(node))
             if not wanted or node in values or node.op == "placeholder" or present.is_zero(node):
                 continue
-            self._copy(graph, node, values, present)
+            self._copy(graph, node, values, present, sizes)
         graph.output(tuple(values[present.stands_for(n)] for n in outputs))
         half = Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
         half.graph_module.graph.eliminate_dead_code()
@@ -148,6 +183,7 @@ class Split:
         node: torch.fx.Node,
         values: dict[torch.fx.Node, torch.fx.Node],
         present: _Present,
+        sizes: SizeNodes,
     ) -> None:
         """Put a node of the joint graph, and what it reads, into the backward graph."""
         if present.stands_for(node) is not node:
@@ -155,20 +191,21 @@ class Split:
         for read in node.all_input_nodes:
             source = present.stands_for(read)
             if source not in values and source not in self._tokens and not present.is_zero(source):
-                self._copy(graph, source, values, present)
+                self._copy(graph, source, values, present, sizes)
             if present.is_zero(source) and source not in values and node.target is not PYTHON_OP_GRAD:
-                values[source] = _zeros(graph, source)
+                values[source] = _zeros(graph, source, sizes)
         if node.target is PYTHON_OP_GRAD:
-            _, gradients, site, sizes = node.args
+            _, gradients, site, shapes = node.args
             given = [
                 None if grad is None or present.is_zero(grad) else values[present.stands_for(grad)]
                 for grad in cast("list[torch.fx.Node | None]", gradients)
             ]
-            made = graph.call_function(PYTHON_OP_GRAD, (None, given, site, sizes))
+            shapes = sizes.mapped(shapes, values.__getitem__)
+            made = graph.call_function(PYTHON_OP_GRAD, (None, given, site, shapes))
             made.meta = dict(node.meta)
             values[node] = made
         else:
-            values[node] = graph.node_copy(node, lambda n: values[present.stands_for(n)])
+            values[node] = _copied(graph, node, sizes, lambda n: values[present.stands_for(n)])
 
 
 class _Present:
@@ -206,14 +243,25 @@ class _Present:
 
 def _is_plain_sum(node: torch.fx.Node, term: torch.fx.Node) -> bool:
     total, value = node.meta["val"], term.meta["val"]
-    return not node.kwargs and total.shape == value.shape and total.dtype == value.dtype
+    return not node.kwargs and same_sizes(total, value) and total.dtype == value.dtype
 
 
-def _zeros(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+def _copied(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    sizes: SizeNodes,
+    nodes: Callable[[torch.fx.Node], torch.fx.Node],
+) -> torch.fx.Node:
+    args, kwargs = sizes.mapped((node.args, node.kwargs), nodes)
+    made = graph.create_node(node.op, node.target, args, kwargs, node.name)
+    made.meta = dict(node.meta)
+    return made
+
+
+def _zeros(graph: torch.fx.Graph, node: torch.fx.Node, sizes: SizeNodes) -> torch.fx.Node:
     value = node.meta["val"]
-    made = graph.call_function(
-        aten.full.default, (list(value.shape), 0), {"dtype": value.dtype, "device": value.device}
-    )
+    shape = [sizes.of(size) for size in value.shape]
+    made = graph.call_function(aten.full.default, (shape, 0), {"dtype": value.dtype, "device": value.device})
     made.meta = {**node.meta, "val": value}
     return made
 
@@ -254,6 +302,10 @@ def _tokens(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         and node.args[0].target is DIFFERENTIABLE_PYTHON_OP
         and node.args[1] == len(node.args[0].meta["val"]) - 1
     }
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_impure(node: torch.fx.Node) -> bool:

@@ -11,10 +11,13 @@ import torch
 
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.engines.joint import _torch_private as private
+from torch2ort.engines.joint.sizes import sizes_of, written
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.sizes import expressions
+from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 
 _GETITEM = "getitem"
@@ -44,7 +47,9 @@ def stored_joint(joint: Joint, feeds: Sequence[int], calls: Mapping[str, Site]) 
             nodes.append([node.name, *_call(node, names), _dump_value(node.meta["val"]), trace])
     except UnstorableError as error:
         raise Unkeyable(f"the joint graph holds {error}") from error
+    sizes = sizes_of(joint.inputs)
     data = {
+        "sizes": {symbol: size_hint(size) for symbol, size in sizes.items()},
         "nodes": nodes,
         "traces": list(traces),
         "inputs": [[node.name, i] for node, i in joint.inputs.items()],
@@ -68,19 +73,21 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
     data = json.loads(text)
     graph = torch.fx.Graph()
     found: dict[str, torch.fx.Node] = {}
-    with private.FakeTensorMode():
+    mode, made = private.varying_sizes(list(data["sizes"].values()))
+    sizes = dict(zip(data["sizes"], made, strict=True))
+    with mode:
         for name, target, args, kwargs, value, trace in data["nodes"]:
             if target is None:
                 node = graph.placeholder(name)
             else:
                 function = _target(target)
-                given = _load(args, found)
+                given = _load(args, found, sizes)
                 if function in _SITES and given[_SITES[function]] in calls:
                     given[_SITES[function]] = calls[given[_SITES[function]]].key
                 node = graph.create_node(
-                    "call_function", function, tuple(given), _load(kwargs, found), name=name
+                    "call_function", function, tuple(given), _load(kwargs, found, sizes), name=name
                 )
-            node.meta = {"val": _load_value(value), "stack_trace": data["traces"][trace] or None}
+            node.meta = {"val": _load_value(value, sizes), "stack_trace": data["traces"][trace] or None}
             found[name] = node
     graph.output(())
     joint = Joint(
@@ -127,17 +134,31 @@ def _dump(value: Any) -> Any:
         return [_dump(item) for item in value]
     if isinstance(value, dict):
         return {"keywords": {name: _dump(item) for name, item in value.items()}}
+    if isinstance(value, torch.SymInt):
+        return _dump_size(value)
     return dump_constant(value)
 
 
-def _load(value: Any, nodes: Mapping[str, torch.fx.Node]) -> Any:
+def _load(value: Any, nodes: Mapping[str, torch.fx.Node], sizes: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
-        return [_load(item, nodes) for item in value]
+        return [_load(item, nodes, sizes) for item in value]
     if isinstance(value, dict) and "node" in value:
         return nodes[value["node"]]
     if isinstance(value, dict) and "keywords" in value:
-        return {name: _load(item, nodes) for name, item in value["keywords"].items()}
+        return {name: _load(item, nodes, sizes) for name, item in value["keywords"].items()}
+    if isinstance(value, dict) and "varies" in value:
+        return _load_size(value, sizes)
     return load_constant(value)
+
+
+def _dump_size(size: int | torch.SymInt) -> Any:
+    return size if isinstance(size, int) else {"varies": written(size)}
+
+
+def _load_size(value: Any, sizes: Mapping[str, Any]) -> Any:
+    if isinstance(value, int):
+        return value
+    return expressions.evaluate(expressions.parse(value["varies"]), sizes)
 
 
 def _dump_value(value: Any) -> Any:
@@ -146,15 +167,15 @@ def _dump_value(value: Any) -> Any:
         return [_dump_value(item) for item in value]
     if not isinstance(value, torch.Tensor):
         return dump_constant(value)
-    if not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
-        raise UnstorableError("sizes that vary")
-    return {"tensor": [dump_constant(value.dtype), list(value.shape), list(value.stride())]}
+    sizes, strides = map(_dump_size, value.shape), map(_dump_size, value.stride())
+    return {"tensor": [dump_constant(value.dtype), list(sizes), list(strides)]}
 
 
-def _load_value(value: Any) -> Any:
+def _load_value(value: Any, sizes: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
-        return tuple(_load_value(item) for item in value)
+        return tuple(_load_value(item, sizes) for item in value)
     if isinstance(value, dict) and "tensor" in value:
-        dtype, shape, stride = value["tensor"]
-        return torch.empty_strided(shape, stride, dtype=load_constant(dtype))
+        dtype, *layout = value["tensor"]
+        shape, strides = ([_load_size(size, sizes) for size in part] for part in layout)
+        return torch.empty_strided(shape, strides, dtype=load_constant(dtype))
     return load_constant(value)

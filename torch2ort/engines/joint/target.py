@@ -18,8 +18,8 @@ _IN_ONNX = frozenset(
         "baddbmm", "bmm", "cat", "clone", "convolution", "cos", "detach", "div", "empty_like", "eq", "exp",
         "expand", "full", "full_like", "ge", "gelu", "gt", "le", "logical_and", "logical_not", "logical_or",
         "lt", "mean", "mm", "mul", "ne", "neg", "ones", "ones_like", "permute", "relu", "rsub",
-        "scalar_tensor", "sin", "squeeze", "sub", "sum", "t", "tanh", "transpose", "unsqueeze", "view",
-        "where", "zeros", "zeros_like",
+        "scalar_tensor", "sin", "squeeze", "sub", "sum", "sym_size", "t", "tanh", "transpose", "unsqueeze",
+        "view", "where", "zeros", "zeros_like",
     }
 )  # fmt: skip
 

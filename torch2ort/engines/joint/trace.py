@@ -14,12 +14,14 @@ from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.reach import Reach, traced_reach
+from torch2ort.engines.joint.sizes import is_number, refuse_unknown, settle_sizes
 from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.source import Source
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.sizes.symbols import has_hint
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, written_by
@@ -118,7 +120,9 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
                 f"PyTorch's autograd does not differentiate the program that torch.export traced ({error}). "
                 f"Put the part of the model that it names into a torch.autograd.Function"
             ) from error
+    settle_sizes(joint.graph)
     described = _described(joint, source, _shared(results, again), len(results))
+    refuse_unknown(joint.graph, described.inputs)
     outputs = described.outputs[: len(results) - unread]
     described = replace(described, outputs=outputs, sites=sites)
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
@@ -264,9 +268,9 @@ def _refuse(program: torch.fx.GraphModule) -> None:
         values = node.meta.get("val")
         flat = values if isinstance(values, (list, tuple)) else (values,)
         for value in flat:
-            if isinstance(value, torch.Tensor) and not all(isinstance(d, int) for d in value.shape):
-                what = "has a size that varies"
-            elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            if isinstance(value, torch.Tensor) and not all(map(has_hint, value.shape)):
+                what = "has a size that values decide"
+            elif _is_unknown(value):
                 what = "reads a number out of a tensor"
             elif isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 what = f"is on {value.device}"
@@ -283,12 +287,19 @@ def _refuse(program: torch.fx.GraphModule) -> None:
                 f"{node.target} at {source_line(node)} has sparse=True, but the gradients of a graph are "
                 f"dense. Make the table with sparse=False, or put the look-up into a torch.autograd.Function"
             )
+        if is_number(node.meta.get("val")):
+            continue
         if node.op not in ("placeholder", "call_function", "output") or not _is_known(node):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} is no operator of ATen's, and the joint engine does "
                 f"not differentiate it. Train with onnxruntime-training (engine='ort_training'), or put it "
                 f"into a torch.autograd.Function"
             )
+
+
+def _is_unknown(value: object) -> bool:
+    """Whether it is a number that no size of an input tells."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and not has_hint(value)
 
 
 def _has_sparse_gradient(node: torch.fx.Node) -> bool:

@@ -1,0 +1,208 @@
+"""Sizes that vary, in a joint graph and in its halves.
+
+A joint graph computes no size: one that varies stands as torch's own symbolic number among the arguments of
+its nodes. A half takes it from the shape of a tensor that it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.sizes import expressions
+from torch2ort.sizes.symbols import expression_of, has_hint, size_hint
+from torch2ort.symbolics.source import source_line
+
+_SIZE = torch.ops.aten.sym_size.int
+
+
+def settle_sizes(graph: torch.fx.Graph) -> None:
+    """Put each size of a joint graph where it is read, and drop what computed it.
+
+    Raises:
+        UnsupportedOperatorError: it computes with sizes in a way that a half cannot.
+    """
+    computed = dict.fromkeys(
+        n for n in graph.nodes if n.op == "call_function" and is_number(n.meta.get("val"))
+    )
+
+    def settled(node: torch.fx.Node) -> Any:
+        return _settled(node) if node in computed else node
+
+    for node in graph.nodes:
+        if computed and node not in computed:
+            node.args = torch.fx.map_arg(node.args, settled)
+            node.kwargs = torch.fx.map_arg(node.kwargs, settled)
+    for node in reversed(computed):
+        graph.erase_node(node)
+
+
+def is_number(value: object) -> bool:
+    """Whether what a node gives is a number, known or not."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _settled(node: torch.fx.Node) -> int | torch.SymInt:
+    value = node.meta["val"]
+    if type(value) is int:
+        return value
+    if isinstance(value, torch.SymInt) and has_hint(value):
+        try:
+            _plain(value)
+        except ValueError:
+            pass
+        else:
+            return value
+    raise UnsupportedOperatorError(
+        f"{node.target} at {source_line(node)} computes {value} of sizes that vary, which the joint engine "
+        f"does not take. Call the model with sizes that do not vary"
+    )
+
+
+def symbols_in(value: Any) -> Iterator[str]:
+    """The symbols of the sizes in an argument of a node."""
+    if isinstance(value, torch.SymInt):
+        yield from sorted(str(symbol) for symbol in expression_of(value).free_symbols)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from symbols_in(item)
+    elif isinstance(value, dict):
+        yield from symbols_in(tuple(value.values()))
+
+
+def carried(value: Any) -> dict[str, int]:
+    """Symbols of the sizes that are dimensions of a tensor -> the dimension."""
+    found: dict[str, int] = {}
+    sizes: Sequence[int | torch.SymInt] = value.shape if isinstance(value, torch.Tensor) else ()
+    for axis, size in enumerate(sizes):
+        if not isinstance(size, int) and expression_of(size).is_Symbol:
+            found.setdefault(str(expression_of(size)), axis)
+    return found
+
+
+def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same sizes, whatever those are that vary."""
+    return list(map(written, one.shape)) == list(map(written, other.shape))
+
+
+def written(size: int | torch.SymInt) -> str:
+    """A size as a text over symbols."""
+    return expressions.text(size if isinstance(size, int) else _plain(size))
+
+
+def _plain(size: torch.SymInt) -> sympy.Expr:
+    return expressions.plain(expression_of(size), {})
+
+
+def elements(tensor: torch.Tensor) -> int:
+    """How many elements a tensor had in the sample."""
+    return math.prod(map(size_hint, tensor.shape))
+
+
+def sizes_of(nodes: Iterable[torch.fx.Node]) -> dict[str, torch.SymInt]:
+    """The symbols of the sizes that are dimensions of what nodes give, in their order."""
+    sizes: dict[str, torch.SymInt] = {}
+    for node in nodes:
+        for symbol, axis in carried(node.meta["val"]).items():
+            sizes.setdefault(symbol, node.meta["val"].shape[axis])
+    return sizes
+
+
+def refuse_unknown(graph: torch.fx.Graph, inputs: Iterable[torch.fx.Node]) -> None:
+    """Refuse sizes that are no dimension of an input, nor computed from such.
+
+    Raises:
+        UnsupportedOperatorError: there is one.
+    """
+    known = sizes_of(inputs).keys()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+        unknown = set(symbols_in((node.args, node.kwargs, shape))) - known
+        if unknown:
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} has a size {min(unknown)} that is that of no input, "
+                f"which the joint engine does not take. Call the model with sizes that do not vary"
+            )
+
+
+def carrier(symbols: Collection[str], inputs: Iterable[torch.fx.Node]) -> torch.fx.Node:
+    """A node of no graph that stands for a tensor without elements, whose dimensions are some symbols.
+
+    Args:
+        symbols: of the sizes.
+        inputs: of the joint graph.
+    """
+    found = sizes_of(inputs)
+    like = next(iter(inputs)).meta["val"]
+    made = torch.fx.Graph().placeholder("sizes")
+    with like.fake_mode:
+        shape = [size for symbol, size in found.items() if symbol in symbols]
+        made.meta = {"val": torch.empty([*shape, 0], dtype=torch.int64, device=like.device)}
+    return made
+
+
+class SizeNodes:
+    """Computes sizes in a half.
+
+    Args:
+        graph: its nodes; the placeholders are there.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self._graph = graph
+        self._known: dict[Any, torch.fx.Node] = {}
+
+    def mapped(self, arguments: Any, nodes: Callable[[torch.fx.Node], torch.fx.Node | None]) -> Any:
+        """Arguments of a joint graph's node as those of a half's.
+
+        Args:
+            arguments: of the node.
+            nodes: from the joint graph's nodes to the half's.
+        """
+
+        def one(value: Any) -> Any:
+            if isinstance(value, torch.fx.Node):
+                return nodes(value)
+            return self.of(value) if isinstance(value, torch.SymInt) else value
+
+        return torch.fx.node.map_aggregate(arguments, one)
+
+    def of(self, size: int | torch.SymInt) -> int | torch.fx.Node:
+        """The number, or the node that computes it."""
+        if isinstance(size, int):
+            return size
+        wanted = _plain(size)
+        if wanted.is_Integer:
+            return int(wanted)
+        if wanted not in self._known:
+            symbols = [symbol.name for symbol in wanted.free_symbols]
+            last = next(reversed(self._graph.nodes))
+            values = {name: torch.fx.Proxy(self._symbol(name)) for name in symbols}
+            self._known[wanted] = expressions.evaluate(wanted, values).node
+            self._note_values(last)
+        return self._known[wanted]
+
+    def _symbol(self, name: str) -> torch.fx.Node:
+        key = expressions.symbol(name)
+        if key not in self._known:
+            nodes = self._graph.find_nodes(op="placeholder")
+            found = ((node, carried(node.meta["val"]).get(name)) for node in nodes)
+            node, axis = next((node, axis) for node, axis in found if axis is not None)
+            made = self._known[key] = self._graph.call_function(_SIZE, (node, axis))
+            made.meta = {"val": node.meta["val"].shape[axis]}
+        return self._known[key]
+
+    def _note_values(self, behind: torch.fx.Node) -> None:
+        """Note what the nodes behind one give."""
+        node = behind.next
+        while node.op != "root":
+            if "val" not in node.meta:
+                args = torch.fx.map_arg(node.args, lambda n: n.meta["val"])
+                node.meta["val"] = node.target(*args)  # type: ignore[operator]
+            node = node.next
