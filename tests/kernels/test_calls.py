@@ -41,3 +41,14 @@ def test_a_decoded_call_gives_what_the_operator_gives(operator, arguments, keywo
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     memory = [t.untyped_storage().data_ptr() for t in given]
     assert not any(t.untyped_storage().data_ptr() in memory for t in found)
+
+
+def test_numbers_that_vary_are_sizes_of_a_tensor_behind_the_others():
+    arguments = [FIRST, [{"size": 1}, {"size": 0}, 3], 0, 0, {"size": 0}, 1]
+    call = decode_call(encode_call(aten.slice_backward.default, arguments, {}, random=False))
+    assert call.tensors == 2
+    for rows, layers in ((2, 4), (1, 3)):
+        grad = torch.randn(rows, rows, 3)
+        (found,) = call((grad, torch.empty(rows, layers, 0, dtype=torch.int64)))
+        expected = aten.slice_backward(grad, [layers, rows, 3], 0, 0, rows, 1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -92,21 +92,26 @@ def entries(cache: Path, kind: str) -> list[Path]:
 def compare(model: torch.nn.Module, used: tuple[int, ...], backwards: int = 1) -> torch2ort.ORTModule:
     """Gradients of the sum of some outputs, by eager PyTorch and ORTModule."""
     module = torch2ort.ORTModule(copy.deepcopy(model))
-    x = torch.randn(3, 4)
+    compare_step(model, module, torch.randn(3, 4), used, backwards)
+    return module
+
+
+def compare_step(model, module, x: torch.Tensor, used: tuple[int, ...], backwards: int = 1) -> None:
+    """The same of one step."""
+    found = []
     for each in (model, module):
         given = x.clone().requires_grad_()
         outputs = each(given)
         loss = sum(outputs[i].square().sum() for i in used)
         for i in range(backwards):
             loss.backward(retain_graph=i < backwards - 1)
-        each.found = (outputs, given.grad)
-    (expected, expected_input), (actual, actual_input) = model.found, module.found
+        found.append((outputs, given.grad))
+    (expected, expected_input), (actual, actual_input) = found
     assert_same(actual, expected, "outputs")
     assert_same(actual_input, expected_input, "gradient of the input")
     for (name, e), (_, a) in zip(model.named_parameters(), module.named_parameters(), strict=True):
         assert_same(a.grad, e.grad, f"gradient of {name}")
     assert_same(module.steps, model.steps, "buffer")
-    return module
 
 
 ALL = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
@@ -133,6 +138,22 @@ def test_gradients_that_another_process_wanted_first_are_kept(cache, nothing_is_
     nothing_is_traced()
     monkeypatch.setattr(planning, "lower_half", None)
     compare(Several(), (1, 2))
+
+
+def test_sizes_that_vary_have_gradients_that_no_process_wanted_before(cache, nothing_is_traced) -> None:
+    def run(used: tuple[int, ...], *sizes: int) -> torch2ort.ORTModule:
+        model = Several()
+        module = torch2ort.ORTModule(copy.deepcopy(model))
+        for rows in sizes:
+            model.zero_grad()
+            module.zero_grad()
+            compare_step(model, module, torch.randn(rows, 4), used)
+        return module
+
+    run((0,), 3, 5)
+    nothing_is_traced()
+    for used in ALL:
+        assert run(used, 6, 9, 2).exported.cache.hit
 
 
 def test_a_retained_graph_out_of_the_cache_does_not_run_forward_again(cache) -> None:

@@ -84,9 +84,9 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
                 given = _load(args, found, sizes)
                 if function in _SITES and given[_SITES[function]] in calls:
                     given[_SITES[function]] = calls[given[_SITES[function]]].key
-                node = graph.create_node(
-                    "call_function", function, tuple(given), _load(kwargs, found, sizes), name=name
-                )
+                node = graph.create_node("call_function", function, name=name)
+                # Handed over at once, torch would warn of sizes among them.
+                node.args, node.kwargs = tuple(given), _load(kwargs, found, sizes)
             node.meta = {"val": _load_value(value, sizes), "stack_trace": data["traces"][trace] or None}
             found[name] = node
     graph.output(())
