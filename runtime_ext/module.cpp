@@ -5,6 +5,7 @@
 #include "custom_op/custom_op.h"
 #include "guards.h"
 #include "interception.h"
+#include "tensors/layout.h"
 #include "training_kernel/training_kernel.h"
 
 namespace torch2ort {
@@ -48,6 +49,25 @@ PyObject* Configure(PyObject*, PyObject* args, PyObject* kwargs) {
   Py_RETURN_NONE;
 }
 
+PyObject* LearnLayout(PyObject*, PyObject* args) {
+  PyObject *own, *foreign;
+  if (!CheckConfigured() ||
+      !PyArg_ParseTuple(args, "O!O!:find_layout", &PyTuple_Type, &own, &PyTuple_Type, &foreign)) {
+    return nullptr;
+  }
+  int found = FindLayout(own, foreign, config.use_count);
+  return found < 0 ? nullptr : PyBool_FromLong(found);
+}
+
+PyObject* CountHolders(PyObject*, PyObject* tensor) {
+  if (!CheckConfigured()) return nullptr;
+  if (!IsTensor(tensor)) {
+    PyErr_Format(PyExc_TypeError, "expected a tensor, got %.200s", TypeName(tensor).c_str());
+    return nullptr;
+  }
+  return PyLong_FromLong(HoldersOfOwnMemory(tensor));
+}
+
 // The policy without a runtime: torch tensors in, torch tensors out, through the same exchange structs.
 PyObject* CallDirectly(PyObject* args, const char* format,
                        bool (*policy)(Site*, Loans&, std::vector<Managed>*)) {
@@ -89,6 +109,8 @@ PyObject* CallBackward(PyObject*, PyObject* args) {
 PyMethodDef methods[] = {
     {"configure", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Configure)),
      METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"find_layout", LearnLayout, METH_VARARGS, nullptr},
+    {"holders", CountHolders, METH_O, nullptr},
     {"begin", Begin, METH_O, nullptr},
     {"take_error", TakeError, METH_NOARGS, nullptr},
     {"training_runners", TrainingRunners, METH_NOARGS, nullptr},

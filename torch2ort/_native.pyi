@@ -52,6 +52,25 @@ def configure(
         TypeError: An argument is missing or of the wrong type.
     """
 
+def find_layout(own: tuple[Tensor, ...], foreign: tuple[Tensor, ...]) -> bool:
+    """Finds by trial where torch counts who holds a tensor, so that no call needs to ask through Python.
+
+    Args:
+        own: Tensors on the CPU whose memory torch's own allocator gave, at least two, each of a storage of
+            its own that nobody else holds. None: what was found is forgotten.
+        foreign: Tensors over memory that something else gave, at least one.
+
+    Returns:
+        Whether it was found; ``use_count`` of :func:`configure` is asked where it was not.
+    """
+
+def holders(tensor: Tensor) -> int:
+    """How many tensors and handles hold the memory of ``tensor``, itself among them.
+
+    -1 if that is not known: :func:`find_layout` found nothing, torch's own allocator for the CPU did not give
+    the memory, or more than its Python object holds the tensor.
+    """
+
 class Context:
     """The object that ``forward`` and ``backward`` get as ``ctx``: the surface of torch's ``FunctionCtx``.
 

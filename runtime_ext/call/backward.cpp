@@ -53,14 +53,14 @@ class BackwardCall {
   bool Return();
   bool ReturnNothing();
   bool ReturnGradient(size_t i, PyObject* value);
-  bool PassOn(size_t i, Ref gradient, bool held);
-  int HeldByOthers(PyObject* value, const Ref& gradient);
+  bool PassOn(size_t i, Ref gradient, Held held);
+  Held WhoHoldsGradient(PyObject* value, const Ref& gradient);
   bool ReturnZeros(size_t i);
   bool Conform(size_t i, Ref* gradient);
   bool View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
   bool RaiseDevice(size_t i, const TensorMeta& expected, const char* found);
   bool Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
-  bool Disentangle(size_t i, PyObject* gradient, bool held, Managed* managed);
+  bool Disentangle(size_t i, PyObject* gradient, Held held, Managed* managed);
   bool WarnOnce(size_t i, size_t j);
   bool HeldByContext(const Span& span);
   bool Settle();
@@ -193,10 +193,10 @@ bool BackwardCall::LearnWrites() {
 // Makes sure that what the Function kept of its gradients is not the runtime's to overwrite.
 bool BackwardCall::Settle() {
   SmallArray<Ref, 8> watched(site_->returned);
+  SmallArray<bool, 8> lent(site_->returned);  // and may be kept
   for (size_t i = 0; i < site_->returned; ++i) {
-    if (!arrived(i) || passed_ || access_[i] == Access::kCopied) continue;
-    watched[i] = WatchStorage(tensors_[i].get());
-    if (!watched[i]) return false;
+    lent[i] = arrived(i) && !passed_ && access_[i] != Access::kCopied;
+    if (lent[i] && !Watch(tensors_[i].get(), &watched[i])) return false;
   }
   // What forward saved is needed no longer, though other backwards of the run are still to come.
   if (!KeepsContexts()) ReleaseContext(context());
@@ -208,7 +208,7 @@ bool BackwardCall::Settle() {
     Access& next = (*site_->gradient_access)[i];
     // Others may hold what the next site passed, but it is not the runtime's to overwrite.
     if (passed_ && access_[i] == Access::kProbed) next = written_[i] ? Access::kCopied : Access::kShared;
-    if (!watched[i]) continue;
+    if (!lent[i]) continue;
     if (!SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &next)) return false;
     if (written_[i]) next = Access::kCopied;
   }
@@ -309,7 +309,7 @@ bool BackwardCall::ReturnZeros(size_t i) {
   TensorMeta meta = InputMeta(i);
   Ref zeros = Zeros(meta.shape, meta.rank, inputs_[i].dtype, meta.device);
   if (!zeros || !NoteUndefined(site_, static_cast<size_t>(inputs_[i].argument))) return false;
-  if (Linked(i)) return PassOn(i, std::move(zeros), false);
+  if (Linked(i)) return PassOn(i, std::move(zeros), Held::kAlone);
   outputs_->push_back(ExportTensor(zeros.get()));
   return outputs_->back() != nullptr;
 }
@@ -317,19 +317,19 @@ bool BackwardCall::ReturnZeros(size_t i) {
 bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
   Ref gradient = Ref::Share(value);
   if (!Conform(i, &gradient)) return false;
-  int held = HeldByOthers(value, gradient);
-  if (held < 0) return false;
-  if (Linked(i)) return PassOn(i, std::move(gradient), held != 0);
+  Held held = WhoHoldsGradient(value, gradient);
+  if (held == Held::kUnknown) return false;
+  if (Linked(i)) return PassOn(i, std::move(gradient), held);
   Managed managed = ExportContiguous(gradient.get());
-  if (!managed || !Disentangle(i, gradient.get(), held != 0, &managed)) return false;
+  if (!managed || !Disentangle(i, gradient.get(), held, &managed)) return false;
   outputs_->push_back(std::move(managed));
   return true;
 }
 
 // Whether a closure, class or module holds the gradient too, to use its memory again. PyTorch's kernels do
 // not.
-int BackwardCall::HeldByOthers(PyObject* value, const Ref& gradient) {
-  if (site_->trusted) return 0;
+Held BackwardCall::WhoHoldsGradient(PyObject* value, const Ref& gradient) {
+  if (site_->trusted) return Held::kByKnown;
   Holders known;
   known.references = 1;
   if (value == gradient.get()) {
@@ -337,18 +337,25 @@ int BackwardCall::HeldByOthers(PyObject* value, const Ref& gradient) {
       known.references += Item(j) == value;
     }
   }
-  return HeldElsewhere(gradient.get(), known);
+  Held held = WhoHolds(gradient.get(), known);
+  // One tensor may be the gradient of several arguments.
+  return held == Held::kAlone && known.references > 2 ? Held::kByKnown : held;
 }
 
 // Gives the gradient to the site before as it is, unless others hold it or it is the memory of another.
-bool BackwardCall::PassOn(size_t i, Ref gradient, bool held) {
+bool BackwardCall::PassOn(size_t i, Ref gradient, Held held) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(gradient.get(), &view) != 0) return false;
   passed_span_ = SpanOf(view);
+  if (held == Held::kAlone) {
+    passing_->result = std::move(gradient);
+    outputs_->push_back(nullptr);
+    return true;
+  }
   size_t given = 0;  // whose memory it is, if that of a gradient that came
   while (given < site_->returned && !passed_span_.Overlaps(spans_[given])) ++given;
   bool alias = given < site_->returned;
-  bool shared = held || alias || HeldByContext(passed_span_);
+  bool shared = held == Held::kElsewhere || alias || HeldByContext(passed_span_);
   for (const Managed& earlier : *outputs_) {
     shared |= earlier != nullptr && passed_span_.Overlaps(SpanOf(earlier->dl_tensor));
   }
@@ -431,7 +438,7 @@ bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, D
 }
 
 // Gives a gradient memory of its own, unless it has that or is declared to be an output gradient's memory.
-bool BackwardCall::Disentangle(size_t i, PyObject* gradient, bool held, Managed* managed) {
+bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Held held, Managed* managed) {
   Span span = SpanOf((*managed)->dl_tensor);
   if (span.size() == 0) {
     // Without elements it shares no byte, but it may hold a storage.
@@ -454,13 +461,14 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, bool held, Managed*
         site_->name, inputs_[i].argument, (*site_->tensor_outputs)[static_cast<size_t>(mapped)].position);
     return false;
   }
+  if (held == Held::kAlone) return true;
   for (size_t j = 0; j < site_->returned; ++j) {
     if (!span.Overlaps(spans_[j])) continue;
     *managed = ExportCopy(site_, gradient);
     return *managed && WarnOnce(i, j);
   }
-  bool shared =
-      (held && IsOver(gradient, (*managed)->dl_tensor)) || HeldByContext(span) || span.Overlaps(passed_span_);
+  bool shared = (held == Held::kElsewhere && IsOver(gradient, (*managed)->dl_tensor)) ||
+                HeldByContext(span) || span.Overlaps(passed_span_);
   for (const Managed& earlier : *outputs_) {
     shared |= earlier != nullptr && span.Overlaps(SpanOf(earlier->dl_tensor));
   }

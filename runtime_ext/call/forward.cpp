@@ -1,9 +1,11 @@
 // One call of a Function's forward.
+#include <algorithm>
 #include <cmath>
 #include <new>
 
 #include "call/policy.h"
 #include "call/run.h"
+#include "tensors/layout.h"
 
 namespace torch2ort {
 
@@ -50,15 +52,15 @@ class ForwardCall {
   bool RaiseForeign(const OutputSpec& spec);
   bool WarnOnce(size_t index, size_t i);
   bool WarnWritten(size_t i);
-  bool NoteInContext(PyObject* value, Holders* known);
-  bool PassOn(const OutputSpec& spec, PyObject* value, bool held);
+  void NoteInContext(PyObject* value, Holders* known);
+  bool PassOn(const OutputSpec& spec, PyObject* value, Held held);
   bool Separate();
   bool ReturnMutated(PyObject* result);
   bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
   bool Passed(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
   size_t output_count() const { return outputs_->size() + (passing_ != nullptr && passing_->result); }
-  bool Disentangle(size_t index, PyObject* value, bool held, Managed* managed);
-  int HeldByOthers(const OutputSpec& spec, PyObject* value);
+  bool Disentangle(size_t index, PyObject* value, Held held, Managed* managed);
+  Held WhoHoldsOutput(const OutputSpec& spec, PyObject* value);
   bool ReturnAlias(PyObject* value, Managed* managed, Ref* storage);
   bool KeepOrDropContext();
   bool Describe(PyObject* tensor);
@@ -212,8 +214,7 @@ bool ForwardCall::DropTensors(bool* passed_held) {
   if (in_run_ && passing_ != nullptr && passing_->argument >= 0) {
     PyObject* tensor = tensors_[static_cast<size_t>(passing_->argument)].get();
     *passed_held = Py_REFCNT(tensor) > 1;
-    if (!*passed_held) watched = WatchStorage(tensor);
-    if (!*passed_held && !watched) return false;
+    if (!*passed_held && !Watch(tensor, &watched)) return false;
   }
   for (Ref& tensor : tensors_) tensor.reset();
   if (watched) *passed_held = static_cast<bool>(Dereference(watched.get()));
@@ -223,10 +224,10 @@ bool ForwardCall::DropTensors(bool* passed_held) {
 // Makes sure that what the Function kept of its inputs is not the runtime's to overwrite.
 bool ForwardCall::Settle() {
   SmallArray<Ref, 8> watched(inputs_.size());
+  SmallArray<bool, 8> lent(inputs_.size());  // and may be kept
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (Passed(i) || inputs_[i].protected_ || access_[i] == Access::kCopied) continue;
-    watched[i] = WatchStorage(tensors_[i].get());
-    if (!watched[i]) return false;
+    lent[i] = !Passed(i) && !inputs_[i].protected_ && access_[i] != Access::kCopied;
+    if (lent[i] && !Watch(tensors_[i].get(), &watched[i])) return false;
   }
   // From here on only the Function and the run can hold the inputs.
   if (!in_run_) context_.reset();
@@ -235,7 +236,7 @@ bool ForwardCall::Settle() {
   bool passed_held = false;
   if (!DropTensors(&passed_held)) return false;
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (watched[i] &&
+    if (lent[i] &&
         !SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &inputs_[i].access))
       return false;
     if (!in_run_) continue;
@@ -353,14 +354,14 @@ bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
                  site_->name, spec.position, TypeName(value).c_str());
     return false;
   }
-  int held = HeldByOthers(spec, value);
-  if (held < 0) return false;
-  if (passing_ != nullptr && passing_->has_next) return PassOn(spec, value, held != 0);
+  Held held = WhoHoldsOutput(spec, value);
+  if (held == Held::kUnknown) return false;
+  if (passing_ != nullptr && passing_->has_next) return PassOn(spec, value, held);
   Managed managed = ExportContiguous(value);
   if (!managed) return RaiseForeign(spec);
   if (!CheckTensor(spec, managed->dl_tensor)) return false;
   const void* exported = managed.get();
-  if (!Disentangle(outputs_->size(), value, held != 0, &managed)) return false;
+  if (!Disentangle(outputs_->size(), value, held, &managed)) return false;
   if (storages_ != nullptr) {
     storages_->emplace_back();
     bool unchanged = managed.get() == exported;  // neither copied nor an argument's memory
@@ -378,19 +379,19 @@ bool ForwardCall::RaiseForeign(const OutputSpec& spec) {
 
 // Gives the output to the next site as it is, unless others hold it or it is an argument's memory. It is
 // contiguous, as every value of the graph is: an export drops a contiguous() between two calls.
-bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value, bool held) {
+bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value, Held held) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(value, &view) != 0) return RaiseForeign(spec);
   if (!CheckTensor(spec, view)) return false;
   Span span = SpanOf(view);
-  for (size_t i = 0; i < inputs_.size(); ++i) {
+  for (size_t i = 0; held != Held::kAlone && i < inputs_.size(); ++i) {
     if ((Passed(i) && storages_ != nullptr) || !span.Overlaps(spans_[i])) continue;
     Ref copy = CopyTensor(site_, value);
     if (copy) passing_->result = Contiguous(copy.get(), view);
     return passing_->result && WarnOnce(0, i);
   }
   // Without elements it shares no byte, but it may hold an argument's storage.
-  Ref own = held || span.size() == 0 ? CopyTensor(site_, value) : Ref::Share(value);
+  Ref own = held == Held::kElsewhere || span.size() == 0 ? CopyTensor(site_, value) : Ref::Share(value);
   if (own) passing_->result = Contiguous(own.get(), view);
   return static_cast<bool>(passing_->result);
 }
@@ -443,42 +444,49 @@ bool ForwardCall::WarnOnce(size_t index, size_t i) {
 
 // Whether somebody else than the context holds the output, to use its memory again: a workspace. What the
 // context holds, nobody writes to, unless the next Function is to write its result over this one.
-int ForwardCall::HeldByOthers(const OutputSpec& spec, PyObject* value) {
+Held ForwardCall::WhoHoldsOutput(const OutputSpec& spec, PyObject* value) {
   // PyTorch's kernels keep nothing unseen. Who takes storages copies the outputs; what goes to the next site
   // is not copied, and in a run that one may save it for its backward.
   bool handed_on = passing_ != nullptr && passing_->has_next && CurrentRun() != nullptr;
-  if (site_->trusted || (storages_ != nullptr && !handed_on)) return 0;
+  if (site_->trusted || (storages_ != nullptr && !handed_on)) return Held::kByKnown;
   Holders known;
   PyObject* result = result_.get();
   Py_ssize_t returned = site_->returns_tuple ? PyTuple_Size(result) : 1;
   for (Py_ssize_t i = 0; i < returned; ++i) {
     known.references += (site_->returns_tuple ? PyTuple_GetItem(result, i) : result) == value;
   }
-  if (!spec.overwritten && !NoteInContext(value, &known)) return -1;
-  return HeldElsewhere(value, known);
+  if (!spec.overwritten) NoteInContext(value, &known);
+  return WhoHolds(value, known);
 }
 
-// Adds what the context holds of a tensor, and of others over its memory.
-bool ForwardCall::NoteInContext(PyObject* value, Holders* known) {
+namespace {
+
+// Whether two tensors are over one storage, as far as their memory tells where the storage cannot be asked.
+bool SharesMemory(PyObject* a, PyObject* b) {
+  int same = ShareStorage(a, b);
+  if (same >= 0) return same != 0;
+  DLTensor first, second;
+  if (config.exchange->dltensor_from_py_object_no_sync(a, &first) == 0 &&
+      config.exchange->dltensor_from_py_object_no_sync(b, &second) == 0) {
+    return SpanOf(first).Overlaps(SpanOf(second));
+  }
+  PyErr_Clear();  // a tensor without memory of its own, such as a sparse one
+  return false;
+}
+
+}  // namespace
+
+// Adds what the context holds of a tensor, and the others over its storage.
+void ForwardCall::NoteInContext(PyObject* value, Holders* known) {
   Context* context = this->context();
-  DLTensor view;
-  Span span;
   auto note = [&](PyObject* held) {
     if (held == value) {
       ++known->references;
-    } else if (IsTensor(held)) {
-      if (config.exchange->dltensor_from_py_object_no_sync(held, &view) == 0) {
-        known->tensors += span.Overlaps(SpanOf(view));
-      } else {
-        PyErr_Clear();  // a tensor without memory of its own, such as a sparse one
-      }
+    } else if (IsTensor(held) && SharesMemory(held, value)) {
+      bool noted = std::find(known->tensors.begin(), known->tensors.end(), held) != known->tensors.end();
+      if (!noted) known->tensors.push_back(held);
     }
   };
-  if (config.exchange->dltensor_from_py_object_no_sync(value, &view) != 0) {
-    PyErr_Clear();  // what follows says what is wrong with it
-    return true;
-  }
-  span = SpanOf(view);
   for (PyObject* tuple :
        {context->to_save, context->saved_for_forward, context->dirty_tensors, context->non_differentiable}) {
     if (tuple == nullptr || !PyTuple_Check(tuple)) continue;
@@ -488,11 +496,10 @@ bool ForwardCall::NoteInContext(PyObject* value, Holders* known) {
   Py_ssize_t cursor = 0;
   while (context->attributes != nullptr && PyDict_Next(context->attributes, &cursor, &name, &held))
     note(held);
-  return true;
 }
 
 // Gives an output memory of its own, unless it has that or is declared to be an input's memory.
-bool ForwardCall::Disentangle(size_t index, PyObject* value, bool held, Managed* managed) {
+bool ForwardCall::Disentangle(size_t index, PyObject* value, Held held, Managed* managed) {
   OutputSpec& spec = (*site_->tensor_outputs)[index];
   Span span = SpanOf((*managed)->dl_tensor);
   if (span.size() == 0) {
@@ -534,7 +541,7 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, bool held, Managed*
     *managed = ExportCopy(site_, value);
     return static_cast<bool>(*managed);
   }
-  if (held && IsOver(value, (*managed)->dl_tensor)) *managed = ExportCopy(site_, value);
+  if (held == Held::kElsewhere && IsOver(value, (*managed)->dl_tensor)) *managed = ExportCopy(site_, value);
   return static_cast<bool>(*managed);
 }
 

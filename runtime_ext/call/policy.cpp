@@ -2,6 +2,8 @@
 
 #include <cstdarg>
 
+#include "tensors/layout.h"
+
 namespace torch2ort {
 
 MethodNames method_names;
@@ -87,6 +89,12 @@ Ref WatchStorage(PyObject* tensor) {
   return storage ? Ref::Steal(PyWeakref_NewRef(storage.get(), nullptr)) : Ref();
 }
 
+bool Watch(PyObject* tensor, Ref* watched) {
+  if (Py_REFCNT(tensor) == 1 && StorageHolders(tensor) == 1) return true;
+  *watched = WatchStorage(tensor);
+  return static_cast<bool>(*watched);
+}
+
 Ref ReceiveTensor(Site* site, Ref tensor, const DLTensor& view, Access access, Span* span) {
   if (access == Access::kShared) {
     *span = SpanOf(view);
@@ -111,7 +119,8 @@ namespace {
 // out of it, such as a numpy array: that is why a site's first call works on copies.
 bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
   int64_t bytes = SpanOf(loan->dl_tensor).size();
-  Ref storage = loan->dl_tensor.device.device_type == kDLCPU ? Dereference(watched) : Ref();
+  bool reachable = watched != nullptr && loan->dl_tensor.device.device_type == kDLCPU;
+  Ref storage = reachable ? Dereference(watched) : Ref();
   if (storage) {
     Ref handle = Ref::Steal(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(config.tensor_type)));
     if (!handle || !CallMethod(handle.get(), method_names.set, storage.get())) return false;
@@ -131,7 +140,7 @@ bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
 
 bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access access, Access* next) {
   if (access == Access::kProbed) {
-    *next = Dereference(watched) ? Access::kCopied : Access::kShared;
+    *next = watched != nullptr && Dereference(watched) ? Access::kCopied : Access::kShared;
     return true;
   }
   int others = 1 + exports;
@@ -159,15 +168,19 @@ long HoldersOfStorage(PyObject* tensor) {
 
 }  // namespace
 
-int HeldElsewhere(PyObject* tensor, const Holders& known) {
-  if (Py_REFCNT(tensor) > known.references) return 1;
+Held WhoHolds(PyObject* tensor, const Holders& known) {
+  if (Py_REFCNT(tensor) > known.references) return Held::kElsewhere;
+  long expected = 1 + static_cast<long>(known.tensors.size());
+  if (TensorHolders(tensor) > expected) return Held::kElsewhere;
+  if (HoldersOfOwnMemory(tensor) == expected) return expected == 1 ? Held::kAlone : Held::kByKnown;
   long holders = HoldersOfStorage(tensor);
-  if (holders < 0) return holders == -1 ? 1 : -1;
-  long others = holders - 1 - known.tensors;
-  if (others != 1) return others > 1;
+  if (holders < 0) return holders == -1 ? Held::kElsewhere : Held::kUnknown;
+  if (holders <= expected) return Held::kByKnown;
+  if (holders > expected + 1) return Held::kElsewhere;
   // A view holds the tensor that it was made of, which may be nobody else's.
   Ref answer = Ref::Steal(CallOne(config.is_base_held, tensor));
-  return answer ? PyObject_IsTrue(answer.get()) : -1;
+  int held = answer ? PyObject_IsTrue(answer.get()) : -1;
+  return held < 0 ? Held::kUnknown : held > 0 ? Held::kElsewhere : Held::kByKnown;
 }
 
 bool IsOver(PyObject* tensor, const DLTensor& exported) {

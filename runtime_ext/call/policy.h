@@ -85,22 +85,30 @@ long WritesTo(PyObject* tensor);
 
 // A weak handle on the storage behind a tensor: it outlives neither the storage nor keeps it alive.
 Ref WatchStorage(PyObject* tensor);
+// The same, or nothing for a tensor that is its caller's alone, whose storage goes with it. False with an
+// exception set on failure.
+bool Watch(PyObject* tensor, Ref* watched);
 // A tensor as the Function gets it. `span`: its memory if that must not come back, else left empty.
 Ref ReceiveTensor(Site* site, Ref tensor, const DLTensor& view, Access access, Span* span);
 Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span);
 // After the policy has dropped the tensor: learns whether the Function keeps it, and gives what it keeps of
-// the runtime's memory a private copy, behind every view of it. `access`: how the Function got it; `next`:
-// how it will. `exports`: outputs that are the loan's memory.
+// the runtime's memory a private copy, behind every view of it. `watched`: what Watch() gave. `access`: how
+// the Function got it; `next`: how it will. `exports`: outputs that are the loan's memory.
 bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access access, Access* next);
 
 // What is known to hold a tensor that a Function returned.
 struct Holders {
-  Py_ssize_t references = 0;  // to the tensor object
-  long tensors = 0;           // other tensors over its storage
+  Py_ssize_t references = 0;       // to the tensor object
+  std::vector<PyObject*> tensors;  // others over its storage; borrowed
 };
-// Whether somebody else holds the tensor or its memory, such as a closure that will write its next result
-// into it: 1 or 0; -1 with an exception set on failure.
-int HeldElsewhere(PyObject* tensor, const Holders& known);
+// Who has the memory of a tensor that a Function returned.
+enum class Held {
+  kUnknown,    // an exception is set
+  kAlone,      // the tensor: torch allocated it, and no other tensor is over it
+  kByKnown,    // besides none but those that are known
+  kElsewhere,  // somebody else may, such as a closure that will write its next result into it
+};
+Held WhoHolds(PyObject* tensor, const Holders& known);
 
 // Whether what was exported is the tensor's own memory, and no contiguous copy of it.
 bool IsOver(PyObject* tensor, const DLTensor& exported);

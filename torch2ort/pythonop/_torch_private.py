@@ -143,6 +143,14 @@ def _unexpected(name: str) -> TypeError:
 use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
+def tensors_of_known_memory() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Tensors over memory that torch allocated, and such over other memory."""
+    with unset_fake_temporarily(), torch.inference_mode(False), torch._C.DisableTorchFunction():
+        own = tuple(torch.zeros(size, device="cpu", dtype=torch.uint8) for size in (1, 24, 5000))
+        foreign = (torch.frombuffer(bytearray(8), dtype=torch.uint8), torch.from_dlpack(own[0].clone()))
+    return own, foreign
+
+
 def is_base_held(tensor: torch.Tensor) -> bool:
     """Whether anybody but ``tensor`` may hold the tensor that it is a view of."""
     base = tensor._base

@@ -69,3 +69,4 @@ _native.configure(
     error_type=EngineError,
     inplace_error_type=InplaceMapError,
 )
+_native.find_layout(*private.tensors_of_known_memory())
