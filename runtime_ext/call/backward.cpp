@@ -53,10 +53,11 @@ class BackwardCall {
   bool Return();
   bool ReturnNothing();
   bool ReturnGradient(size_t i, PyObject* value);
-  bool PassOn(size_t i, Ref gradient, Held held);
+  bool PassOn(size_t i, Ref gradient, const DLTensor& view, Held held);
   Held WhoHoldsGradient(PyObject* value, const Ref& gradient);
   bool ReturnZeros(size_t i);
-  bool Conform(size_t i, Ref* gradient);
+  bool Conform(size_t i, Ref* gradient, DLTensor* view);
+  bool Convert(PyObject* target, Ref* gradient, DLTensor* view);
   bool View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
   bool RaiseDevice(size_t i, const TensorMeta& expected, const char* found);
   bool Reduce(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view);
@@ -134,8 +135,10 @@ bool BackwardCall::ReceiveGradient(size_t i) {
 }
 
 bool BackwardCall::ReceivePassed(size_t i) {
-  DLTensor view;
-  if (config.exchange->dltensor_from_py_object_no_sync(passing_->tensor.get(), &view) != 0) return false;
+  DLTensor view = passing_->tensor_view.value_or(DLTensor{});
+  if (!passing_->tensor_view &&
+      config.exchange->dltensor_from_py_object_no_sync(passing_->tensor.get(), &view) != 0)
+    return false;
   if (!CheckShape(i, view)) return false;
   access_[i] = (*site_->gradient_access)[i];
   tensors_[i] = ReceiveTensor(site_, std::move(passing_->tensor), view, access_[i], &spans_[i]);
@@ -309,17 +312,22 @@ bool BackwardCall::ReturnZeros(size_t i) {
   TensorMeta meta = InputMeta(i);
   Ref zeros = Zeros(meta.shape, meta.rank, inputs_[i].dtype, meta.device);
   if (!zeros || !NoteUndefined(site_, static_cast<size_t>(inputs_[i].argument))) return false;
-  if (Linked(i)) return PassOn(i, std::move(zeros), Held::kAlone);
-  outputs_->push_back(ExportTensor(zeros.get()));
-  return outputs_->back() != nullptr;
+  if (!Linked(i)) {
+    outputs_->push_back(ExportTensor(zeros.get()));
+    return outputs_->back() != nullptr;
+  }
+  DLTensor view;
+  if (config.exchange->dltensor_from_py_object_no_sync(zeros.get(), &view) != 0) return false;
+  return PassOn(i, std::move(zeros), view, Held::kAlone);
 }
 
 bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
   Ref gradient = Ref::Share(value);
-  if (!Conform(i, &gradient)) return false;
+  DLTensor view;
+  if (!Conform(i, &gradient, &view)) return false;
   Held held = WhoHoldsGradient(value, gradient);
   if (held == Held::kUnknown) return false;
-  if (Linked(i)) return PassOn(i, std::move(gradient), held);
+  if (Linked(i)) return PassOn(i, std::move(gradient), view, held);
   Managed managed = ExportContiguous(gradient.get());
   if (!managed || !Disentangle(i, gradient.get(), held, &managed)) return false;
   outputs_->push_back(std::move(managed));
@@ -343,11 +351,10 @@ Held BackwardCall::WhoHoldsGradient(PyObject* value, const Ref& gradient) {
 }
 
 // Gives the gradient to the site before as it is, unless others hold it or it is the memory of another.
-bool BackwardCall::PassOn(size_t i, Ref gradient, Held held) {
-  DLTensor view;
-  if (config.exchange->dltensor_from_py_object_no_sync(gradient.get(), &view) != 0) return false;
+bool BackwardCall::PassOn(size_t i, Ref gradient, const DLTensor& view, Held held) {
   passed_span_ = SpanOf(view);
   if (held == Held::kAlone) {
+    passing_->result_view = view;
     passing_->result = std::move(gradient);
     outputs_->push_back(nullptr);
     return true;
@@ -366,14 +373,13 @@ bool BackwardCall::PassOn(size_t i, Ref gradient, Held held) {
 }
 
 // Brings a gradient to its argument's shape, dtype and device as torch's engine does, or raises what it
-// raises.
-bool BackwardCall::Conform(size_t i, Ref* gradient) {
-  DLTensor view;
+// raises. `view`: what it looks like then.
+bool BackwardCall::Conform(size_t i, Ref* gradient, DLTensor* view) {
   TensorMeta expected = InputMeta(i);
-  if (!View(i, expected, gradient, &view) || !Reduce(i, expected, gradient, &view)) return false;
+  if (!View(i, expected, gradient, view) || !Reduce(i, expected, gradient, view)) return false;
   DLDataType dtype = inputs_[i].dtype;
-  if (view.dtype != dtype) {
-    if (!IsFloating(view.dtype) && (view.dtype.code == kDLComplex) != (dtype.code == kDLComplex)) {
+  if (view->dtype != dtype) {
+    if (!IsFloating(view->dtype) && (view->dtype.code == kDLComplex) != (dtype.code == kDLComplex)) {
       PyErr_SetString(PyExc_RuntimeError,
                       "Expected isFloatingType(grad.scalar_type()) || (input_is_complex == grad_is_complex) "
                       "to be true, but got "
@@ -381,13 +387,18 @@ bool BackwardCall::Conform(size_t i, Ref* gradient) {
                       "request to PyTorch.)");
       return false;
     }
-    *gradient = CallMethod(gradient->get(), method_names.to, inputs_[i].torch_dtype.get());
+    if (!Convert(inputs_[i].torch_dtype.get(), gradient, view)) return false;
   }
-  if (view.device == expected.device || !*gradient) return static_cast<bool>(*gradient);
-  if (view.ndim != 0) return RaiseDevice(i, expected, DeviceName(view.device).c_str());
+  if (view->device == expected.device) return true;
+  if (view->ndim != 0) return RaiseDevice(i, expected, DeviceName(view->device).c_str());
   Ref device = Ref::Steal(PyUnicode_FromString(DeviceName(expected.device).c_str()));
-  if (device) *gradient = CallMethod(gradient->get(), method_names.to, device.get());
-  return device && *gradient;
+  return device && Convert(device.get(), gradient, view);
+}
+
+// gradient = gradient.to(target)
+bool BackwardCall::Convert(PyObject* target, Ref* gradient, DLTensor* view) {
+  *gradient = CallMethod(gradient->get(), method_names.to, target);
+  return *gradient && config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0;
 }
 
 // What the gradient looks like; a sparse one is made dense first, as it has no single piece of memory.

@@ -129,7 +129,7 @@ bool Forward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs, std::ve
       if (static_cast<int>(i) != member.link) loans[i] = std::exchange(inputs[next++], nullptr);
     }
     passing.argument = member.link;
-    passing.tensor = std::move(passing.result);
+    passing.Advance();
     passing.has_next = &member != &chain->members->back();
     if (!RunForward(SiteOf(member), loans, outputs, storages, &passing)) return false;
   }
@@ -145,7 +145,7 @@ bool Backward(Chain* chain, Loans& gradients, std::vector<Managed>* outputs) {
     const Member& member = (*chain->members)[m];
     Loans none(1);
     passing.argument = member.link;
-    passing.tensor = std::move(passing.result);
+    passing.Advance();
     passing.has_next = m + 1 < chain->members->size();
     given.clear();
     if (!RunBackward(SiteOf(member), passing.has_next ? none : gradients, &given, &passing)) return false;

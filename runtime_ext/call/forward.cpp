@@ -64,6 +64,7 @@ class ForwardCall {
   bool ReturnAlias(PyObject* value, Managed* managed, Ref* storage);
   bool KeepOrDropContext();
   bool Describe(PyObject* tensor);
+  bool DescribeResult();
   bool DropTensors(bool* passed_held);
   bool Settle();
   void Abandon();
@@ -119,9 +120,10 @@ bool ForwardCall::CheckDType(const InputSpec& input, DLDataType dtype) {
 }
 
 bool ForwardCall::ReceivePassed(size_t i) {
-  DLTensor view;
   PyObject* tensor = passing_->tensor.get();
-  if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) return false;
+  DLTensor view = passing_->tensor_view.value_or(DLTensor{});
+  if (!passing_->tensor_view && config.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0)
+    return false;
   if (!CheckDType(inputs_[i], view.dtype)) return false;
   access_[i] = Access::kShared;
   spans_[i] = SpanOf(view);
@@ -196,9 +198,15 @@ bool ForwardCall::KeepOrDropContext() {
     }
   }
   for (const Managed& output : *outputs_) context->tensors.Append(output->dl_tensor);
-  if (passing_ != nullptr && passing_->result && !Describe(passing_->result.get())) return false;
+  if (passing_ != nullptr && passing_->result && !DescribeResult()) return false;
   in_run_ = true;
   return KeepContext(run, site_, context_.get());
+}
+
+bool ForwardCall::DescribeResult() {
+  if (!passing_->result_view) return Describe(passing_->result.get());
+  context()->tensors.Append(*passing_->result_view);
+  return true;
 }
 
 bool ForwardCall::Describe(PyObject* tensor) {
@@ -393,6 +401,7 @@ bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value, Held held) {
   // Without elements it shares no byte, but it may hold an argument's storage.
   Ref own = held == Held::kElsewhere || span.size() == 0 ? CopyTensor(site_, value) : Ref::Share(value);
   if (own) passing_->result = Contiguous(own.get(), view);
+  if (passing_->result.get() == value) passing_->result_view = view;
   return static_cast<bool>(passing_->result);
 }
 
@@ -407,6 +416,7 @@ bool ForwardCall::Separate() {
   Managed alias = ExportTensor(tensor);
   if (!alias) return RaiseForeign((*site_->tensor_outputs)[0]);
   passing_->result = ImportManaged(std::move(alias));
+  passing_->result_view.reset();
   return static_cast<bool>(passing_->result);
 }
 

@@ -2,6 +2,7 @@
 // for what crosses between the Function and the runtime. Knows nothing of any runtime's capsules or values.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "call/context.h"
@@ -35,6 +36,14 @@ struct Passing {
   bool has_next = false;  // the site's only output goes to another site
   Ref tensor;             // that argument, or the gradient of that output, until the site takes it
   Ref result;             // that output, or the gradient of that argument
+  // What they look like, where somebody looked already and nobody else can reach them.
+  std::optional<DLTensor> tensor_view = {}, result_view = {};
+
+  // What one site gave is what the next one takes.
+  void Advance() {
+    tensor = std::move(result);
+    tensor_view = std::exchange(result_view, std::nullopt);
+  }
 };
 
 // Runs forward; gives one output per Site::tensor_outputs. False with an exception set on failure.
