@@ -152,6 +152,16 @@ bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access
 
 namespace {
 
+// To the handle on a storage which nobody else has; torch itself may hold one. -1 with an exception set.
+Py_ssize_t ReferencesToNewHandle() {
+  static Py_ssize_t known = -1;
+  if (known >= 0) return known;
+  Ref tensor = Ref::Steal(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(config.tensor_type)));
+  Ref handle = tensor ? CallMethod(tensor.get(), method_names.untyped_storage) : Ref();
+  if (handle) known = Py_REFCNT(handle.get());
+  return known;
+}
+
 // How many hold the storage behind a tensor, or -1 if torch does not count them all: memory that it did not
 // allocate has holders that torch does not know. -2 with an exception set on failure.
 long HoldersOfStorage(PyObject* tensor) {
@@ -163,7 +173,9 @@ long HoldersOfStorage(PyObject* tensor) {
   Ref count = address ? Ref::Steal(CallOne(config.use_count, address.get())) : Ref();
   long holders = count ? PyLong_AsLong(count.get()) : -1;
   if (holders == -1 && PyErr_Occurred()) return -2;
-  return holders - 1;  // the handle that asks is one
+  // The handle that asks is one. Torch gives the same one to all.
+  Py_ssize_t alone = ReferencesToNewHandle();
+  return alone < 0 ? -2 : holders - 1 + static_cast<long>(Py_REFCNT(storage.get()) > alone);
 }
 
 }  // namespace
@@ -172,8 +184,9 @@ Held WhoHolds(PyObject* tensor, const Holders& known) {
   if (Py_REFCNT(tensor) > known.references) return Held::kElsewhere;
   long expected = 1 + static_cast<long>(known.tensors.size());
   if (TensorHolders(tensor) > expected) return Held::kElsewhere;
-  if (HoldersOfOwnMemory(tensor) == expected) return expected == 1 ? Held::kAlone : Held::kByKnown;
-  long holders = HoldersOfStorage(tensor);
+  long holders = HoldersOfOwnMemory(tensor);
+  if (holders == expected) return expected == 1 ? Held::kAlone : Held::kByKnown;
+  if (holders < 0) holders = HoldersOfStorage(tensor);
   if (holders < 0) return holders == -1 ? Held::kElsewhere : Held::kUnknown;
   if (holders <= expected) return Held::kByKnown;
   if (holders > expected + 1) return Held::kElsewhere;

@@ -24,6 +24,7 @@ from tests.runtime_ext.calls import (
 from torch2ort.errors import EngineError, InplaceMapError, Torch2OrtWarning
 from torch2ort.pythonop.native import native
 
+pytestmark = pytest.mark.usefixtures("holders_known_by")
 Function = torch.autograd.Function
 
 
