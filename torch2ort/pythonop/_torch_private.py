@@ -13,7 +13,7 @@
 | torch._C._storage_Use_Count, UntypedStorage._cdata, Tensor._base | 2.11-2.15.0 |
 | ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.free_symbols, free_unbacked_symbols | 2.11-2.15.0 |
-| Tensor._cdata, and where torch's objects count their holders: found by a trial, see tensors/layout.h | 2.13 |
+| Tensor._cdata; where tensors and storages count who holds them, which is found by trial | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def tensors_of_known_memory() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Ten
     """Tensors over memory that torch allocated, and such over other memory."""
     with unset_fake_temporarily(), torch.inference_mode(False), torch._C.DisableTorchFunction():
         own = tuple(torch.zeros(size, device="cpu", dtype=torch.uint8) for size in (1, 24, 5000))
-        foreign = (torch.frombuffer(bytearray(8), dtype=torch.uint8), torch.utils.dlpack.from_dlpack(own[0].clone()))
+        elsewhere = torch.utils.dlpack.from_dlpack(own[0].clone())
+        foreign = (torch.frombuffer(bytearray(8), dtype=torch.uint8), elsewhere)
     return own, foreign
 
 
