@@ -12,7 +12,8 @@ namespace torch2ort {
 // 0 if not; -1 with an exception set if the tensors could not be asked.
 int FindLayout(PyObject* own, PyObject* foreign, PyObject* use_count);
 
-// How many hold torch's own tensor: its Python object and, say, a view or a DLPack capsule; -1 if not known here.
+// How many hold torch's own tensor: its Python object and, say, a view or a DLPack capsule; -1 if not known
+// here.
 long TensorHolders(PyObject* tensor);
 // How many tensors and handles hold the storage behind a tensor, or -1 if that is not known here, such as for
 // a tensor that more than its Python object holds.
