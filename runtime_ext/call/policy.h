@@ -37,7 +37,7 @@ struct Passing {
   Ref tensor;             // that argument, or the gradient of that output, until the site takes it
   Ref result;             // that output, or the gradient of that argument
   // What they look like, where somebody looked already and nobody else can reach them.
-  std::optional<DLTensor> tensor_view = {}, result_view = {};
+  std::optional<DLTensor> tensor_view, result_view;
 
   // What one site gave is what the next one takes.
   void Advance() {

@@ -26,9 +26,9 @@ Layout layout;
 Address torch_frees = nullptr;  // that function, for torch's own memory
 
 Address PointerAt(Address object, size_t distance) {
-  Address pointer = nullptr;
+  uintptr_t pointer = 0;
   std::memcpy(&pointer, object + distance, sizeof(pointer));
-  return pointer;
+  return reinterpret_cast<Address>(pointer);
 }
 
 uint32_t CountAt(Address object, size_t distance) {
