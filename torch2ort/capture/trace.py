@@ -246,7 +246,7 @@ def _of_tracing_alone(model: torch.nn.Module, error: Exception, run: Callable[[]
         error: as tracing raised it.
         run: runs the model on its sample.
     """
-    if isinstance(error, (Torch2OrtError, UserError)) or _is_registered(error):
+    if isinstance(error, (Torch2OrtError, UserError)) or not _is_of_forward(error):
         return None
     try:
         with untouched(type(model).__name__, model, code=True):
@@ -261,9 +261,11 @@ def _of_tracing_alone(model: torch.nn.Module, error: Exception, run: Callable[[]
     )
 
 
-def _is_registered(error: Exception) -> bool:
-    """Whether a shape inferer that a user registered raised it, and not the model."""
-    return any(frame.filename == answers.__file__ for frame in traceback.extract_tb(error.__traceback__))
+def _is_of_forward(error: Exception) -> bool:
+    """Whether the model's forward raised it, and not a shape inferer that a user registered."""
+    files = {(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)}
+    registered = any(file == answers.__file__ for file, _ in files)
+    return not registered and (__file__, FlatCall.forward.__name__) in files
 
 
 def _guesses_a_size(traced: Trace) -> bool:
