@@ -29,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what was asked for where collection finds it."""
     engine.asked = config.getoption("engine")
+    if engine.asked is not None:
+        # For what fixtures of a whole file make.
+        os.environ["TORCH2ORT_ENGINE"] = engine.asked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

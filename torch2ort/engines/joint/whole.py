@@ -1,8 +1,8 @@
 """Operators that autograd is to differentiate as a whole, in PyTorch's kernels.
 
-A recurrent net is one operator of torch2ort's own in a trace, and the parts of some calculations with
-matrices check a value as they go. As a call of PyTorch's kernel each is what a call of a Function is: its
-derivative is opaque, and PyTorch's own.
+A recurrent net is one operator of torch2ort's own in a trace, the parts of some calculations with matrices
+check a value as they go, and the derivative of a product goes another way in a trace. As a call of PyTorch's
+kernel each is what a call of a Function is: its derivative is opaque, and PyTorch's own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,19 @@ from torch2ort.pythonop import Site
 from torch2ort.symbolics.gradients import carrying
 from torch2ort.symbolics.policy import CHECKING
 from torch2ort.symbolics.sites import SiteMaker
+
+# Autograd asks a product how many zeros are in it, and goes another way in a trace, which cannot say. It
+# differs where the product is no number. The others refuse classes that there are not; their parts do not.
+_EAGERS_OWN = frozenset(
+    {
+        torch.ops.aten.multi_margin_loss.default,
+        torch.ops.aten.multilabel_margin_loss.default,
+        torch.ops.aten.multilabel_margin_loss_forward.default,
+        torch.ops.aten.one_hot.default,
+        torch.ops.aten.prod.default,
+        torch.ops.aten.prod.dim_int,
+    }
+)
 
 
 def keep_whole(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> list[Site]:
@@ -44,4 +57,4 @@ def keep_whole(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> list
 def _stays_whole(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return False
-    return is_recurrent(node.target) or node.target in CHECKING
+    return is_recurrent(node.target) or node.target in CHECKING or node.target in _EAGERS_OWN
