@@ -175,6 +175,18 @@ def written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
             yield from (v for v in values if isinstance(v, torch.fx.Node))
 
 
+def writes_outside(node: torch.fx.Node) -> bool:
+    """Tell whether ``node`` writes into memory that the program was given."""
+    return any(_first(target).op == "placeholder" for target in written_by(node))
+
+
+def _first(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose memory ``node`` returns."""
+    while (source := shared_with(node)) is not None:
+        node = source
+    return node
+
+
 def _dtype(node: torch.fx.Node) -> object:
     value = node.meta.get("val")
     if isinstance(value, (list, tuple)):

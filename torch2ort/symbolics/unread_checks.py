@@ -13,7 +13,7 @@ import torch
 
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.hidden_writes import shared_with, written_by
+from torch2ort.symbolics.hidden_writes import writes_outside
 from torch2ort.symbolics.indices import add_check, unproven_indices
 from torch2ort.symbolics.policy import may_raise
 from torch2ort.symbolics.sites import is_random
@@ -59,13 +59,7 @@ def _read(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 def _runs(node: torch.fx.Node) -> bool:
     if node.op == "output" or node.target is _PYTHON_OP or is_random(node):
         return True
-    return any(_base(target).op == "placeholder" for target in written_by(node))
-
-
-def _base(node: torch.fx.Node) -> torch.fx.Node:
-    while (source := shared_with(node)) is not None:
-        node = source
-    return node
+    return writes_outside(node)
 
 
 def _reads_shape_alone(node: torch.fx.Node) -> bool:

@@ -195,8 +195,15 @@ def test_gradients_are_eagers(program) -> None:
     assert module.engine == "joint"
 
 
+def written_draw(h):
+    """Nobody reads what is drawn, and something is written to it."""
+    (h * torch.rand(2, 4)).data.mul_(0.5)
+    return h * torch.rand(2, 4)
+
+
 RANDOM = {
     "dropout": lambda h: F.dropout(h, 0.5) + F.dropout(h.t(), 0.3).t(),
+    "unread, written to": written_draw,
     "rand_like": lambda h: h * torch.rand_like(h) + torch.rand_like(h.t().contiguous()).t(),
     "rand": lambda h: h * torch.rand(2, 4) + torch.randn(4),
     "bernoulli": lambda h: h * torch.bernoulli(torch.full((2, 4), 0.5)),

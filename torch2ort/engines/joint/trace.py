@@ -24,7 +24,7 @@ from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.symbols import has_hint
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
-from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, written_by
+from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, writes_outside
 from torch2ort.symbolics.operators import checked_index, must_compute
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL
 from torch2ort.symbolics.sites import arguments_of, is_random
@@ -184,7 +184,7 @@ def _give_unread(graph: torch.fx.Graph) -> int:
     result = graph.output_node()
     read = {result}
     for node in reversed(graph.nodes):
-        if node in read or any(written_by(node)) or node.target is DIFFERENTIABLE_PYTHON_OP:
+        if node in read or writes_outside(node) or node.target is DIFFERENTIABLE_PYTHON_OP:
             read.update((node, *node.all_input_nodes))
     given = []
     for node in graph.nodes:
