@@ -63,13 +63,17 @@ class Planner:
         Raises:
             UnsupportedOperatorError: the program has something that the engine does not take.
         """
-        source = fold_constants(source)
+        folded = fold_constants(source)
+        known = source.traced.conditions
+        if folded is not source:
+            # Some more were made about numbers that are constants by now.
+            source, known = folded, max(known, conditions(folded.graph_module.graph))
         required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
         source, mapped = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
         position = {name: i for i, name in enumerate(graph.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
-        planner = cls(joint, feeds, target, source.traced.conditions)
+        planner = cls(joint, feeds, target, known)
         planner._mapped = mapped
         fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
         return planner, planner._forward(source, fetched, reach)
