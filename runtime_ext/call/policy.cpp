@@ -186,7 +186,8 @@ Held WhoHolds(PyObject* tensor, const Holders& known) {
   if (TensorHolders(tensor) > expected) return Held::kElsewhere;
   long holders = HoldersOfOwnMemory(tensor);
   if (holders == expected) return expected == 1 ? Held::kAlone : Held::kByKnown;
-  if (holders < 0) holders = HoldersOfStorage(tensor);
+  // A handle on the storage that once was asked for counts, though nobody may have it any more.
+  if (holders < 0 || holders > expected) holders = HoldersOfStorage(tensor);
   if (holders < 0) return holders == -1 ? Held::kElsewhere : Held::kUnknown;
   if (holders <= expected) return Held::kByKnown;
   if (holders > expected + 1) return Held::kElsewhere;

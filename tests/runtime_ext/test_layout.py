@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.runtime_ext.calls import InRun, make_site, run_backward, run_forward
 from torch2ort.pythonop import _torch_private as private
@@ -147,8 +148,16 @@ def nothing(tensor: torch.Tensor) -> None:
     """Keep nothing."""
 
 
-def test_what_nobody_else_holds_is_not_copied(holders_known_by: str) -> None:
-    assert bytes_copied(nothing, nothing) == 0
+def weakly(tensor: torch.Tensor) -> StorageWeakRef:
+    """Ask for the storage, which torch goes on counting a handle for, and keep nothing of it alive."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+@pytest.mark.parametrize("hold", [nothing, weakly])
+def test_what_nobody_else_holds_is_not_copied(
+    holders_known_by: str, hold: Callable[[torch.Tensor], Any]
+) -> None:
+    assert bytes_copied(hold, hold) == 0
 
 
 @pytest.mark.parametrize("hold", WORKSPACES.values(), ids=WORKSPACES)
