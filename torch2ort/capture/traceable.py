@@ -13,11 +13,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torch2ort.capture import _torch_private as private
+from torch2ort.capture import unnamed_views
 from torch2ort.capture._torch_private import BatchNorm, mask_is_a_mask
 from torch2ort.capture.source_lines import line_in
 from torch2ort.effects import refuse_call
 from torch2ort.errors import ExportError, Torch2OrtWarning
-from torch2ort.kernels.recurrent import stand_in
+from torch2ort.kernels import recurrent
 
 
 @contextlib.contextmanager
@@ -147,8 +148,8 @@ class TracedCode(TorchFunctionMode):
                 f"tensor, so one graph cannot stand for every input. Give the padded sequences to the "
                 f"recurrent layer, and take each one's last output with torch.gather"
             )
-        func = stand_in(func, args) or func
-        return func(*args, **(kwargs or {}))
+        stands = recurrent.stand_in(func, args) or unnamed_views.stand_in(func, args, kwargs or {})
+        return (stands or func)(*args, **(kwargs or {}))
 
     def _note(self, value: Any) -> None:
         if isinstance(value, (list, tuple)):

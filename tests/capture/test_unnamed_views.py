@@ -1,0 +1,89 @@
+"""Functions that give their argument's own memory without a word in their schema do so in a graph, too."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch2ort
+from tests.support.comparison import assert_same
+
+
+class Model(torch.nn.Module):
+    def __init__(self, body: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._body = body
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._body(x)
+
+
+DROPS_NOTHING: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Sequence[int]]] = {
+    "in evaluation": (lambda x: F.dropout(x, 0.3, training=False), (2, 4)),
+    "with a probability of 0": (lambda x: torch.dropout(x, 0.0, True), (2, 4)),
+    "of no elements": (lambda x: F.dropout(x, 0.3), (0, 4)),
+    "a module": (torch.nn.Dropout(0.3).eval(), (2, 4)),
+    "in place": (lambda x: F.dropout(x, 0.3, training=False, inplace=True), (2, 4)),
+}
+SHARING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{name: function for name, (function, _) in DROPS_NOTHING.items()},
+    "unsafe_chunk": lambda x: x.unsafe_chunk(2, 1)[1],
+    "unsafe_split": lambda x: torch.unsafe_split(x, 3, dim=1)[1],
+    "unsafe_split_with_sizes": lambda x: x.unsafe_split_with_sizes([1, 3], -1)[0],
+}
+
+
+@pytest.mark.parametrize("function", SHARING.values(), ids=SHARING)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_write_to_the_result_reaches_the_argument(
+    function: Callable[[torch.Tensor], torch.Tensor], gradients: bool
+) -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 2
+        function(hidden).add_(1)
+        return hidden
+
+    x = torch.randn(2, 4, requires_grad=gradients)
+    assert_same(torch2ort.ORTModule(Model(body))(x), Model(body)(x), "the argument")
+
+
+@pytest.mark.parametrize(("function", "shape"), DROPS_NOTHING.values(), ids=DROPS_NOTHING)
+def test_dropout_that_drops_nothing_gives_the_tensor_itself(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: Sequence[int]
+) -> None:
+    x = torch.randn(*shape)
+    assert torch2ort.ORTModule(Model(function))(x) is x
+
+
+@pytest.mark.parametrize(("function", "shape"), DROPS_NOTHING.values(), ids=DROPS_NOTHING)
+def test_dropout_that_drops_nothing_keeps_the_gradient_under_no_grad(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: Sequence[int]
+) -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 2
+        with torch.no_grad():
+            same = function(hidden)
+        return same.sin()
+
+    model = Model(body)
+    x = torch.randn(*shape, requires_grad=True)
+    y = copy.deepcopy(x)
+    expected, found = model(x), torch2ort.ORTModule(model)(y)
+    assert_same(found, expected, "the result")
+    expected.sum().backward()
+    found.sum().backward()
+    assert_same(y.grad, x.grad, "the gradient")
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5])
+def test_a_probability_that_there_is_not_is_refused_as_in_eager(p: float) -> None:
+    model = Model(lambda x: F.dropout(x, p, training=False))
+    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
+        model(torch.ones(2))
+    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
+        torch2ort.ORTModule(model)(torch.ones(2))
