@@ -115,3 +115,41 @@ def test_indices_below_a_size_that_varies_are_refused_where_no_tensor_has_that_s
         f"aten.max_unpool2d.default at {__file__}:{line}, in forward: return F.max_unpool1d(x, indices, 2) "
         f"gets indices that must be below a size that varies. Export with that size fixed"
     )
+
+
+def assigned(x, i):
+    result = x * 2
+    result[:, i] = 1.0
+    return result
+
+
+INT32 = {
+    "brackets": lambda x, i: x[i],
+    "brackets, second axis": lambda x, i: x[:, i],
+    "brackets, beside one of int64": lambda x, i: x[i, i.long()],
+    "assignment": assigned,
+    "index_put": lambda x, i: x.index_put((i,), x[:2] * 3),
+    "index_put, accumulate": lambda x, i: x.index_put((i,), x[:2], accumulate=True),
+    "index_add": lambda x, i: x.index_add(0, i, x[:2], alpha=2),
+    "index_select": lambda x, i: x.index_select(1, i),
+    "gather": lambda x, i: x.gather(0, i[None].expand(3, -1)),
+    "embedding": lambda x, i: F.embedding(i, x),
+}
+
+
+class Uses(torch.nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+        self._use = use
+
+    def forward(self, i):
+        return self._use(self.weight * 2, i)
+
+
+@pytest.mark.parametrize("use", INT32.values(), ids=INT32)
+def test_an_index_of_int32_gives_what_it_gives_in_eager(use):
+    indices = torch.tensor([0, 2], dtype=torch.int32)
+    model = Uses(use)
+    torch.testing.assert_close(torch2ort.export(model, indices)(indices), model(indices))
+    assert_trains_like_eager(model, [(indices,)], steps=1)

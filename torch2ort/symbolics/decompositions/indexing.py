@@ -1,12 +1,50 @@
-"""Scattering."""
+"""Indexing and scattering."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from torch2ort.symbolics.decompositions.registry import decomposes
 
 aten = torch.ops.aten
+
+
+@decomposes(aten.index.Tensor)
+def index(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Indices as int64: GatherND takes no others."""
+    wide = _wide(indices)
+    return NotImplemented if wide is None else aten.index(self, wide)
+
+
+@decomposes(aten.index_put.default)
+def index_put(
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+) -> torch.Tensor:
+    """Indices as int64: ScatterND takes no others."""
+    wide = _wide(indices)
+    return NotImplemented if wide is None else aten.index_put(self, wide, values, accumulate)
+
+
+@decomposes(aten.index_add.default)
+def index_add(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
+) -> torch.Tensor:
+    """As :func:`index_put`."""
+    if index.dtype != torch.int32:
+        return NotImplemented  # type: ignore[no-any-return]
+    return self.index_add(dim, index.long(), source, alpha=alpha)
+
+
+def _wide(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
+    """The indices as int64, masks as they are; ``None`` if they all are so already."""
+    if not any(index is not None and index.dtype == torch.int32 for index in indices):
+        return None
+    return [i.long() if i is not None and i.dtype == torch.int32 else i for i in indices]
 
 
 @decomposes(aten.scatter_reduce.two)
