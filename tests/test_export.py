@@ -227,6 +227,49 @@ def test_dynamic_sizes_come_out_as_symbols():
     assert exported(x).shape == (14, 4)
 
 
+class OfAll(torch.nn.Module):
+    def forward(self, *parts):
+        return sum(parts)
+
+
+ROWS = torch.export.Dim("rows")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            ({0: ROWS, 2: None},),
+            f"dynamic_shapes for 'parts': expected None, a mapping or a sequence of 2 entries like the "
+            f"argument itself (tuple), got { ({0: ROWS, 2: None})!r}",
+        ),
+        (
+            ([{0: ROWS}],),
+            f"dynamic_shapes for 'parts': expected None, a mapping or a sequence of 2 entries like the "
+            f"argument itself (tuple), got {[{0: ROWS}]!r}",
+        ),
+        (
+            (None, {0: ROWS}),
+            "dynamic_shapes has 2 entries for a call with 1 arguments (parts); give one for each",
+        ),
+        (
+            {"whole": {0: ROWS}},
+            "dynamic_shapes names 'whole', which is not an argument of the call; expected some of ['parts']",
+        ),
+    ],
+)
+def test_dynamic_shapes_that_do_not_fit_the_arguments_are_refused(shapes, message):
+    with pytest.raises(torch2ort.ExportError) as raised:
+        torch2ort.export(OfAll(), (torch.ones(2, 3), torch.ones(2, 3)), dynamic_shapes=shapes)
+    assert str(raised.value) == message
+
+
+def test_dynamic_shapes_are_nested_like_the_arguments():
+    each = {0: ROWS}
+    exported = torch2ort.export(OfAll(), (torch.ones(2, 3), torch.ones(2, 3)), dynamic_shapes=((each, each),))
+    torch.testing.assert_close(exported(torch.ones(5, 3), torch.ones(5, 3)), torch.full((5, 3), 2.0))
+
+
 def test_a_numpy_body_exports_with_rank_and_dtype():
     model, x = Calls(Numpy.apply), torch.randn(2, 4)
     torch.testing.assert_close(torch2ort.export(model, x)(x), model(x))

@@ -48,7 +48,7 @@ from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
-from torch2ort.sizes.guessed import conditions, expands_unknown, takes_for_equal
+from torch2ort.sizes.guessed import Conditions, conditions, expands_unknown, takes_for_equal
 
 PREFIX = "model."  # FlatCall's attribute: in front of every parameter's and buffer's name in the program
 
@@ -76,7 +76,7 @@ class Trace:
     output_schema: io_schema.Schema
     sites: dict[str, Site]
     guards: tuple[str, ...]
-    conditions: int
+    conditions: Conditions
     hooked: str
     outside: str
     returned: io_schema.Returned
@@ -388,6 +388,11 @@ def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) ->
     if dynamic_shapes is None:
         return [None] * count
     if not isinstance(dynamic_shapes, Mapping):
+        if any(spec is not None for spec in dynamic_shapes[len(bound) :]):
+            raise ExportError(
+                f"dynamic_shapes has {len(dynamic_shapes)} entries for a call with {len(bound)} arguments "
+                f"({', '.join(bound)}); give one for each"
+            )
         dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
     unknown = [name for name in dynamic_shapes if name not in bound]
     if unknown:
@@ -409,7 +414,7 @@ def _lay_specs(value: Any, spec: Any, path: str, specs: list[DimSpec]) -> None:
     for position, (key, child) in enumerate(children):
         if spec is None:
             part = None
-        elif isinstance(spec, Mapping):
+        elif isinstance(spec, Mapping) and set(spec) <= {k for k, _ in children}:
             part = spec.get(key)
         elif isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == len(children):
             part = spec[position]

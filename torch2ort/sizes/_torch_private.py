@@ -5,12 +5,14 @@
 | SymInt.node.hint, SymInt.node.expr | 2.11-2.15.0 |
 | FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
-| ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts | 2.13.0 |
+| ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts | 2.11-2.15.0 |
+| torch.utils._sympy.printers.PythonPrinter | 2.11-2.15.0 |
 | torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
@@ -22,6 +24,7 @@ from torch2ort.versions import need, private_names
 
 with private_names("torch"):
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._sympy.printers import PythonPrinter
 
     need(SymNode, "hint", "expr")
     need(FakeTensor, "fake_mode")
@@ -53,9 +56,36 @@ def environment(tensor: object) -> Any:
     return tensor.fake_mode.shape_env if isinstance(tensor, FakeTensor) else None
 
 
-def conditions(environment: Any) -> int:
-    """How many conditions on sizes a trace relies on by now."""
-    return len(environment.guards) + int(environment.num_deferred_runtime_asserts)
+def guards(environment: Any) -> list[sympy.Expr]:
+    """The conditions on sizes of inputs that a trace relies on by now, in their order."""
+    return [guard.expr for guard in environment.guards]
+
+
+def asserts(environment: Any) -> int:
+    """How many conditions on sizes that only a run tells it relies on by now."""
+    return int(environment.num_deferred_runtime_asserts)
+
+
+def python_text(expression: sympy.Expr, symbols: Mapping[str, str]) -> str:
+    """A condition as Python writes it.
+
+    Args:
+        expression: over torch's symbols.
+        symbols: name of a symbol -> what to write for it.
+
+    Raises:
+        KeyError: for a symbol there is no text.
+    """
+    return str(_Printer(symbols).doprint(expression))
+
+
+class _Printer(PythonPrinter):
+    def __init__(self, symbols: Mapping[str, str]) -> None:
+        super().__init__()
+        self._texts = symbols
+
+    def _print_Symbol(self, symbol: sympy.Symbol) -> str:  # noqa: N802 - sympy's name
+        return self._texts[symbol.name]
 
 
 def named_symbols(environment: Any) -> dict[sympy.Symbol, str]:

@@ -7,19 +7,63 @@ into the program, and goes on with what it took. The checks are no part of a gra
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes import _torch_private as private
 
 
-def conditions(graph: torch.fx.Graph) -> int:
-    """How many conditions on sizes the trace of a program, and all that was made of it, rely on by now."""
-    for node in graph.nodes:
-        environment = private.environment(node.meta.get("val"))
-        if environment is not None:
-            return private.conditions(environment)
-    return 0
+class Conditions(NamedTuple):
+    """How many conditions on sizes a trace, and all that was made of its program, rely on; they only grow.
+
+    Attributes:
+        on_inputs: on sizes of inputs.
+        on_values: on sizes that only a run tells.
+    """
+
+    on_inputs: int
+    on_values: int
+
+
+def conditions(graph: torch.fx.Graph) -> Conditions:
+    """Those of the trace of a program by now."""
+    environment = _environment(graph)
+    if environment is None:
+        return Conditions(0, 0)
+    return Conditions(len(private.guards(environment)), private.asserts(environment))
+
+
+def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[torch.Tensor]) -> list[str]:
+    """The conditions on sizes of inputs that were added since, over ``size(input, dimension)``.
+
+    Args:
+        graph: of the traced program.
+        known: what there was then.
+        inputs: the traced inputs, in order.
+
+    Raises:
+        UnsupportedOperatorError: the sizes of the inputs do not tell whether one holds.
+    """
+    environment = _environment(graph)
+    added = [] if environment is None else private.guards(environment)[known.on_inputs :]
+    texts = {
+        str(size): f"size({i}, {d})" for i, tensor in enumerate(inputs) for d, size in enumerate(tensor.shape)
+    }
+    try:
+        return [private.python_text(condition, texts) for condition in added]
+    except KeyError:
+        raise UnsupportedOperatorError(
+            f"an operator of the model can be translated for some only of the sizes that were to vary "
+            f"({added}). Export with these sizes fixed"
+        ) from None
+
+
+def _environment(graph: torch.fx.Graph) -> Any:
+    found = (private.environment(node.meta.get("val")) for node in graph.nodes)
+    return next((environment for environment in found if environment is not None), None)
 
 
 def takes_for_equal(program: torch.export.ExportedProgram) -> bool:

@@ -26,7 +26,7 @@ from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.indices import check_indices
 from torch2ort.symbolics.integer_bounds import settle_bounds
 from torch2ort.symbolics.mutation import refuse_other_mutations
-from torch2ort.symbolics.policy import DECOMPOSED, WHOLE, wants_kernel
+from torch2ort.symbolics.policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.sites import SiteMaker
@@ -97,6 +97,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         {operator: function for operator, function in decompositions.items() if operator not in users},
         decomposed=DECOMPOSED - users,
         whole=(WHOLE | target.gradients.whole) - users,
+        over_fixed_sizes=OVER_FIXED_SIZES,
         # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
         composites_only=target.differentiates or target.is_half,
     )

@@ -125,6 +125,7 @@ def decompose(
     *,
     decomposed: Iterable[OpOverload],
     whole: Container[Any],
+    over_fixed_sizes: Mapping[OpOverload, int],
     composites_only: bool,
 ) -> torch.export.ExportedProgram:
     """Functionalise ``program`` and decompose what neither torch.onnx nor ``table`` translates.
@@ -135,6 +136,7 @@ def decompose(
         own: decompositions of our own, which go before those of torch and before any translation.
         decomposed: composites that are decomposed although torch.onnx translates them.
         whole: operators to leave as they are.
+        over_fixed_sizes: operators to leave where one of so many last sizes of their input varies.
         composites_only: leave every operator that is no composite as it is, unless ``own`` decomposes it:
             nobody made torch's decompositions for being differentiated afterwards.
     """
@@ -146,6 +148,9 @@ def decompose(
     }
     defaults = torch.export.default_decompositions()
     decompositions.update({target: defaults[target] for target in decomposed})
+    for target, count in over_fixed_sizes.items():
+        if target in decompositions:
+            decompositions[target] = functools.partial(_of_fixed_sizes, decompositions[target], count)
     decompositions.update(own)
     from torch._inductor import config as inductor  # slow to import; a graph out of the cache needs none
 
@@ -162,6 +167,14 @@ def decompose(
             ) from error
     _fx_passes.remove_assertion_nodes(program.graph_module)
     return program
+
+
+def _of_fixed_sizes(
+    decomposition: Callable[..., Any], count: int, input: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    if not all(isinstance(size, int) for size in input.shape[-count:]):
+        return NotImplemented
+    return decomposition(input, *args, **kwargs)
 
 
 # No arithmetic in them, or integers only.

@@ -19,6 +19,7 @@ from torch2ort.graph.mutation import Mutation
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
+from torch2ort.sizes.guessed import added_conditions
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
 from torch2ort.symbolics.cleanup import drop_unread_constants
 from torch2ort.symbolics.effects import keep_order, run_unread
@@ -156,15 +157,20 @@ def _lift_weights(
 
 
 def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
-    """The sizes for which ``traced`` holds; ``names`` are those of its inputs."""
+    """The sizes for which ``traced``, and what was made of it by now, holds.
+
+    Args:
+        traced: a trace.
+        names: those of its inputs.
+
+    Raises:
+        UnsupportedOperatorError: nobody can tell for which.
+    """
     program = traced.program
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    inputs = [values[name] for name in program.graph_signature.user_inputs if isinstance(name, str)]
     size_names = program_size_names(program)
-    dims = [
-        [named(d, size_names) for d in values[name].shape]
-        for name in program.graph_signature.user_inputs
-        if isinstance(name, str)
-    ]
+    dims = [[named(d, size_names) for d in value.shape] for value in inputs]
     ranges: dict[str, tuple[int, int | None]] = {}
     for symbol, bounds in program.range_constraints.items():
         if not bounds.lower.is_Integer:
@@ -175,4 +181,5 @@ def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
             int(bounds.lower),
             int(upper) if upper.is_Integer else None,
         )
-    return Sizes(names, dims, ranges, traced.guards)
+    added = added_conditions(program.graph, traced.conditions, inputs)
+    return Sizes(names, dims, ranges, (*traced.guards, *added))

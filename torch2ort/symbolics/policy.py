@@ -26,6 +26,14 @@ DECOMPOSED: frozenset[OpOverload] = frozenset(
     }
 )
 
+# Those whose decomposition by torch holds for one size of the input's last dimensions -> how many these are.
+OVER_FIXED_SIZES: dict[OpOverload, int] = {
+    aten._adaptive_avg_pool2d.default: 2,
+    aten._adaptive_avg_pool3d.default: 3,
+    aten.adaptive_max_pool2d.default: 2,
+    aten.adaptive_max_pool3d.default: 3,
+}
+
 # Composites with parts that raise an error for some values.
 CHECKING: frozenset[OpOverload] = frozenset(
     {

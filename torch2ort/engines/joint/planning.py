@@ -19,7 +19,7 @@ from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.exports.source import Constant, Source
 from torch2ort.graph.graph import Graph
-from torch2ort.sizes.guessed import conditions
+from torch2ort.sizes.guessed import Conditions, conditions
 from torch2ort.symbolics.registered.own_gradients import MappedCall
 from torch2ort.symbolics.target import Target
 
@@ -41,7 +41,7 @@ class Planner:
         feeds: as given.
     """
 
-    def __init__(self, joint: Joint, feeds: Sequence[int], target: Target, known: int) -> None:
+    def __init__(self, joint: Joint, feeds: Sequence[int], target: Target, known: Conditions) -> None:
         self.joint, self.feeds = joint, tuple(feeds)
         self._target, self._known = half_of(target), known
         self._split = Split(joint)
