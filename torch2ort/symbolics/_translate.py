@@ -32,6 +32,7 @@ from torch2ort.symbolics.special_numbers import keep_nan
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
+from torch2ort.symbolics.vectors import widen_vectors
 
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18
@@ -101,6 +102,7 @@ def translate(
             _hand_to_kernels(prepared, target, wrong, given_up)
         if unfit - wrong.keys():
             _hand_over(prepared, target, unfit - given_up, given_up)
+    widen_vectors(model)
     define_stop_gradient(model, model.opset_imports[""])
     define_checks(model, model.opset_imports[""])
     return Translated(model, mutations, tuple(prepared.sites))
