@@ -24,6 +24,7 @@ from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.fitting import fit_types
 from torch2ort.symbolics.mutation import add_mutation_outputs
+from torch2ort.symbolics.products import mend_products
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.sites import is_random
@@ -32,7 +33,6 @@ from torch2ort.symbolics.special_numbers import keep_nan
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
-from torch2ort.symbolics.vectors import widen_vectors
 
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18
@@ -102,7 +102,7 @@ def translate(
             _hand_to_kernels(prepared, target, wrong, given_up)
         if unfit - wrong.keys():
             _hand_over(prepared, target, unfit - given_up, given_up)
-    widen_vectors(model)
+    mend_products(model)
     define_stop_gradient(model, model.opset_imports[""])
     define_checks(model, model.opset_imports[""])
     return Translated(model, mutations, tuple(prepared.sites))

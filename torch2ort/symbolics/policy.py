@@ -209,8 +209,20 @@ def _has_no_fractions(arguments: dict[str, Any]) -> bool:
 
 
 def _has_inexact_remainder(arguments: dict[str, Any]) -> bool:
-    # What is left of a large number, where the quotient is rounded.
-    return not _has_no_fractions(arguments) or _divides_integers(arguments)
+    # What is left of a number, where the quotient is rounded: 3 / 0.3 is 10, and 0.3 is in 3 nine times.
+    return _divides_fractions(arguments) or _divides_integers(arguments)
+
+
+def _has_inexact_quotient(arguments: dict[str, Any]) -> bool:
+    # The whole part of a quotient is exact, that of one to be cut is not, in eager either.
+    floored = arguments.get("rounding_mode", "floor") == "floor"
+    return (floored and _divides_fractions(arguments)) or _divides_integers(arguments)
+
+
+def _divides_fractions(arguments: dict[str, Any]) -> bool:
+    both = [arguments["self"], arguments["other"]]
+    dtypes = [_dtype(one) for one in both]
+    return any(isinstance(one, float) for one in both) or any(d and d.is_floating_point for d in dtypes)
 
 
 def _divides_integers(arguments: dict[str, Any]) -> bool:
@@ -263,7 +275,7 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
             *(aten.div.Tensor_mode, aten.div.Scalar_mode),
             *(aten.floor_divide.default, aten.floor_divide.Scalar),
         ),
-        _divides_integers,
+        _has_inexact_quotient,
     ),
     aten.remainder.Tensor: _has_inexact_remainder,
     aten.remainder.Scalar: _has_inexact_remainder,

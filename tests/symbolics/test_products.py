@@ -1,4 +1,4 @@
-"""A matrix times a vector is that where onnxruntime would fuse a transposition into the product, too."""
+"""Matrix products are eager's where onnxruntime would fuse a transposition or factors into them, too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch2ort
 from tests.support.comparison import assert_same
@@ -25,6 +26,21 @@ CASES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+def attention(x: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x, x, x)
+
+
+# Factors in a row, the first of which is read elsewhere.
+FACTORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "attention": lambda a, v: attention(a[None] * 2),
+    "attention, twice scaled": lambda a, v: attention(a[None] / 3 * 2),
+    "one side": lambda a, v: (h := a * 2, (h * 0.5) @ h.T @ h)[1],
+    "divided": lambda a, v: (h := a / 2, (h / 0.5) @ h.T @ h)[1],
+    "divided by it": lambda a, v: (h := 2 / (a + 9), (h * 0.5) @ h.T @ h)[1],
+    "an output, too": lambda a, v: torch.cat([h := a * 2, (h * 0.5) @ h.T @ h]),
+}
+
+
 class Product(torch.nn.Module):
     def __init__(self, call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -34,7 +50,7 @@ class Product(torch.nn.Module):
         return self._call(a, v)
 
 
-@pytest.mark.parametrize("call", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("call", [*CASES.values(), *FACTORS.values()], ids=[*CASES, *FACTORS])
 def test_an_exported_product_is_eagers(call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     a, v = torch.randn(5, 3), torch.randn(5)
     exported = torch2ort.export(Product(call), (a, v))
