@@ -79,3 +79,23 @@ def test_a_graph_for_sizes_that_vary_sorts_nothing(call):
         x = torch.randn(count, 4)
         for actual, expected in zip(tensors_of(exported(x)), tensors_of(model(x)), strict=True):
             torch.testing.assert_close(actual, expected)
+
+
+MEANS = {
+    "of all": lambda h: h.mean(),
+    "of the rows": lambda h: h.mean(0, keepdim=True),
+    "of rows and columns": lambda h: h.view(-1, 2, 2).mean((0, 2)),
+    "as double": lambda h: h.mean(0, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("call", MEANS.values(), ids=MEANS)
+@pytest.mark.parametrize("varying", [False, True])
+def test_the_mean_of_nothing_is_not_a_number(call, varying):
+    model = Around(call).requires_grad_(False)
+    rows = torch.export.Dim("rows", min=0)
+    sample = torch.randn(3 if varying else 0, 4)
+    exported = torch2ort.export(model, sample, dynamic_shapes=({0: rows},) if varying else None)
+    for count in (0, 5, 1) if varying else (0,):
+        x = torch.randn(count, 4)
+        torch.testing.assert_close(exported(x), model(x), equal_nan=True)

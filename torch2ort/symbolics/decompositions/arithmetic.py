@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
 from torch2ort.symbolics.decompositions.registry import decomposes
@@ -32,6 +35,24 @@ def rsub(self: torch.Tensor, other: float | torch.Tensor, alpha: float = 1) -> t
     if not isinstance(other, torch.Tensor):
         other = torch.full((), other, dtype=torch.result_type(self, other), device=self.device)
     return other - (self if alpha == 1 else self * alpha)
+
+
+@decomposes(aten.mean.default)
+def mean(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Of what may hold no elements, their sum divided by their number: of none, ONNX Runtime's mean is 0."""
+    return mean_dim(self, None, dtype=dtype)
+
+
+@decomposes(aten.mean.dim)
+def mean_dim(
+    self: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """As :func:`mean`."""
+    axes = list(range(self.dim())) if not dim else list(dim)
+    sizes: list[int | torch.SymInt] = [self.shape[axis] for axis in axes]
+    if all(isinstance(size, int) and size for size in sizes):
+        return NotImplemented  # type: ignore[no-any-return]
+    return self.sum(axes, keepdim, dtype=dtype) / math.prod(sizes)
 
 
 @decomposes(aten.eye.default, aten.eye.m)

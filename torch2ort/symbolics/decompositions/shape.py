@@ -19,6 +19,12 @@ def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     return self.clone() if not dim else self
 
 
+@decomposes(aten.flip.default)
+def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """Nothing to turn round in a tensor without axes, of which ONNX takes no slice."""
+    return NotImplemented if self.dim() else self.clone()
+
+
 @decomposes(aten.split.Tensor)
 def split(self: torch.Tensor, split_size: int, dim: int = 0) -> list[torch.Tensor]:
     """Slices, where the size varies and ONNX's Split could not say how many parts there are."""

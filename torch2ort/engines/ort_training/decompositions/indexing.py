@@ -14,10 +14,12 @@ aten = torch.ops.aten
 @decomposes(aten.flip.default)
 def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """By indices in reverse order; ONNX's Slice with a negative step has no gradient kernel."""
+    if not dims or not self.dim():
+        return self.clone()
     for dim in dims:
         size = self.shape[dim]
         self = self.index_select(dim, size - 1 - torch.arange(size, device=self.device))
-    return self.clone() if not dims else self
+    return self
 
 
 @decomposes(aten.scatter_reduce.two)
