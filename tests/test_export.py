@@ -145,6 +145,50 @@ def test_an_exception_of_the_model_arrives_as_the_same_object():
     assert caught.value is error
 
 
+RAISED_OTHERWISE_IN_A_TRACE = {
+    "a view of no view's strides": lambda x: x.t().view(12),
+    "a view of parts": lambda x: x[:, 1:].view(9),
+    "the size in the text": lambda x: undecided(x),
+}
+
+
+def undecided(x):
+    raise ValueError(f"{type(x).__name__} of {tuple(x.shape)}")
+
+
+@pytest.mark.parametrize("body", RAISED_OTHERWISE_IN_A_TRACE.values(), ids=RAISED_OTHERWISE_IN_A_TRACE)
+def test_what_eager_raises_too_is_raised_as_eager_raises_it(body):
+    x = torch.randn(3, 4)
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever eager PyTorch raises
+        body(x)
+    with pytest.raises(type(expected.value)) as caught:
+        torch2ort.ORTModule(Calls(body))(x)
+    assert type(caught.value) is type(expected.value)
+    assert str(caught.value) == str(expected.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_run_that_finds_eagers_error_leaves_no_trace():
+    class Counts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+            self.calls = []
+
+        def forward(self, x):
+            self.calls.append(1)
+            self.seen.add_(1)
+            x.mul_(2)
+            return x.t().view(12)
+
+    model, x = Counts(), torch.ones(3, 4)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        torch2ort.export(model, x)
+    assert model.calls == []
+    assert model.seen.item() == 0
+    assert torch.equal(x, torch.ones(3, 4))
+
+
 def test_an_exception_of_forward_arrives_as_the_same_object():
     error = ValueError("mine")
 

@@ -80,6 +80,46 @@ def test_dropout_that_drops_nothing_keeps_the_gradient_under_no_grad(
     assert_same(y.grad, x.grad, "the gradient")
 
 
+GIVES_ITS_ARGUMENT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x[:, :1])[0],
+    "a loss that broadcasts": lambda x: F.mse_loss(x, x * 2),
+    "contiguous": lambda x: x.contiguous(),
+    "to a dtype": lambda x: x.to(torch.float32),
+    "to a device": lambda x: x.to("cpu"),
+    "type_as": lambda x: x.type_as(x),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.3, training=False),
+    "feature_dropout": lambda x: torch.feature_dropout(x, 0.0, True),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x, 0.3, training=False),
+    "atleast_2d": torch.atleast_2d,
+    "resolve_conj": lambda x: x.resolve_conj(),
+    "real": torch.real,
+    "positive": lambda x: +x,
+    "sum_to_size": lambda x: x.sum_to_size(2, 4),
+    "flatten": lambda x: x.flatten(1),
+    "one after another": lambda x: torch.real(+x.float()),
+}
+
+
+@pytest.mark.parametrize("function", GIVES_ITS_ARGUMENT.values(), ids=GIVES_ITS_ARGUMENT)
+def test_what_an_operator_returned_under_no_grad_keeps_its_gradient(
+    function: Callable[[torch.Tensor], Any],
+) -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 2
+        with torch.no_grad():
+            function(hidden)
+        return hidden.sin()
+
+    model = Model(body)
+    x = torch.randn(2, 4, requires_grad=True)
+    y = copy.deepcopy(x)
+    expected, found = model(x), torch2ort.ORTModule(model)(y)
+    assert_same(found, expected, "the result")
+    expected.sum().backward()
+    found.sum().backward()
+    assert_same(y.grad, x.grad, "the gradient")
+
+
 @pytest.mark.parametrize("p", [-0.1, 1.5])
 def test_a_probability_that_there_is_not_is_refused_as_in_eager(p: float) -> None:
     model = Model(lambda x: F.dropout(x, p, training=False))

@@ -230,16 +230,20 @@ def trace(
             except Exception as error:
                 if sample.sizes_needed or not sample.calls:
                     with eager() as run:
-                        refused = _of_tracing_alone(model, error, run)
-                    raise error if refused is None else refused from error
+                        refused = _in_eagers_words(model, error, run)
+                    if refused is None:
+                        raise
+                    raise refused from (error if isinstance(refused, ExportError) else None)
                 # A size that nobody knows breaks code that runs with any number.
                 sample.sizes_needed = True
                 continue
             run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks, numbers=numbers)
 
 
-def _of_tracing_alone(model: torch.nn.Module, error: Exception, run: Callable[[], Any]) -> ExportError | None:
-    """What to say of an error of the model's own code that eager PyTorch does not raise; else ``None``.
+def _in_eagers_words(model: torch.nn.Module, error: Exception, run: Callable[[], Any]) -> Exception | None:
+    """What to raise for an error of the model's own code; ``None`` for that error itself.
+
+    Eager PyTorch may raise another one, as its operators check otherwise than those of a trace, or none.
 
     Args:
         model: the model.
@@ -251,8 +255,8 @@ def _of_tracing_alone(model: torch.nn.Module, error: Exception, run: Callable[[]
     try:
         with untouched(type(model).__name__, model, code=True):
             run()
-    except Exception:
-        return None
+    except Exception as own:
+        return None if type(own) is type(error) and str(own) == str(error) else own
     return ExportError(
         f"{type(model).__name__}: forward raises {type(error).__name__}{users_line(error)} while "
         f"torch.export traces it, and not in eager PyTorch ({_first_line(error)}). Code that asks whether it "

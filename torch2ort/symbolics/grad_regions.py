@@ -8,6 +8,7 @@ import typing
 import torch
 
 from torch2ort.symbolics.hidden_writes import tensor_itself
+from torch2ort.symbolics.returned_arguments import argument_itself
 
 _WRAPPED = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DETACH = torch.ops.aten.detach.default
@@ -61,10 +62,13 @@ def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
 def _result(
     value: object, given: dict[torch.fx.Node, torch.fx.Node], read: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Node:
-    """What a region returns; of a tensor that it wrote into, the one that was there before."""
+    """What a region returns; of a tensor that it wrote into or got back, the one that was there before."""
     if not isinstance(value, torch.fx.Node):
         return value  # type: ignore[return-value]
-    return given[own] if (own := tensor_itself(value)).op == "placeholder" else read[value]
+    own = tensor_itself(value)
+    while (argument := argument_itself(own)) is not None:
+        own = tensor_itself(argument)
+    return given[own] if own.op == "placeholder" else read[value]
 
 
 def _flat(value: object) -> tuple[torch.fx.Node, ...]:
