@@ -16,7 +16,7 @@ import onnxscript.optimizer
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
-from torch2ort.symbolics.effects import must_run
+from torch2ort.symbolics.effects import has_backward, must_run
 from torch2ort.symbolics.element_types import typed_nodes
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -109,15 +109,16 @@ def _own_tensors_as_inputs(model: ir.Model) -> Iterator[None]:
 
 @contextmanager
 def _calls_of_their_own(model: ir.Model) -> Iterator[None]:
-    """Each call that :func:`must_run` names is unlike all others, and is read."""
+    """Each call that :func:`must_run` names is read; it and one with a backward are unlike all others."""
     graph = model.graph
     calls = [node for node in graph if must_run(node)]
-    for number, node in enumerate(calls):
+    apart = [node for node in graph if has_backward(node) or must_run(node)]
+    for number, node in enumerate(apart):
         node.attributes.add(ir.AttrInt64(_CALL, number))
     own = len(graph.outputs)
     graph.outputs.extend(node.outputs[-1] for node in calls)
     yield
-    for node in calls:
+    for node in apart:
         del node.attributes[_CALL]
     # By position, as an output of the model's may have become the very value that a call gives.
     while len(graph.outputs) > own:

@@ -30,6 +30,15 @@ def must_run(node: ir.Node) -> bool:
     return not site.internal or site.known_result.uses_rng
 
 
+def has_backward(node: ir.Node) -> bool:
+    """Whether a node is a call, of a Function or of PyTorch's kernel, that has a backward of its own."""
+    key = node.metadata_props.get(SITE_META)
+    if key is None:
+        return False
+    site = site_by_key(key)
+    return site.training and any(site.needs_input_grad)
+
+
 def keep_order(graph: ir.Graph, calls: Collection[str]) -> None:
     """Keep ONNX Runtime from reordering calls that draw random numbers or write to Python objects.
 

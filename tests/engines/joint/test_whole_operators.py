@@ -26,6 +26,17 @@ class Net(nn.Module):
         return self.after(output), states
 
 
+class Around(nn.Module):
+    """A function of scaled numbers."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.scale, self.function = nn.Parameter(torch.rand(4) + 0.5), function
+
+    def forward(self, x):
+        return self.function(x * self.scale)
+
+
 class Matrix(nn.Module):
     """A function of a matrix that has an inverse."""
 
@@ -128,3 +139,28 @@ def test_a_matrix_that_is_refused_is_eagers_error(check) -> None:
     with pytest.raises(torch.linalg.LinAlgError) as found:
         module(x)
     assert str(found.value) == str(expected.value)
+
+
+TWICE = {
+    "prod": torch.prod,
+    "min": torch.min,
+    "inverse": lambda h: torch.linalg.inv(h.mT @ h + torch.eye(4)),
+}
+
+
+@pytest.mark.parametrize("function", TWICE.values(), ids=TWICE)
+def test_two_calls_of_the_same_have_each_their_backward(function) -> None:
+    model = Around(lambda h: function(h) * 2 + function(h))
+    assert_trains_like_eager(model, [(torch.randn(3, 4, requires_grad=True),)], steps=2)
+
+
+@pytest.mark.parametrize("function", [torch.min, torch.max, torch.median, torch.nanmedian])
+def test_a_gradient_that_is_no_number_stays_where_the_number_is(function) -> None:
+    model = Around(lambda h: function(h) * 2)
+    x = torch.randn(3, 4, requires_grad=True)
+    gradients = []
+    for each in (copy.deepcopy(model), torch2ort.ORTModule(model)):
+        (gradient,) = torch.autograd.grad(each(x) * torch.tensor(torch.nan), x)
+        gradients.append(gradient)
+    torch.testing.assert_close(gradients[1], gradients[0], equal_nan=True)
+    assert 0 < gradients[0].isnan().sum() < x.numel()

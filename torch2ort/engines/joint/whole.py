@@ -19,9 +19,14 @@ from torch2ort.symbolics.policy import CHECKING
 from torch2ort.symbolics.sites import SiteMaker
 
 # Autograd asks a product how many zeros are in it, and goes another way in a trace, which cannot say. It
-# differs where the product is no number. The others refuse classes that there are not; their parts do not.
+# differs where the product is no number. So does the gradient of the smallest of all: in a trace it is
+# multiplied by 0 or 1. The others refuse classes that there are not; their parts do not.
 _EAGERS_OWN = frozenset(
     {
+        torch.ops.aten.max.default,
+        torch.ops.aten.median.default,
+        torch.ops.aten.min.default,
+        torch.ops.aten.nanmedian.default,
         torch.ops.aten.multi_margin_loss.default,
         torch.ops.aten.multilabel_margin_loss.default,
         torch.ops.aten.multilabel_margin_loss_forward.default,
