@@ -74,7 +74,7 @@ class Sizes:
         self._accepted: set[tuple[tuple[int, ...], ...]] = set()
 
     def mismatch(self, shapes: Shapes) -> str | None:
-        """``None`` if the graph holds for ``shapes``, else a sentence: where, expected and given."""
+        """``None`` if the graph holds for ``shapes``, else a sentence: where, expected, given, what to do."""
         key = tuple(tuple(s) for s in shapes)
         if key in self._accepted:
             return None
@@ -94,22 +94,34 @@ class Sizes:
                 where = f"input '{name}', dimension {axis}"
                 if isinstance(expected, int):
                     if expected != given:
-                        return f"{where}: expected size {expected}, got {given}"
+                        return (
+                            f"{where}: expected size {expected}, got {given}; export with dynamic_shapes if "
+                            f"this size varies"
+                        )
                     continue
                 low, high = self.ranges.get(expected, (0, None))
                 if given < low or (high is not None and given > high):
                     limit = f"at least {low}" if high is None else f"from {low} to {high}"
-                    return f"{where}: expected a size ({expected}) {limit}, got {given}"
+                    return (
+                        f"{where}: expected a size ({expected}) {limit}, got {given}; export with other "
+                        f"bounds of that Dim if such sizes occur"
+                    )
                 known, first = seen.setdefault(expected, (given, where))
                 if known != given:
-                    return f"{where}: expected size {known}, the same as {first}, got {given}"
+                    return (
+                        f"{where}: expected size {known}, the same as {first}, got {given}; export with a "
+                        f"Dim of its own if it varies by itself"
+                    )
         for text, condition in self._compiled:
             try:
                 holds = condition(shapes)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 return f"input sizes {[list(s) for s in shapes]}: {text} cannot be computed ({error})"
             if not holds:
-                return f"input sizes {[list(s) for s in shapes]}: expected {text}, which is not so"
+                return (
+                    f"input sizes {[list(s) for s in shapes]}: expected {text}, as it was for the sample; "
+                    f"export with a sample of these sizes"
+                )
         return None
 
 

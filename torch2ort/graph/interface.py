@@ -56,8 +56,5 @@ class Interface:
             raise SchemaMismatchError(f"the call does not fit the exported model: {error}") from error
         mismatch = self.sizes.mismatch([t.shape for t in tensors])
         if mismatch is not None:
-            raise SchemaMismatchError(
-                f"the call does not fit the exported model: {mismatch}; export with dynamic_shapes if this "
-                f"size varies"
-            )
+            raise SchemaMismatchError(f"the call does not fit the exported model: {mismatch}")
         return tensors, bound
