@@ -61,7 +61,33 @@ OF_AN_OUTPUT = {
     "of one that is written to": lambda m, x: (h := m.layer(x) + 0, (v := h[:, 0]), h.mul_(2), v.add_(1))[:2],
     "in a Function's result": lambda m, x: (h := m.layer(x).exp(), h.t()),
 }
+
+
+def unrecorded(view):
+    def body(m, x):
+        hidden = m.layer(x)
+        with torch.no_grad():
+            return view(m, x, hidden)
+
+    return body
+
+
+def written_unrecorded(m, x):
+    result = x.sin() if x.requires_grad else m.layer(x)
+    with torch.no_grad():
+        m.table.add_(1)
+    return result, m.table[0]
+
+
+UNDER_NO_GRAD = {
+    "of an input": unrecorded(lambda m, x, h: (h, x[:, :1].expand(-1, 4))),
+    "of a parameter": unrecorded(lambda m, x, h: (h, m.layer.weight.t())),
+    "of an output": unrecorded(lambda m, x, h: (h, h[:, 1:].t())),
+    "one of several": unrecorded(lambda m, x, h: (h, h.split([1, 3], 1)[1])),
+    "of what was written there": written_unrecorded,
+}
 BODIES = {
+    **{f"under no_grad, {n}": b for n, b in UNDER_NO_GRAD.items()},
     **{f"input, {n}": b for n, b in OF_AN_INPUT.items()},
     **{f"model, {n}": b for n, b in OF_THE_MODEL.items()},
     **{f"output, {n}": b for n, b in OF_AN_OUTPUT.items()},

@@ -40,11 +40,13 @@ class Step:
         operator: as ``aten.view.default``, or ``item`` for one of several results.
         args: further arguments; a text stands for a size.
         kwargs: those by name.
+        recorded: whether autograd saw it; not under ``torch.no_grad()``.
     """
 
     operator: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
+    recorded: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,19 @@ class View:
 
     def stored(self) -> Any:
         """As JSON."""
-        steps = [[s.operator, dump_constant(s.args), dump_constant(dict(s.kwargs or {}))] for s in self.steps]
+        steps = [
+            [s.operator, dump_constant(s.args), dump_constant(dict(s.kwargs or {})), s.recorded]
+            for s in self.steps
+        ]
         return [list(self.base), steps]
 
     @classmethod
     def loaded(cls, data: Any) -> View:
         """What :meth:`stored` wrote."""
         base, steps = data
-        made = (Step(name, load_constant(args), load_constant(kwargs)) for name, args, kwargs in steps)
+        made = (
+            Step(name, load_constant(args), load_constant(kw), bool(seen)) for name, args, kw, seen in steps
+        )
         return cls((base[0], base[1]), tuple(made))
 
     def of(self, base: torch.Tensor, values: Mapping[str, int]) -> torch.Tensor | None:
@@ -83,8 +90,10 @@ class View:
             args = _evaluated(step.args, values)
             if step.operator == _ITEM:
                 result = result[args[0]]
-            else:
-                result = view_operator(step.operator)(result, *args, **_evaluated(step.kwargs or {}, values))
+                continue
+            kwargs = _evaluated(step.kwargs or {}, values)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and step.recorded):
+                result = view_operator(step.operator)(result, *args, **kwargs)
         same = result.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
         return result if same else None
 
@@ -139,13 +148,14 @@ class _Search:
                 self._symbols |= {d for d in dims if isinstance(d, str)}
             elif node.name in weights:
                 self._given[node] = ("weight", weights[node.name].removeprefix(prefix))
+        self._regions = _Regions(program.graph_module)
         (last,) = (node for node in program.graph.nodes if node.op == "output")
         mutated = len(last.args[0]) - len(origins)
-        self._outputs = list(last.args[0][mutated:])
+        self._outputs = [self._regions.outside(node) for node in last.args[0][mutated:]]
         self._written = {
             _memory(node.args[0])
-            for node in program.graph.nodes
-            if _is_write(node) and isinstance(node.args[0], torch.fx.Node)
+            for node in self._regions.nodes
+            if self._regions.recorded(node) and _is_write(node) and isinstance(node.args[0], torch.fx.Node)
         }
         self._chains: list[list[tuple[torch.fx.Node, tuple[Step, ...]]]] = [
             [] if origin is not None or not isinstance(node, torch.fx.Node) else list(self._chain(node))
@@ -194,13 +204,14 @@ class _Search:
             # The first that covers it is the one that the others are views of.
             if other == position or where is None:
                 return None
-            return View(("output", other), (Step(str(_STRIDED), where),))
+            recorded = all(step.recorded for step in chain[-1][1])
+            return View(("output", other), (Step(str(_STRIDED), where, recorded=recorded),))
         return None
 
     def _chain(self, node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, tuple[Step, ...]]]:
         """The tensors that ``node`` is a view of, itself first, and what makes it of each."""
         steps: tuple[Step, ...] = ()
-        node = _original(node)
+        node = self._original(node)
         yield node, steps
         while (step := self._step(node)) is not None:
             steps = (step, *steps)
@@ -209,8 +220,16 @@ class _Search:
             if step.operator == _ITEM:
                 node = inner
                 continue
-            node = _original(inner)
+            node = self._original(inner)
             yield node, steps
+
+    def _original(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The tensor that an operator in place wrote to and returned, or that a region was given."""
+        while True:
+            found = _written_and_returned(self._regions.outside(node))
+            if found is node:
+                return node
+            node = found
 
     def _step(self, node: torch.fx.Node) -> Step | None:
         if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
@@ -223,7 +242,9 @@ class _Search:
         if target is not node.target:
             args = (tuple(node.meta["val"].shape),)
         given, kwargs = self._sizes(args), self._sizes(dict(node.kwargs))
-        return None if given is None or kwargs is None else Step(str(target), given, kwargs)
+        if given is None or kwargs is None:
+            return None
+        return Step(str(target), given, kwargs, self._regions.recorded(node))
 
     def _sizes(self, value: Any) -> Any:
         """``value`` with a text for each size that varies; ``None`` if a text cannot say it."""
@@ -264,14 +285,59 @@ def _is_write(node: torch.fx.Node) -> bool:
     return isinstance(node.target, private.OpOverload) and node.target._schema.is_mutable and bool(node.args)
 
 
-def _original(node: torch.fx.Node) -> torch.fx.Node:
-    """The tensor that an operator in place wrote to and returned."""
-    while _is_write(node):
-        inner = node.args[0]
-        if not isinstance(inner, torch.fx.Node) or _geometry(inner) != _geometry(node):
-            return node
-        node = inner
-    return node
+def _written_and_returned(node: torch.fx.Node) -> torch.fx.Node:
+    """The argument of an operator in place that returns it; of others ``node`` itself."""
+    inner = node.args[0] if _is_write(node) else None
+    alike = isinstance(inner, torch.fx.Node) and _geometry(inner) == _geometry(node)
+    return inner if alike else node  # type: ignore[return-value]
+
+
+class _Regions:
+    """The parts of a program that run with gradients switched on or off: each has a graph of its own.
+
+    Attributes:
+        nodes: those of the program and of its regions.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        self.nodes: list[torch.fx.Node] = []
+        self._same: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._unrecorded: set[torch.fx.Node] = set()
+        self._add(module, recorded=True)
+
+    def outside(self, node: Any) -> Any:
+        """What a region was given for ``node``, or what it gave out as ``node``; of others ``node``."""
+        while isinstance(node, torch.fx.Node) and node in self._same:
+            node = self._same[node]
+        return node
+
+    def recorded(self, node: torch.fx.Node) -> bool:
+        """Whether autograd records what ``node`` does."""
+        return node not in self._unrecorded
+
+    def _add(self, module: torch.fx.GraphModule, *, recorded: bool) -> None:
+        for node in module.graph.nodes:
+            self.nodes.append(node)
+            if not recorded:
+                self._unrecorded.add(node)
+            if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+                self._enter(module, node)
+
+    def _enter(self, module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
+        enabled, region, *given = call.args
+        assert isinstance(region, torch.fx.Node)
+        inner = module.get_submodule(str(region.target))
+        assert isinstance(inner, torch.fx.GraphModule)
+        self._add(inner, recorded=bool(enabled))
+        placeholders = [node for node in inner.graph.nodes if node.op == "placeholder"]
+        if any(node in self._same for node in placeholders):
+            return  # A part that runs twice was given other tensors the first time.
+        self._same.update(zip(placeholders, given, strict=True))  # type: ignore[arg-type]
+        (last,) = (node for node in inner.graph.nodes if node.op == "output")
+        results = last.args[0]
+        for user in call.users:
+            if user.target is operator.getitem and isinstance(results[user.args[1]], torch.fx.Node):
+                self._same[user] = results[user.args[1]]
 
 
 def _geometry(node: torch.fx.Node) -> str:
