@@ -90,6 +90,6 @@ def _factor(node: ir.Node) -> tuple[np.ndarray | None, ir.Value | None]:
         if tensor is None or tensor.size != 1 or len(tensor.shape) > 0:
             continue
         number = tensor.numpy()
-        if number.dtype in (np.float32, np.float64):
+        if number.dtype in (np.float32, np.float64) and number != 0:
             return (1 / number if node.op_type == "Div" else number), other
     return None, None

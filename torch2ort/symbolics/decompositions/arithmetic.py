@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.decompositions.registry import decomposes
 
 aten = torch.ops.aten
@@ -50,7 +51,7 @@ def mean_dim(
     """As :func:`mean`."""
     axes = list(range(self.dim())) if not dim else list(dim)
     sizes: list[int | torch.SymInt] = [self.shape[axis] for axis in axes]
-    if all(isinstance(size, int) and size for size in sizes):
+    if all(private.is_known(size > 0) for size in sizes):
         return NotImplemented  # type: ignore[no-any-return]
     return self.sum(axes, keepdim, dtype=dtype) / math.prod(sizes)
 
