@@ -20,6 +20,7 @@ from torch2ort import io_schema
 from torch2ort.capture import _torch_private as private
 from torch2ort.capture.call import DimSpec
 from torch2ort.capture.constants import connect_constants
+from torch2ort.capture.dead_ends import DeadEnd, dead_ends_of, has_dead_end
 from torch2ort.capture.modes import same_grad_mode
 from torch2ort.capture.numbers import with_numbers
 from torch2ort.capture.ordinary import ordinary_tensors
@@ -69,6 +70,7 @@ class Trace:
         origins: what each output is if it is a tensor that was there before.
         views: how each output is a view of such a tensor, or of another output.
         tracked: whether each output requires a gradient.
+        dead_ends: which outputs require one that reaches no tensor of the caller's.
         effects: what the call leaves in Python objects; its tensors are the last outputs.
     """
 
@@ -83,6 +85,7 @@ class Trace:
     origins: tuple[Origin, ...]
     views: tuple[View | None, ...]
     tracked: tuple[bool, ...]
+    dead_ends: tuple[DeadEnd, ...]
     effects: Effects
 
 
@@ -94,6 +97,8 @@ class FlatCall(torch.nn.Module):
     returned: io_schema.Returned = ()
     origins: tuple[Origin, ...] = ()
     tracked: tuple[bool, ...] = ()
+    ends_nowhere: tuple[bool, ...] = ()
+    leaves: tuple[bool, ...] = ()
     effects: Effects = NO_EFFECTS
     dropped: str = ""
     reads: Reads | None = None
@@ -145,6 +150,8 @@ class FlatCall(torch.nn.Module):
         self._refuse_gradients_in_inputs(tensors, required)
         self.origins = origins_of(outputs, tensors, self.model)
         self.tracked = tuple(t.requires_grad for t in outputs)
+        self.ends_nowhere = tuple(map(has_dead_end, outputs))
+        self.leaves = tuple(t.is_leaf for t in outputs)
         return tuple(outputs)
 
     def _refuse_gradients_in_inputs(self, tensors: Sequence[torch.Tensor], before: Sequence[bool]) -> None:
@@ -333,13 +340,18 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
                 raise
             raise failure from error
         connect_constants(program, call, call.code.used)
+    return _described(program, call, capture)
+
+
+def _described(program: torch.export.ExportedProgram, call: FlatCall, capture: Capture) -> Trace:
+    """The trace that gave ``program``; warns of what calls of it do not leave."""
     assert call.output_schema is not None
     if call.dropped:
         warnings.warn(
-            f"{type(model).__name__}: forward {call.dropped}, which calls of the exported model do not do. "
+            f"{type(call.model).__name__}: forward {call.dropped}, which calls of the exported model do not do. "
             f"Return what they are to give",
             Torch2OrtWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     guards = tuple(map(_readable_guard, private.size_guards(program)))
     return Trace(
@@ -354,6 +366,7 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         call.origins,
         views_of(program, call.origins, call.tracked, PREFIX),
         call.tracked,
+        dead_ends_of(program, call.ends_nowhere, call.leaves, PREFIX),
         call.effects,
     )
 

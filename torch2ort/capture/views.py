@@ -18,6 +18,7 @@ import torch
 
 from torch2ort.capture import _torch_private as private
 from torch2ort.capture.origins import Origin
+from torch2ort.capture.regions import Regions
 from torch2ort.pythonop.attributes import dump_constant, load_constant
 from torch2ort.sizes import expressions as sizes
 from torch2ort.sizes.symbols import named, program_size_names
@@ -106,7 +107,7 @@ def view_operator(name: str) -> Any:
     """
     namespace, packet, overload = name.split(".")
     found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if namespace == "aten" else None
-    if found is None or not _makes_views(found):
+    if found is None or not makes_views(found):
         raise ValueError(f"{name} makes no view")
     return found
 
@@ -148,7 +149,7 @@ class _Search:
                 self._symbols |= {d for d in dims if isinstance(d, str)}
             elif node.name in weights:
                 self._given[node] = ("weight", weights[node.name].removeprefix(prefix))
-        self._regions = _Regions(program.graph_module)
+        self._regions = Regions(program.graph_module)
         (last,) = (node for node in program.graph.nodes if node.op == "output")
         mutated = len(last.args[0]) - len(origins)
         self._outputs = [self._regions.outside(node) for node in last.args[0][mutated:]]
@@ -235,8 +236,8 @@ class _Search:
         if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
             return None
         if node.target is operator.getitem:
-            return Step(_ITEM, (node.args[1],)) if _makes_views(node.args[0].target) else None
-        if not _makes_views(node.target):
+            return Step(_ITEM, (node.args[1],)) if makes_views(node.args[0].target) else None
+        if not makes_views(node.target):
             return None
         target, args = _LIKE_ANOTHER.get(node.target, node.target), node.args[1:]
         if target is not node.target:
@@ -271,7 +272,7 @@ class _Search:
         raise ValueError(value)
 
 
-def _makes_views(target: Any) -> bool:
+def makes_views(target: Any) -> bool:
     """Whether an operator's results are views of its first argument, or may be, and it writes nothing."""
     if not isinstance(target, private.OpOverload):
         return False
@@ -290,54 +291,6 @@ def _written_and_returned(node: torch.fx.Node) -> torch.fx.Node:
     inner = node.args[0] if _is_write(node) else None
     alike = isinstance(inner, torch.fx.Node) and _geometry(inner) == _geometry(node)
     return inner if alike else node  # type: ignore[return-value]
-
-
-class _Regions:
-    """The parts of a program that run with gradients switched on or off: each has a graph of its own.
-
-    Attributes:
-        nodes: those of the program and of its regions.
-    """
-
-    def __init__(self, module: torch.fx.GraphModule) -> None:
-        self.nodes: list[torch.fx.Node] = []
-        self._same: dict[torch.fx.Node, torch.fx.Node] = {}
-        self._unrecorded: set[torch.fx.Node] = set()
-        self._add(module, recorded=True)
-
-    def outside(self, node: Any) -> Any:
-        """What a region was given for ``node``, or what it gave out as ``node``; of others ``node``."""
-        while isinstance(node, torch.fx.Node) and node in self._same:
-            node = self._same[node]
-        return node
-
-    def recorded(self, node: torch.fx.Node) -> bool:
-        """Whether autograd records what ``node`` does."""
-        return node not in self._unrecorded
-
-    def _add(self, module: torch.fx.GraphModule, *, recorded: bool) -> None:
-        for node in module.graph.nodes:
-            self.nodes.append(node)
-            if not recorded:
-                self._unrecorded.add(node)
-            if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-                self._enter(module, node)
-
-    def _enter(self, module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
-        enabled, region, *given = call.args
-        assert isinstance(region, torch.fx.Node)
-        inner = module.get_submodule(str(region.target))
-        assert isinstance(inner, torch.fx.GraphModule)
-        self._add(inner, recorded=bool(enabled))
-        placeholders = [node for node in inner.graph.nodes if node.op == "placeholder"]
-        if any(node in self._same for node in placeholders):
-            return  # A part that runs twice was given other tensors the first time.
-        self._same.update(zip(placeholders, given, strict=True))  # type: ignore[arg-type]
-        (last,) = (node for node in inner.graph.nodes if node.op == "output")
-        results = last.args[0]
-        for user in call.users:
-            if user.target is operator.getitem and isinstance(results[user.args[1]], torch.fx.Node):
-                self._same[user] = results[user.args[1]]
 
 
 def _geometry(node: torch.fx.Node) -> str:

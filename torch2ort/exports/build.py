@@ -141,6 +141,7 @@ def _export(
         traced.origins,
         traced.views,
         traced.tracked,
+        traced.dead_ends,
         effects=traced.effects,
         program=None if source is None else Program(lambda: source),
     )

@@ -8,6 +8,7 @@ import torch
 
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.shelf import Shelf
+from torch2ort.capture.dead_ends import DeadEnd
 from torch2ort.capture.origins import Origin
 from torch2ort.capture.views import View
 from torch2ort.effects import NO_EFFECTS, Effects
@@ -28,6 +29,7 @@ class Built:
         origins: what each output is if it is a tensor that was there before.
         views: how each output is a view of such a tensor, or of another output.
         tracked: whether each output requires a gradient in eager PyTorch.
+        dead_ends: which outputs require one there that reaches no tensor of the caller's.
         effects: what a run leaves in Python objects; its tensors are the last outputs.
         report: what the export cache did.
         shelf: where engines keep what they build from the graph.
@@ -41,6 +43,7 @@ class Built:
     origins: tuple[Origin, ...]
     views: tuple[View | None, ...]
     tracked: tuple[bool, ...]
+    dead_ends: tuple[DeadEnd, ...]
     report: CacheReport = field(default_factory=CacheReport)
     shelf: Shelf | None = None
     effects: Effects = NO_EFFECTS

@@ -23,6 +23,7 @@ from torch2ort.cache.store.explain import differences, nearest
 from torch2ort.cache.store.shelf import Kept, Shelf, keep
 from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
 from torch2ort.capture.call import Call
+from torch2ort.capture.dead_ends import DeadEnd
 from torch2ort.capture.views import View
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError, Torch2OrtWarning
 from torch2ort.exports.built import Built
@@ -236,6 +237,7 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
         "origins": [None if o is None else list(o) for o in built.origins],
         "views": [None if v is None else v.stored() for v in built.views],
         "tracked": list(built.tracked),
+        "dead_ends": [list(end) for end in built.dead_ends],
         "functions": places_of(graph.sites, key),
     }
     return Kept(data, {_FILE: graph.proto.SerializeToString()})
@@ -257,6 +259,10 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
         tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
         tuple(None if v is None else View.loaded(v) for v in data["views"]),
         tuple(data["tracked"]),
+        tuple(
+            DeadEnd(output, leaf, tuple(inputs), tuple(weights))
+            for output, leaf, inputs, weights in data["dead_ends"]
+        ),
     )
 
 

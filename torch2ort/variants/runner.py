@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
+from torch2ort.capture.dead_ends import put_dead_ends
 from torch2ort.capture.modes import Modes
 from torch2ort.capture.ordinary import refuse_tensors
 from torch2ort.capture.origins import put_back
@@ -77,10 +78,12 @@ class Runner:
         if len(fetched) > count:
             self._write_back(built, tensors, fetched[count:])
         outputs = fetched[:count]
-        if any(built.origins) or any(built.views):
+        if any(built.origins) or any(built.views) or built.dead_ends:
             known = dict(zip(names, weights, strict=True))
             put_back(outputs, built.origins, tensors, known)
             put_views(outputs, built.views, built.tracked, tensors, known, built.interface.sizes.dims)
+            if given.modes.gradients:
+                put_dead_ends(outputs, built.dead_ends, tensors, known)
         if verification is not None:
             verification.check_outputs(outputs)
         returned = len(built.interface.outputs.leaves)

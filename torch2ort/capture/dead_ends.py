@@ -1,0 +1,137 @@
+"""Outputs that require a gradient which reaches no tensor of the caller's.
+
+A view that is made under ``torch.no_grad()`` of a tensor that requires a gradient requires one, too, but as a
+leaf of autograd's graph: what is computed of it has a backward, which ends there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torch2ort.capture.regions import Regions
+from torch2ort.capture.views import makes_views
+
+
+class DeadEnd(NamedTuple):
+    """An output whose gradient reaches nothing.
+
+    Attributes:
+        output: its position.
+        leaf: whether it is such a view itself, and not computed of one.
+        inputs: the positions of the call's tensors that the views are of.
+        weights: the names of the model's tensors that they are of.
+    """
+
+    output: int
+    leaf: bool
+    inputs: tuple[int, ...]
+    weights: tuple[str, ...]
+
+
+def has_dead_end(output: torch.Tensor) -> bool:
+    """Whether an output of a trace requires a gradient and autograd's graph of it ends nowhere."""
+    if output.grad_fn is None:
+        return output.requires_grad and output._is_view()
+    seen: set[Any] = {output.grad_fn}
+    waiting = [output.grad_fn]
+    while waiting:
+        function: Any = waiting.pop()
+        if hasattr(function, "variable"):
+            return False
+        before = {f for f, _ in function.next_functions if f is not None} - seen
+        seen |= before
+        waiting.extend(before)
+    return True
+
+
+def dead_ends_of(
+    program: torch.export.ExportedProgram,
+    outputs: Sequence[bool],
+    leaves: Sequence[bool],
+    prefix: str,
+) -> tuple[DeadEnd, ...]:
+    """The outputs of ``program`` whose gradients reach nothing.
+
+    Args:
+        program: as torch.export gave it.
+        outputs: of each output, :func:`has_dead_end`.
+        leaves: whether each is a leaf of autograd's graph.
+        prefix: of the names of parameters and buffers in the program.
+    """
+    if not any(outputs):
+        return ()
+    signature, regions = program.graph_signature, Regions(program.graph_module)
+    weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    (last,) = (node for node in program.graph.nodes if node.op == "output")
+    returned = last.args[0][len(last.args[0]) - len(outputs) :]
+    found: list[DeadEnd] = []
+    for i, node in enumerate(returned):
+        if outputs[i]:
+            names = sorted(n.name for n in _viewed(node, regions))
+            given = (signature.user_inputs.index(n) for n in names if n in signature.user_inputs)
+            own = (weights[n].removeprefix(prefix) for n in names if n in weights)
+            found.append(DeadEnd(i, leaves[i], tuple(given), tuple(own)))
+    return tuple(found)
+
+
+def _viewed(output: Any, regions: Regions) -> Iterator[torch.fx.Node]:
+    """What the program is given and reads for ``output`` but for what no gradient would come from."""
+    seen: set[torch.fx.Node] = set()
+    waiting = [output]
+    while waiting:
+        node = regions.outside(waiting.pop())
+        if not isinstance(node, torch.fx.Node) or node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder":
+            yield node
+        elif regions.recorded(node):
+            waiting.extend(node.all_input_nodes)
+        elif node.target is operator.getitem or makes_views(node.target):
+            waiting.append(node.args[0])
+
+
+class _Passed(torch.autograd.Function):
+    """Gives a tensor with a backward that gives nothing on."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, _anchor: torch.Tensor) -> torch.Tensor:
+        """The tensor, as a new object."""
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, _gradient: torch.Tensor) -> tuple[None, None]:
+        """No gradient."""
+        return None, None
+
+
+def put_dead_ends(
+    outputs: list[torch.Tensor],
+    dead_ends: Sequence[DeadEnd],
+    inputs: Sequence[torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+) -> None:
+    """Let those among ``outputs`` require a gradient, as in eager PyTorch.
+
+    Args:
+        outputs: of the run.
+        dead_ends: those among them.
+        inputs: the call's tensors.
+        weights: the model's tensors, by name.
+    """
+    for end in dead_ends:
+        output = outputs[end.output]
+        viewed = [*(inputs[i] for i in end.inputs), *(weights[n] for n in end.weights)]
+        # A view of a tensor that the caller has was made on that tensor. A view of a view requires one
+        # as the tensor that both are of.
+        if output.requires_grad or not any((t if t._base is None else t._base).requires_grad for t in viewed):
+            continue
+        if end.leaf:
+            outputs[end.output] = output.detach().requires_grad_()
+        else:
+            anchor = torch.empty(0, device=output.device, requires_grad=True)
+            outputs[end.output] = _Passed.apply(output, anchor)

@@ -1,0 +1,56 @@
+"""The parts of a program that run with gradients switched on or off."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+
+class Regions:
+    """Follows nodes through the regions of a program, each of which has a graph of its own.
+
+    Attributes:
+        nodes: those of the program and of its regions.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        self.nodes: list[torch.fx.Node] = []
+        self._same: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._unrecorded: set[torch.fx.Node] = set()
+        self._add(module, recorded=True)
+
+    def outside(self, node: Any) -> Any:
+        """What a region was given for ``node``, or what it gave out as ``node``; of others ``node``."""
+        while isinstance(node, torch.fx.Node) and node in self._same:
+            node = self._same[node]
+        return node
+
+    def recorded(self, node: torch.fx.Node) -> bool:
+        """Whether autograd records what ``node`` does."""
+        return node not in self._unrecorded
+
+    def _add(self, module: torch.fx.GraphModule, *, recorded: bool) -> None:
+        for node in module.graph.nodes:
+            self.nodes.append(node)
+            if not recorded:
+                self._unrecorded.add(node)
+            if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+                self._enter(module, node)
+
+    def _enter(self, module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
+        enabled, region, *given = call.args
+        assert isinstance(region, torch.fx.Node)
+        inner = module.get_submodule(str(region.target))
+        assert isinstance(inner, torch.fx.GraphModule)
+        self._add(inner, recorded=bool(enabled))
+        placeholders = [node for node in inner.graph.nodes if node.op == "placeholder"]
+        if any(node in self._same for node in placeholders):
+            return  # A part that runs twice was given other tensors the first time.
+        self._same.update(zip(placeholders, given, strict=True))  # type: ignore[arg-type]
+        (last,) = (node for node in inner.graph.nodes if node.op == "output")
+        results = last.args[0]
+        for user in call.users:
+            if user.target is operator.getitem and isinstance(results[user.args[1]], torch.fx.Node):
+                self._same[user] = results[user.args[1]]
