@@ -348,8 +348,8 @@ def _described(program: torch.export.ExportedProgram, call: FlatCall, capture: C
     assert call.output_schema is not None
     if call.dropped:
         warnings.warn(
-            f"{type(call.model).__name__}: forward {call.dropped}, which calls of the exported model do not do. "
-            f"Return what they are to give",
+            f"{type(call.model).__name__}: forward {call.dropped}, which calls of the exported model do not "
+            f"do. Return what they are to give",
             Torch2OrtWarning,
             stacklevel=3,
         )
