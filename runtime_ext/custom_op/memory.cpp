@@ -1,11 +1,17 @@
 // An allocator for ONNX Runtime that can give it a tensor of torch's as the memory of an output.
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <new>
+#include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "custom_op/custom_op.h"
@@ -17,8 +23,8 @@ namespace {
 constexpr size_t kAlignment = 64;
 // ONNX Runtime rounds the sizes that it asks for up; what lies behind a tensor's end it never touches.
 constexpr size_t kMaxRounding = 256;
-// Blocks from here on are mapped and kept for the next request of their size: on the heap they would lie in
-// the way of torch's own, which then find no hole of their size and get memory that is cold.
+// Blocks from here on are mapped and used again: on the heap they would lie in the way of torch's own, which
+// then find no hole of their size and get memory that is cold.
 constexpr size_t kLargeBlock = 1 << 20;
 constexpr size_t kMaxKeptBytes = size_t{1} << 28;
 
@@ -31,6 +37,80 @@ struct Held {
   size_t size;
 };
 
+// Mapped memory that is used again. Neighbours that are free are one range, which serves any smaller request,
+// so that a step's memory is no more than what is in use at once: before more is mapped, as much of what is
+// free and too small is given back.
+class Pages {
+ public:
+  void* Get(size_t size) {
+    auto found = by_size_.lower_bound({size, 0});
+    if (found == by_size_.end()) {
+      GiveBack(size);
+      return NewBlock(size);
+    }
+    auto [length, begin] = *found;
+    Remove(begin, length);
+    if (length > size) Insert(begin + size, length - size);
+    return reinterpret_cast<void*>(begin);
+  }
+
+  void Put(void* data, size_t size) {
+    if (free_bytes_ + size > kMaxKeptBytes) {
+      munmap(data, size);
+      return;
+    }
+    auto begin = reinterpret_cast<uintptr_t>(data);
+    auto next = by_begin_.lower_bound(begin);
+    if (next != by_begin_.end() && next->first == begin + size) {
+      size += next->second;
+      next = Remove(next->first, next->second);
+    }
+    if (next != by_begin_.begin()) {
+      auto [before, length] = *std::prev(next);
+      if (before + length == begin) {
+        Remove(before, length);
+        begin = before;
+        size += length;
+      }
+    }
+    Insert(begin, size);
+  }
+
+ private:
+  static void* NewBlock(size_t size) {
+    void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    return data;
+  }
+
+  void GiveBack(size_t size) {
+    while (size > 0 && !by_size_.empty()) {
+      auto [length, begin] = *by_size_.begin();
+      size_t part = std::min(length, size);
+      Remove(begin, length);
+      munmap(reinterpret_cast<void*>(begin), part);
+      if (length > part) Insert(begin + part, length - part);
+      size -= part;
+    }
+  }
+
+  void Insert(uintptr_t begin, size_t size) {
+    by_begin_.emplace(begin, size);
+    by_size_.emplace(size, begin);
+    free_bytes_ += size;
+  }
+
+  std::map<uintptr_t, size_t>::iterator Remove(uintptr_t begin, size_t size) {
+    by_size_.erase({size, begin});
+    free_bytes_ -= size;
+    return by_begin_.erase(by_begin_.find(begin));
+  }
+
+  std::map<uintptr_t, size_t> by_begin_;
+  std::set<std::pair<size_t, uintptr_t>> by_size_;
+  size_t free_bytes_ = 0;
+};
+
 class Holdings {
  public:
   void Give(void* data, DLManagedTensorVersioned* tensor) {
@@ -39,13 +119,10 @@ class Holdings {
   }
 
   void* Map(size_t size) {
+    static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    size = (size + page - 1) / page * page;
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<void*>& kept = kept_[size];
-    void* data = kept.empty() ? NewBlock(size) : kept.back();
-    if (!kept.empty()) {
-      kept.pop_back();
-      kept_bytes_ -= size;
-    }
+    void* data = pages_.Get(size);
     Add(data, {nullptr, size});
     return data;
   }
@@ -59,7 +136,7 @@ class Holdings {
       auto found = held_.find(data);
       if (found == held_.end()) return false;
       tensor.reset(found->second.tensor);
-      if (tensor == nullptr) Keep(data, found->second.size);
+      if (tensor == nullptr) pages_.Put(data, found->second.size);
       held_.erase(found);
       count_.fetch_sub(1, std::memory_order_relaxed);
     }
@@ -69,30 +146,14 @@ class Holdings {
   }
 
  private:
-  static void* NewBlock(size_t size) {
-    void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
-    return data;
-  }
-
   void Add(void* data, Held held) {
     held_.emplace(data, held);
     count_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  void Keep(void* data, size_t size) {
-    if (kept_bytes_ + size > kMaxKeptBytes) {
-      munmap(data, size);
-      return;
-    }
-    kept_[size].push_back(data);
-    kept_bytes_ += size;
-  }
-
   std::mutex mutex_;
   std::unordered_map<void*, Held> held_;
-  std::unordered_map<size_t, std::vector<void*>> kept_;
-  size_t kept_bytes_ = 0;
+  Pages pages_;
   std::atomic<size_t> count_{0};
 };
 

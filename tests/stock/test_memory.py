@@ -12,6 +12,7 @@ import torch
 
 import torch2ort
 from tests.stock.models import Chain, plain_session, registered, run
+from tests.support.memory import resident_bytes
 
 SMALL, LARGE = 10, 100_000  # below and above the size from which an output may be passed on as it is
 VERSION = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
@@ -237,6 +238,20 @@ def test_memory_that_was_passed_on_is_freed_with_its_last_holder():
     del model, y
     gc.collect()
     assert outer() is None
+
+
+@passes_outputs_on
+def test_memory_that_is_free_serves_outputs_of_another_size():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x + 1.0, Records.apply(x[:2])
+
+    large, small = torch.ones(1 << 23), torch.ones(1 << 22)
+    of_large, of_small = (torch2ort.export(Model().eval(), x) for x in (large, small))
+    of_large(large)
+    before = resident_bytes()
+    _first, _second = of_small(small), of_small(small)
+    assert resident_bytes() - before < small.nbytes
 
 
 def test_results_stay_as_they_are_through_later_calls():
