@@ -54,6 +54,11 @@ def target_of(options: Options, *, differentiate: bool) -> Target:
     )
 
 
+def inference_target(options: Options) -> Target:
+    """What a graph must be that an ORTModule runs without gradients: it rounds where eager rounds."""
+    return replace(target_of(options, differentiate=False), rounds_as_eager=True)
+
+
 def training_target(options: Options) -> Target:
     """What a graph must be whose gradients an ORTModule wants.
 

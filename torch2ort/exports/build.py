@@ -60,6 +60,7 @@ def build(
         "opset": target.opset,
         "mode": training,
         "gradients": target.gradients.source.name,
+        "rounds as eager": target.rounds_as_eager,
         "hooks of the model": with_hooks,
         "numbers as inputs": sorted(call.numbers),
     }

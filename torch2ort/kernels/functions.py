@@ -24,6 +24,7 @@ from torch2ort.kernels import _torch_private as private
 from torch2ort.kernels._torch_private import OpOverload
 from torch2ort.kernels.derivatives import DERIVATIVES, Derivative
 from torch2ort.kernels.recurrent import abstract
+from torch2ort.kernels.result_types import with_eagers_types
 from torch2ort.pythonop import Site
 
 # What a file must not be able to call: it reads the disk.
@@ -67,8 +68,11 @@ class Call:
         given = tensors[: self.tensors]
         arguments = [_decode(a, given) for a in self.arguments]
         keywords = {name: _decode(a, given) for name, a in self.keywords.items()}
-        operator = abstract(self.operator) if private.is_abstract(tensors) else self.operator
-        result = operator(*arguments, **keywords)
+        if private.is_abstract(tensors):
+            result = abstract(self.operator)(*arguments, **keywords)
+            result = with_eagers_types(self.operator, arguments, keywords, result)
+        else:
+            result = self.operator(*arguments, **keywords)
         flat: list[torch.Tensor] = []
         for i, value in enumerate((result,) if isinstance(result, torch.Tensor) else result):
             # Of what a mask leaves out nobody reads anything; kernels give nothing, or what fakes do not.

@@ -22,6 +22,7 @@ from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
 from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
+from torch2ort.symbolics.half_precision import rounds_in_half, whole_in_half
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.indices import check_indices
 from torch2ort.symbolics.integer_bounds import settle_bounds
@@ -82,7 +83,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     if target.differentiates:
         refuse_hidden_writes(program.graph_module.graph)
     settle_bounds(program.graph_module.graph)
-    fuse_gelu(program.graph_module)
+    fuse_gelu(program.graph_module, in_half=not target.rounds_as_eager)
     if not target.is_half:
         keep_unread_checks(program.graph_module.graph, program)
     check_indices(program)
@@ -95,6 +96,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         program,
         translation_table(),
         {operator: function for operator, function in decompositions.items() if operator not in users},
+        whole_in_half if target.rounds_as_eager else dict,
         decomposed=DECOMPOSED - users,
         whole=(WHOLE | target.gradients.whole) - users,
         over_fixed_sizes=OVER_FIXED_SIZES,
@@ -204,6 +206,8 @@ def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Call
         if node.target in _OPAQUE or not isinstance(node.target, OpOverload):
             return False
         if node.target not in users and (wants_kernel(node) or rules.prefers_kernel(node)):
+            return True
+        if node.target not in users and target.rounds_as_eager and rounds_in_half(node):
             return True
         return not private.has_translation(node, known) or rules.needs_kernel(node, gradient)
 

@@ -122,6 +122,7 @@ def decompose(
     program: torch.export.ExportedProgram,
     table: Table,
     own: Table,
+    adapted: Callable[[dict[Any, Callable[..., Any]]], dict[Any, Callable[..., Any]]],
     *,
     decomposed: Iterable[OpOverload],
     whole: Container[Any],
@@ -134,6 +135,7 @@ def decompose(
         program: the program as torch.export gives it.
         table: translations of our own.
         own: decompositions of our own, which go before those of torch and before any translation.
+        adapted: from all of these to those that are used.
         decomposed: composites that are decomposed although torch.onnx translates them.
         whole: operators to leave as they are.
         over_fixed_sizes: operators to leave where one of so many last sizes of their input varies.
@@ -159,7 +161,7 @@ def decompose(
     sizes = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with sizes, inductor.patch(fallback_random=True):
         try:
-            program = program.run_decompositions(decompositions)
+            program = program.run_decompositions(adapted(decompositions))
         except AssertionError as error:
             raise ExportError(
                 f"torch.export cannot decompose the program that it traced ({error}). One cause is a tensor "

@@ -8,16 +8,23 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
 
 
-def fuse_gelu(graph_module: torch.fx.GraphModule) -> None:
+def fuse_gelu(graph_module: torch.fx.GraphModule, *, in_half: bool) -> None:
     """Put ``aten.gelu(x, approximate="tanh")`` for ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3)))``.
 
     GPT-2 and its kin write it out, in any order of the factors.
+
+    Args:
+        graph_module: changed in place.
+        in_half: also in half precision, where eager rounds the result of each of these operators.
     """
     graph = graph_module.graph
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target is aten.tanh.default:
+        if node.op != "call_function" or node.target is not aten.tanh.default:
+            continue
+        if in_half or node.meta["val"].dtype not in _HALF:
             _fuse(graph, node)
     graph_module.recompile()
 

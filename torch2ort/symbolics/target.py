@@ -95,12 +95,16 @@ class Target:
     Attributes:
         opset: version of ONNX's own operators.
         can_run: whether the engine has a kernel for a node.
+        rounds_as_eager: whether what computes in half precision runs in PyTorch's kernels, so that it rounds
+            where eager rounds; else ONNX Runtime computes it in float32, within bounds that docs/precision.md
+            gives.
         gradients: what the engine asks for the sake of gradients.
     """
 
     opset: int
     can_run: CanRun
     gradients: GradientRules = GradientRules()
+    rounds_as_eager: bool = False
 
     @property
     def differentiates(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch2ort.cache.key.key import tensor_of
 from torch2ort.capture.call import Call, DimSpec
 from torch2ort.capture.ordinary import ordinary
-from torch2ort.engines.choose import target_of, training_target
+from torch2ort.engines.choose import inference_target, training_target
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
@@ -137,7 +137,7 @@ def _built(
     trained = given.modes.gradients and any(
         t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
     )
-    target = training_target(options) if trained else target_of(options, differentiate=False)
+    target = training_target(options) if trained else inference_target(options)
     return build(
         model,
         call,

@@ -41,4 +41,4 @@ _RULES = GradientRules(
 
 def half_of(target: Target) -> Target:
     """What a half of a step is for, in an engine whose graphs are for ``target``."""
-    return replace(target, gradients=_RULES)
+    return replace(target, gradients=_RULES, rounds_as_eager=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.ort_training.half_precision import computes_in_half
 from torch2ort.kernels.derivatives import DERIVATIVES
 from torch2ort.kernels.large import is_large
 from torch2ort.sizes.symbols import has_hint
+from torch2ort.symbolics.half_precision import computes_in_half
 from torch2ort.symbolics.sites import arguments_of
 
 aten = torch.ops.aten

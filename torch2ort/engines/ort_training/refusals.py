@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.engines.ort_training.half_precision import HALF, computes_in_half, floating_dtypes
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.symbolics.half_precision import HALF, computes_in_half, floating_dtypes
 from torch2ort.symbolics.sites import arguments_of, is_operator
 from torch2ort.symbolics.source import source_line
 
@@ -34,7 +34,7 @@ def refuse_untrainable(node: torch.fx.Node) -> None:
         half = next(iter(floating_dtypes(node) & HALF))
         raise UnsupportedOperatorError(
             f"{node.target} at {source_line(node)} computes with {half}, of which "
-            f"onnxruntime-training cannot add up gradients on CPU. Train in float32, or put the part of "
-            f"the model in lower precision into a torch.autograd.Function; where no gradients are "
-            f"wanted, call the model under torch.no_grad()"
+            f"onnxruntime-training cannot add up gradients on CPU. Train with engine='joint', which does, or "
+            f"in float32, or put the part of the model in lower precision into a torch.autograd.Function; "
+            f"where no gradients are wanted, call the model under torch.no_grad()"
         )

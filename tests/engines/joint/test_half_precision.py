@@ -1,0 +1,146 @@
+"""Models in bfloat16 and float16: what computes in them is PyTorch's kernel, so that every bit is eager's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch2ort
+
+pytestmark = pytest.mark.joint("it alone trains in half precision")
+HALF = [torch.bfloat16, torch.float16]
+
+
+class Written(nn.Module):
+    """Formulas that ONNX Runtime or torch.onnx would join or take apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.layer(x)
+        y = 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
+        y = F.dropout(y, 0.2, self.training)
+        return (y**2).mean() / y.std(), torch.einsum("ij,kj->ik", y, y), y.norm(), y.cumsum(0).softmax(1)
+
+
+class Convolutional(nn.Module):
+    """Convolutions, running statistics, a pool and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.second, self.head = nn.Conv2d(4, 4, 3, groups=2), nn.Linear(4, 5)
+
+    def forward(self, x):
+        h = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
+        y = self.head(F.adaptive_avg_pool2d(F.gelu(self.second(h)), 1).flatten(1))
+        return F.cross_entropy(y, torch.tensor([1, 3])), y
+
+
+class Attentive(nn.Module):
+    """A table, attention and normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm, self.out = nn.Embedding(7, 8), nn.LayerNorm(8), nn.Linear(8, 7)
+
+    def forward(self, indices):
+        h = self.table(indices)
+        h = h + F.scaled_dot_product_attention(h, h, h, is_causal=True)
+        y = self.out(F.silu(self.norm(h)))
+        return F.cross_entropy(y.flatten(0, 1), indices.flatten()), y
+
+
+class Recurrent(nn.Module):
+    """A recurrent net, and a loss of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.GRU(3, 4)
+
+    def forward(self, x):
+        y, _ = self.net(x)
+        return F.mse_loss(y, torch.ones_like(y)), y
+
+
+MODELS = {
+    "Written": (Written, lambda: torch.randn(4, 8)),
+    "Convolutional": (Convolutional, lambda: torch.randn(2, 3, 12, 12)),
+    "Attentive": (Attentive, lambda: torch.randint(7, (2, 5))),
+    "Recurrent": (Recurrent, lambda: torch.randn(5, 2, 3)),
+}
+
+
+def steps(module: nn.Module, given: torch.Tensor) -> list[torch.Tensor]:
+    """Outputs, gradients and buffers of two steps of training, then what the trained model gives."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    found: list[torch.Tensor] = []
+    for step in range(2):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        outputs = module(given)
+        outputs[0].backward()
+        found += [o.detach() for o in outputs] + [p.grad.clone() for p in module.parameters()]
+        found += [b.clone() for b in module.buffers()]
+        optimizer.step()
+    module.eval()
+    with torch.no_grad():
+        return [*found, *module(given)]
+
+
+CASES = [
+    pytest.param(
+        name, dtype, marks=() if dtype is torch.bfloat16 or name == "Attentive" else pytest.mark.long
+    )
+    for name in MODELS
+    for dtype in HALF
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_training_and_inference_are_eagers_bit_by_bit(name, dtype) -> None:
+    kind, make = MODELS[name]
+    model, given = kind().to(dtype), make()
+    given = given.to(dtype) if given.is_floating_point() else given
+    expected = steps(copy.deepcopy(model), given)
+    actual = steps(torch2ort.ORTModule(copy.deepcopy(model)), given)
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=0, atol=0)
+
+
+class Mixed(nn.Module):
+    """Layers of three types, as some models keep parts of themselves in other ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.middle = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4)
+        self.high = nn.Linear(4, 4).double()
+
+    def forward(self, x):
+        h = self.middle(self.low(x.bfloat16()).float())
+        return self.high(h.double()).float() + h.half() * x.bfloat16()
+
+
+def test_types_mix_as_in_eager() -> None:
+    model, x = Mixed(), torch.randn(3, 4)
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    outputs = [m(x) for m in (module, model)]
+    for output in outputs:
+        output.square().mean().backward()
+    torch.testing.assert_close(*outputs)
+    for a, e in zip(module.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, e.grad)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_a_recurrent_net_in_double_precision_has_no_kernel_in_onnxruntime(layer) -> None:
+    net, x = layer(3, 4).double().eval(), torch.randn(5, 2, 3, dtype=torch.float64)
+    module = torch2ort.ORTModule(copy.deepcopy(net))
+    with torch.no_grad():
+        torch.testing.assert_close(module(x)[0], net(x)[0], rtol=1e-12, atol=1e-14)

@@ -1,0 +1,89 @@
+"""Nodes of a program that compute in half precision: float16 and bfloat16.
+
+ONNX Runtime's CPU has no kernels that do. It computes in float32, and rounds elsewhere than eager PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.decompositions.registry import Table
+from torch2ort.symbolics.sites import is_operator, operator_name
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+_CASTS = frozenset({"_to_copy", "to", "convert_element_type", "detach", "clone"})
+# They move numbers, or make them of nothing, and round none that another type holds exactly.
+_MOVES = frozenset(
+    {
+        "_unsafe_view", "alias", "cat", "embedding", "empty", "empty_like", "expand", "flatten", "full",
+        "full_like", "gather", "index_select", "new_empty", "new_full", "new_ones", "new_zeros", "ones",
+        "ones_like", "permute", "repeat", "reshape", "scalar_tensor", "select", "slice", "split",
+        "split_with_sizes", "squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view", "where",
+        "zeros", "zeros_like",
+    }
+)  # fmt: skip
+_TAKEN_APART = frozenset({"dropout", "flip", "native_dropout"})
+
+
+def floating_dtypes(node: torch.fx.Node) -> set[torch.dtype]:
+    """Floating-point types among what ``node`` takes and gives."""
+    values: list[object] = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    flat: Iterable[object] = (
+        v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])
+    )
+    return {
+        v.dtype
+        for v in flat
+        if isinstance(v, torch.Tensor) and (v.dtype.is_floating_point or v.dtype.is_complex)
+    }
+
+
+def computes_in_half(node: torch.fx.Node) -> bool:
+    """Whether ``node`` computes in half precision, and does not just convert to or from it."""
+    if not is_operator(node) or operator_name(node) in _CASTS:
+        return False
+    return not HALF.isdisjoint(floating_dtypes(node))
+
+
+def rounds_in_half(node: torch.fx.Node) -> bool:
+    """Whether ``node`` computes in half precision, and does not just move numbers either."""
+    moves = is_operator(node) and operator_name(node) in _MOVES and len(floating_dtypes(node)) == 1
+    return not moves and computes_in_half(node)
+
+
+def whole_in_half(table: Table) -> Table:
+    """Decompositions that leave an operator whole where one of its tensors is in half precision.
+
+    Its parts would round each on its own; a composite is taken apart as eager does it. What moves numbers, or
+    draws them, is as before.
+    """
+    harmless = _MOVES | _TAKEN_APART
+    return {
+        operator: function if _name(operator) in harmless else _unless_half(function)
+        for operator, function in table.items()
+    }
+
+
+def _name(operator: OpOverload) -> str:
+    return operator._schema.name.removeprefix("aten::")
+
+
+def _unless_half(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        if any(_is_half(value) for value in (*args, *kwargs.values())):
+            return NotImplemented
+        return function(*args, **kwargs)
+
+    return decompose
+
+
+def _is_half(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_half, value))
+    return isinstance(value, torch.Tensor) and value.dtype in HALF
