@@ -38,7 +38,7 @@ FLOORS = (
     {"runtime"},
     {"engines"},
     {"exported_model"},
-    {"variants"},
+    {"variants", "dynamo"},
 )
 
 

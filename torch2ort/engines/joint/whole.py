@@ -36,6 +36,9 @@ _EAGERS_OWN = frozenset(
     }
 )
 
+# Recurrent nets besides.
+STAY_WHOLE = _EAGERS_OWN | CHECKING
+
 
 def keep_whole(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> list[Site]:
     """Make calls of PyTorch's kernels of the operators that stay whole.
@@ -62,4 +65,4 @@ def keep_whole(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> list
 def _stays_whole(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return False
-    return is_recurrent(node.target) or node.target in CHECKING or node.target in _EAGERS_OWN
+    return is_recurrent(node.target) or node.target in STAY_WHOLE

@@ -1,0 +1,39 @@
+"""The backend of ``torch.compile(model, backend="torch2ort")``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def backend(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph that dynamo captured, for ONNX Runtime.
+
+    torch.compile finds it by its entry point, and wraps what it raises into ``BackendCompilerFailed``.
+
+    Args:
+        graph_module: the graph.
+        example_inputs: its arguments, fake.
+        options: ``engine``, ``providers``, ```log_level``, ``opset``,
+            ``intra_op_threads``, ``save_onnx_dir`` and ``deterministic``; see :class:`torch2ort.Options`.
+        mode: one of Inductor's, which is ignored with a warning.
+
+    Returns:
+        What runs it.
+
+    Raises:
+        OptionError: an option is unknown, or has a value that is not allowed.
+        UnsupportedOperatorError: no session can run a part of the graph, or of its backward.
+    """
+    # What compiles takes long to import, and most of those who import torch2ort do not compile.
+    from torch2ort.dynamo.backend import compile_graph
+
+    return compile_graph(graph_module, example_inputs, options=options, mode=mode)

@@ -1,0 +1,1 @@
+"""The backend of torch.compile: graphs that dynamo captured, differentiated by AOTAutograd, in sessions."""

@@ -1,0 +1,93 @@
+"""What dynamo calls with each graph that it captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.dynamo import _torch_private as private
+from torch2ort.dynamo.opaque import give_unread, keep_operators_whole
+from torch2ort.dynamo.partition import partition
+from torch2ort.dynamo.running import CompiledGraph
+from torch2ort.dynamo.settings import Settings, settings_of
+from torch2ort.dynamo.tensors import tensors_only
+from torch2ort.engines.choose import target_of
+from torch2ort.engines.joint.lower import lower_half
+from torch2ort.engines.joint.session import Bindings
+from torch2ort.engines.joint.target import half_of
+from torch2ort.graph.stages import save_stage
+from torch2ort.pythonop import Site
+
+_Boxed = Callable[[list[Any]], list[Any]]
+
+
+def compile_graph(
+    graph_module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None,
+    mode: str | None,
+) -> Callable[..., Any]:
+    """A graph of dynamo's on ONNX Runtime; see :func:`torch2ort.compile.backend`."""
+    step = _Step(settings_of(options, mode))
+    unread = give_unread(graph_module)
+    keep_operators_whole(graph_module, step.sites)
+    compiler = private.aot_autograd(
+        fw_compiler=step.forward,
+        bw_compiler=step.backward,
+        inference_compiler=step.inference,
+        partition_fn=step.partition,
+    )
+    with private.whole_steps():
+        compiled: Callable[..., Any] = compiler(graph_module, inputs)
+    return private.uncompiled(lambda *args: compiled(*args)[:-unread]) if unread else compiled
+
+
+class _Step:
+    """The compilers of one graph of dynamo's.
+
+    Args:
+        settings: what was asked for.
+
+    Attributes:
+        sites: calls that its graphs have, kept alive.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.sites: list[Site] = []
+        # Backward finds the contexts of the very calls of forward.
+        self._bindings = Bindings()
+        self._options = settings.options
+        self._target = half_of(target_of(settings.options, differentiate=False))
+        # How many of forward's results the user sees.
+        self._returned = 0
+
+    def partition(
+        self, joint: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
+    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        """See :func:`torch2ort.dynamo.partition.partition`."""
+        self._returned = num_fwd_outputs
+        return partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+
+    def inference(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
+        """Compile what nobody asks for gradients of."""
+        return self._compiled("inference", graph_module, len(graph_module.graph.output_node().args[0]))  # type: ignore[arg-type]
+
+    def forward(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
+        """Compile a forward, whose last results are what backward reads."""
+        private.lend_no_buffers()
+        return self._compiled("forward", graph_module, self._returned)
+
+    def backward(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
+        """Compile a backward."""
+        return self._compiled("backward", graph_module, 0)
+
+    def _compiled(self, kind: str, graph_module: torch.fx.GraphModule, restrided: int) -> _Boxed:
+        with private.apart(graph_module.graph):
+            half, interface = tensors_only(graph_module, restrided)
+            lowered = lower_half(half, self._target)
+            save_stage(self._options, f"compiled_{kind}_exported", lowered.proto)
+            compiled = CompiledGraph(kind, lowered, interface, self._bindings, self._options)
+        return private.boxed(lambda arguments: compiled(arguments))

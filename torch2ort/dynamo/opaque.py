@@ -1,0 +1,137 @@
+"""Calls that AOTAutograd is not to look into: each is one operator with one derivative, PyTorch's own."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.dynamo import _torch_private as private
+from torch2ort.engines.joint.whole import STAY_WHOLE
+from torch2ort.kernels.functions import AtenKernel, encode_call
+from torch2ort.pythonop import TENSOR, Site
+from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.pythonop.interception import internal_site
+
+# dynamo calls them by the names of functions and methods, which are those of the operators but for some.
+_ALIASES = {"matrix_power": "linalg_matrix_power"}
+_NAMES = frozenset({o._schema.name.removeprefix("aten::") for o in STAY_WHOLE} | _ALIASES.keys())
+
+
+def keep_operators_whole(graph_module: torch.fx.GraphModule, sites: list[Site]) -> None:
+    """Have a graph of dynamo's call whole what AOTAutograd would take apart unlike eager PyTorch.
+
+    Args:
+        graph_module: the graph; it, and those that its operators take, are changed in place.
+        sites: the calls, as they are traced; they live as long as somebody holds them.
+    """
+    for module in graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in list(module.graph.nodes):
+            name = _operator(node)
+            if name is None:
+                continue
+            with module.graph.inserting_before(node):
+                call = functools.partial(_whole, name, _original(node), sites)
+                # fx writes code that calls the function by its name.
+                call.__name__ = call.__qualname__ = name  # type: ignore[attr-defined]
+                call.__module__ = __name__
+                made = module.graph.call_function(call, node.args, node.kwargs)
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            module.graph.erase_node(node)
+        module.recompile()
+
+
+def _operator(node: torch.fx.Node) -> str | None:
+    """The name of the operator that a node calls, if one of that name stays whole."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.op not in ("call_method", "call_function") or getattr(builtins, str(name), None) is node.target:
+        return None
+    return str(name) if name in _NAMES else None
+
+
+def _original(node: torch.fx.Node) -> Callable[..., Any]:
+    if node.op == "call_method":
+        method: Callable[..., Any] = getattr(torch.Tensor, str(node.target))
+        return method
+    assert callable(node.target)
+    return node.target
+
+
+def _whole(name: str, original: Callable[..., Any], sites: list[Site], *args: Any, **kwargs: Any) -> Any:
+    """Call an operator by its kernel, or as ever where it is another of the same name."""
+    operator = private.overload_of(_ALIASES.get(name, name), args, kwargs)
+    if operator not in STAY_WHOLE:
+        return original(*args, **kwargs)
+    tensors: list[torch.Tensor] = []
+    text = encode_call(
+        operator,
+        [_written(value, tensors) for value in args],
+        {key: _written(value, tensors) for key, value in kwargs.items()},
+        random=False,
+    )
+    needed = [_is_tracked(tensor) for tensor in tensors]
+    marks = [TENSOR] * len(tensors)
+    site = internal_site(AtenKernel, [text, *marks], [False, *needed], training=any(needed))
+    sites.append(site)
+    outputs = DIFFERENTIABLE_PYTHON_OP(tensors, site.key)[:-1]
+    return outputs[0] if len(operator._schema.returns) == 1 else tuple(outputs)
+
+
+def _is_tracked(tensor: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and tensor.requires_grad
+
+
+def _written(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """An argument as the text of a call holds it; ``tensors`` gets those in it."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, (list, tuple)):
+        return [_written(item, tensors) for item in value]
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return value
+
+
+def give_unread(graph_module: torch.fx.GraphModule) -> int:
+    """Have a graph of dynamo's return what it computes and nobody reads, as AOTAutograd would leave it out.
+
+    Eager PyTorch computes it, which draws random numbers, or raises an error for some values.
+
+    Args:
+        graph_module: the graph; changed in place.
+
+    Returns:
+        The number of results that there are more, behind the others.
+    """
+    graph = graph_module.graph
+    result = graph.output_node()
+    more = []
+    for node in list(graph.nodes):
+        value = node.meta.get("example_value", node.meta.get("val"))
+        if (
+            node.op not in ("call_function", "call_method")
+            or node.users
+            or not isinstance(value, torch.Tensor)
+        ):
+            continue
+        if str(getattr(node.target, "__name__", node.target)).endswith("_"):
+            continue  # a write is never left out
+        with graph.inserting_before(result):
+            own = graph.call_method("clone", (graph.call_method("detach", (node,)),))
+        own.meta = {"example_value": value}
+        more.append(own)
+    if more:
+        result.args = ((*_sequence(result.args[0]), *more),)
+        graph_module.recompile()
+    return len(more)
+
+
+def _sequence(results: Any) -> Sequence[Any]:
+    return results if isinstance(results, (list, tuple)) else (results,)

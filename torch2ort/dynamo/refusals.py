@@ -1,0 +1,77 @@
+"""What no session runs, refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch2ort.dynamo._torch_private import HigherOrderOperator, OpOverload
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.sizes.symbols import has_hint
+from torch2ort.symbolics.source import source_line
+
+_OUT = "Keep that part out of the compiled code, with torch.compiler.disable"
+
+
+def refuse(graph: torch.fx.Graph) -> None:
+    """Refuse what a graph of AOTAutograd's has that no session runs as eager PyTorch does.
+
+    Raises:
+        UnsupportedOperatorError: there is something; names its operator and line.
+    """
+    for node in graph.nodes:
+        for value in _values(node):
+            what = _odd(value)
+            if what is not None:
+                raise UnsupportedOperatorError(
+                    f"{_name(node)} {what}, which torch2ort's graphs do not take. {_OUT}"
+                )
+        if node.op == "call_module" or node.op == "call_method":
+            raise UnsupportedOperatorError(f"{_name(node)} is no operator of PyTorch's. {_OUT}")
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
+            _refuse_silent(node)
+        elif isinstance(node.target, HigherOrderOperator):
+            raise UnsupportedOperatorError(
+                f"{_name(node)} is an operator that takes functions, and a session runs none. {_OUT}"
+            )
+
+
+def _refuse_silent(node: torch.fx.Node) -> None:
+    """Refuse an operator that does something and gives nothing, or writes."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    if schema.is_mutable:
+        raise UnsupportedOperatorError(
+            f"{_name(node)} writes to a tensor in a way that PyTorch does not make functional. {_OUT}"
+        )
+    if not schema.returns:
+        raise UnsupportedOperatorError(
+            f"{_name(node)} gives nothing but an error for some values, and a session would leave it out. "
+            f"{_OUT}"
+        )
+
+
+def _values(node: torch.fx.Node) -> Iterator[Any]:
+    value = node.meta.get("val")
+    yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _odd(value: Any) -> str | None:
+    if isinstance(value, torch.Tensor):
+        if not all(map(has_hint, value.shape)):
+            return "has a size that values decide"
+        if value.device.type != "cpu":
+            return f"is on {value.device}"
+        if value.is_complex() or value.layout is not torch.strided or value.is_quantized:
+            return "gives complex, sparse or quantized numbers"
+        return None
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and not has_hint(value):
+        return "reads a number out of a tensor"
+    return None
+
+
+def _name(node: torch.fx.Node) -> str:
+    if node.op == "placeholder":
+        return f"an argument of the compiled code ({node.name})"
+    return f"{node.target} at {source_line(node)}"

@@ -1,0 +1,150 @@
+"""Calls of a compiled graph: from AOTAutograd's arguments to a session's, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.dynamo import _torch_private as private
+from torch2ort.dynamo.tensors import Interface, Output
+from torch2ort.dynamo.tokens import run_of, token_of
+from torch2ort.engines.joint.lowered import Lowered
+from torch2ort.engines.joint.session import Bindings, HalfSession
+from torch2ort.errors import EngineError
+from torch2ort.options import Options
+from torch2ort.pythonop.native import native
+from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_tensor, to_value
+from torch2ort.sizes import expressions
+
+# A number of a call: of the values of the symbols.
+_Number = Callable[[dict[str, int]], int]
+
+
+class CompiledGraph:
+    """Runs a graph of AOTAutograd's in a session.
+
+    Args:
+        kind: ``"inference"``, ``"forward"`` or ``"backward"``.
+        lowered: the graph as ONNX.
+        interface: what is around it.
+        bindings: what its nodes call; a backward's are those of its forward.
+        options: threads and debugging.
+    """
+
+    def __init__(
+        self, kind: str, lowered: Lowered, interface: Interface, bindings: Bindings, options: Options
+    ) -> None:
+        # onnxruntime refuses a graph without nodes.
+        self._session = None
+        if lowered.proto.graph.node:
+            name = f"compiled_{kind}"
+            self._session = HalfSession(name, lowered, bindings, options, frees_early=kind == "backward")
+        self._interface = interface
+        self._constants = [to_value(plain(tensor)) for tensor in interface.constants]
+        self._outputs = [_Result(output) for output in interface.outputs]
+        self._bools = bool_outputs(lowered.proto.graph, lowered.outputs)
+        # Two gradients must not share memory: each may be written to.
+        self._shares = kind != "backward"
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        """The results for AOTAutograd's arguments.
+
+        Args:
+            arguments: tensors and numbers; emptied.
+
+        Raises:
+            EngineError: ONNX Runtime failed, or a Function's backward returned ``None`` where a number is
+                needed.
+        """
+        interface = self._interface
+        values = [to_value(plain(arguments[i])) for i in interface.tensors]
+        sizes = {
+            name: arguments[i] if axis is None else arguments[i].shape[axis]
+            for name, (i, axis) in interface.symbols.items()
+        }
+        if interface.carried:
+            values.append(
+                to_value(torch.empty([*(sizes[s] for s in interface.carried), 0], dtype=torch.int64))
+            )
+        values += self._constants
+        given = {o.argument: arguments[o.argument] for o in interface.outputs if o.argument is not None}
+        run = native.Run() if interface.token is None else run_of(arguments[interface.token])
+        arguments.clear()
+        found = self._run(values, run)
+        del values
+        fetched = [to_tensor(found[i]) for i in range(len(found))]
+        restore_bools(fetched, self._bools)
+        return self._results(fetched, given, sizes, run)
+
+    def _run(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
+        if self._session is None:
+            return ()
+        if self._interface.token is None:
+            return self._session.run(values, run)
+        run.keeps = private.backward_keeps_graph()
+        run.undefined.clear()
+        found = self._session.run(values, run)
+        if run.undefined:
+            _, argument = min(run.undefined)
+            raise EngineError(
+                f"torch.compile: a Function's backward returned None for argument {argument}, which requires "
+                f"a gradient; eager PyTorch leaves that gradient out, and a compiled graph has numbers. "
+                f"Detach the argument before the Function, or return zeros"
+            )
+        if not run.keeps:
+            run.clear()
+        return found
+
+    def _results(
+        self, fetched: Sequence[torch.Tensor], given: dict[int, Any], sizes: dict[str, int], run: native.Run
+    ) -> list[Any]:
+        results: list[Any] = []
+        taken: set[int] = set()
+        for result in self._outputs:
+            output = result.output
+            if output.token:
+                results.append(token_of(run))
+            elif output.argument is not None:
+                results.append(given[output.argument])
+            elif output.fetched is None:
+                results.append(None if result.number is None else result.number(sizes))
+            else:
+                tensor = fetched[output.fetched]
+                if not self._shares and output.fetched in taken:
+                    tensor = tensor.clone()
+                taken.add(output.fetched)
+                results.append(
+                    tensor if result.strides is None else _restrided(tensor, result.strides(sizes))
+                )
+        return results
+
+
+class _Result:
+    """One result of a graph, its numbers ready to be computed."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self.number = None if output.number is None else _number(output.number)
+        parts = None if output.strides is None else [_number(text) for text in output.strides]
+        self.strides = None if parts is None else lambda sizes: [part(sizes) for part in parts]
+
+
+def _number(text: str) -> _Number:
+    """A function of the symbols' values."""
+    expression = expressions.parse(text)
+    if expression.is_Integer:
+        fixed = int(expression)
+        return lambda sizes: fixed
+    return lambda sizes: int(expressions.evaluate(expression, sizes))
+
+
+def _restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The same numbers in memory as eager PyTorch lays them out."""
+    own = tensor
+    for axis, stride in enumerate(strides):
+        if stride == 0 and tensor.shape[axis] > 1:
+            own = own.narrow(axis, 0, 1)
+    made = torch.empty_strided(own.shape, strides, dtype=tensor.dtype).copy_(own)
+    return made.expand(tensor.shape)

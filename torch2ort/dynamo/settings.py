@@ -1,0 +1,80 @@
+"""The options of ``torch.compile(backend="torch2ort", options={...})``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch2ort.engines.choose import JOINT
+from torch2ort.errors import OptionError, Torch2OrtWarning
+from torch2ort.log import apply_level
+from torch2ort.options import Options
+
+# Those of torch2ort.Options that say something about graphs of torch.compile.
+_SHARED = (
+    "engine", "log_level", "opset", "intra_op_threads", "save_onnx_dir", "deterministic",
+)  # fmt: skip
+_NAMES = (*_SHARED, "providers")
+_PROVIDERS = ("CPUExecutionProvider",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for.
+
+    Attributes:
+        options: those that an ORTModule has, too.
+    """
+
+    options: Options
+
+
+def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
+    """The settings that the arguments of ``torch.compile`` ask for.
+
+    Args:
+        given: its ``options``.
+        mode: its ``mode``, which is Inductor's.
+
+    Raises:
+        OptionError: an option is unknown, or has a value that is not allowed.
+    """
+    given = dict(given or {})
+    for name in given:
+        if name not in _NAMES:
+            raise OptionError(
+                f"Option {name!r} does not exist for torch.compile(backend='torch2ort'); the options are "
+                f"{', '.join(_NAMES)}."
+            )
+    if mode is not None:
+        warnings.warn(
+            f"mode={mode!r} chooses among Inductor's settings and is ignored by the backend torch2ort, whose "
+            f"settings are options={{...}}",
+            Torch2OrtWarning,
+            stacklevel=2,
+        )
+    _check_providers(given.pop("providers", None))
+    options = Options(**given)
+    if options.engine not in (None, JOINT):
+        raise OptionError(
+            f"Option 'engine' is {options.engine!r}; allowed for torch.compile, whose graphs PyTorch "
+            f"differentiates, is {JOINT}, or None for the same."
+        )
+    if options.verify:
+        raise OptionError(
+            "Option 'verify' is True; it compares an ORTModule with its model, and torch.compile has none. "
+            "Compare with torch.compile(backend='eager')."
+        )
+    apply_level(options)
+    return Settings(options)
+
+
+def _check_providers(providers: object) -> None:
+    if providers is None or (isinstance(providers, (list, tuple)) and tuple(providers) == _PROVIDERS):
+        return
+    raise OptionError(
+        f"Option 'providers' is {providers!r}; allowed is {list(_PROVIDERS)}, or None for the providers of "
+        f"the devices that the tensors are on."
+    )
