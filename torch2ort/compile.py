@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from torch2ort.dynamo.backend import compile_graph
+from torch2ort.dynamo.functions import keep_functions_of
+
 
 def backend(
     graph_module: torch.fx.GraphModule,
@@ -22,7 +25,7 @@ def backend(
     Args:
         graph_module: the graph.
         example_inputs: its arguments, fake.
-        options: ``engine``, ``providers``, ```log_level``, ``opset``,
+        options: ``engine``, ``keep_functions``, ``providers``, ```log_level``, ``opset``,
             ``intra_op_threads``, ``save_onnx_dir`` and ``deterministic``; see :class:`torch2ort.Options`.
         mode: one of Inductor's, which is ignored with a warning.
 
@@ -33,7 +36,7 @@ def backend(
         OptionError: an option is unknown, or has a value that is not allowed.
         UnsupportedOperatorError: no session can run a part of the graph, or of its backward.
     """
-    # What compiles takes long to import, and most of those who import torch2ort do not compile.
-    from torch2ort.dynamo.backend import compile_graph
-
     return compile_graph(graph_module, example_inputs, options=options, mode=mode)
+
+
+keep_functions_of(backend)

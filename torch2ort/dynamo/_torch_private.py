@@ -3,8 +3,12 @@
 | name | tried on |
 | --- | --- |
 | torch._dynamo.backends.common.aot_autograd | 2.13.0 |
+| torch._functorch._aot_autograd.descriptors (TangentAOTInput.output), in a graph's metadata | 2.13.0 |
+| torch._dynamo.variables.misc.AutogradFunctionVariable (call_apply, fn_cls), builder.wrap_fx_proxy | 2.13.0 |
+| torch._dynamo.utils.proxy_args_kwargs, _torchdynamo_orig_backend, _TorchCompileWrapper | 2.13.0 |
 | torch._functorch.config (donated_buffer, force_non_lazy_backward_lowering) | 2.13.0 |
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.13.0 |
+| torch._C._autograd._get_sequence_nr, torch.autograd.graph.Node._sequence_nr | 2.13.0 |
 | torch._C._jit_resolve_packet | 2.13.0 |
 | torch._guards.tracing, TracingContext (fw_metadata.bw_donated_idxs) | 2.13.0 |
 | torch._ops (HigherOrderOperator, OpOverload) | 2.13.0 |
@@ -27,6 +31,9 @@ from torch2ort.versions import private_names
 with private_names("torch"):
     from functorch.compile import default_partition as default_partition  # public, but without types
     from torch._dynamo.backends.common import aot_autograd as aot_autograd
+    from torch._dynamo.utils import proxy_args_kwargs
+    from torch._dynamo.variables.builder import wrap_fx_proxy
+    from torch._dynamo.variables.misc import AutogradFunctionVariable
     from torch._functorch import config
     from torch._guards import TracingContext, tracing
     from torch._ops import HigherOrderOperator as HigherOrderOperator
@@ -101,6 +108,69 @@ def overload_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Op
 def backward_keeps_graph() -> bool:
     """Whether the backward that runs now was asked to keep its graph."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def steps_so_far() -> int:
+    """A number that grows with each step that autograd records in this thread."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def step_since(before: int, outputs: Sequence[Any]) -> Any:
+    """The step of autograd's graph that stands for a graph of AOTAutograd's; ``None`` if there is none.
+
+    Args:
+        before: what :func:`steps_so_far` gave before the graph was called.
+        outputs: what the call gave; some may be views of what the step gave.
+    """
+    for output in outputs:
+        node = output.grad_fn if isinstance(output, torch.Tensor) else None
+        while node is not None and node._sequence_nr() >= before:
+            if node.name() == "CompiledFunctionBackward":
+                return node
+            node = node.next_functions[0][0] if node.next_functions else None
+    return None
+
+
+def gradients_of(joint: torch.fx.GraphModule, outputs: int) -> dict[str, int]:
+    """The arguments of a joint graph that are gradients, by name, and the number of the output of each.
+
+    Args:
+        joint: the graph.
+        outputs: how many of its results are forward's.
+    """
+    described = list(joint.graph.output_node().meta["desc"])[:outputs]
+    tangents = [node for node in joint.graph.nodes if is_tangent(node)]
+    return {node.name: described.index(node.meta["desc"].output) for node in tangents}
+
+
+def is_tangent(node: torch.fx.Node) -> bool:
+    """Whether an argument of a joint graph, or of a backward, is the gradient of an output."""
+    return node.op == "placeholder" and node.name.startswith("tangents")
+
+
+def stand_in_for_apply(
+    backend: Callable[..., Any], kept: Callable[[Any, Any], Callable[..., Any] | None]
+) -> None:
+    """Have dynamo put another call into a graph than that of a Function's forward.
+
+    Args:
+        backend: of the graphs that it is for.
+        kept: given a Function and the backend's options, what is to be called; ``None`` for dynamo's own way.
+    """
+    original = AutogradFunctionVariable.call_apply
+
+    def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        wrapper = tx.output.compiler_fn
+        while hasattr(wrapper, "_torchdynamo_orig_backend"):
+            wrapper = wrapper._torchdynamo_orig_backend
+        options = getattr(wrapper, "kwargs", {}).get("options")
+        call = kept(self.fn_cls, options) if getattr(wrapper, "compiler_fn", None) is backend else None
+        if call is None:
+            return original(self, tx, args, kwargs)
+        proxy = tx.output.create_proxy("call_function", call, *proxy_args_kwargs(args, kwargs))
+        return wrap_fx_proxy(tx=tx, proxy=proxy)
+
+    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
 
 
 def uncompiled(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torch2ort.dynamo import _torch_private as private
+from torch2ort.dynamo.functions import calls_in
+from torch2ort.dynamo.missing import watched
 from torch2ort.dynamo.opaque import give_unread, keep_operators_whole
 from torch2ort.dynamo.partition import partition
 from torch2ort.dynamo.running import CompiledGraph
@@ -40,8 +43,10 @@ def compile_graph(
         inference_compiler=step.inference,
         partition_fn=step.partition,
     )
-    with private.whole_steps():
+    with private.whole_steps(), calls_in(step.sites):
         compiled: Callable[..., Any] = compiler(graph_module, inputs)
+    if len(step.gradients) > 1:
+        compiled = watched(compiled)
     return private.uncompiled(lambda *args: compiled(*args)[:-unread]) if unread else compiled
 
 
@@ -53,10 +58,12 @@ class _Step:
 
     Attributes:
         sites: calls that its graphs have, kept alive.
+        gradients: name of the argument that is the gradient of an output -> number of the output.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.sites: list[Site] = []
+        self.gradients: dict[str, int] = {}
         # Backward finds the contexts of the very calls of forward.
         self._bindings = Bindings()
         self._options = settings.options
@@ -69,6 +76,7 @@ class _Step:
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """See :func:`torch2ort.dynamo.partition.partition`."""
         self._returned = num_fwd_outputs
+        self.gradients = private.gradients_of(joint, num_fwd_outputs)
         return partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
 
     def inference(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
@@ -85,9 +93,19 @@ class _Step:
         return self._compiled("backward", graph_module, 0)
 
     def _compiled(self, kind: str, graph_module: torch.fx.GraphModule, restrided: int) -> _Boxed:
+        compiled = self._graph(kind, graph_module, restrided, frozenset())
+        return private.boxed(lambda arguments: compiled(arguments))
+
+    def _graph(
+        self, kind: str, graph_module: torch.fx.GraphModule, restrided: int, missing: frozenset[int]
+    ) -> CompiledGraph:
+        without = None
+        arguments = graph_module.graph.find_nodes(op="placeholder")
+        gradients = {self.gradients[n.name]: i for i, n in enumerate(arguments) if n.name in self.gradients}
+        if kind == "backward" and len(gradients) > 1 and not missing:
+            without = functools.partial(self._graph, kind, graph_module, restrided)
         with private.apart(graph_module.graph):
-            half, interface = tensors_only(graph_module, restrided)
+            half, interface = tensors_only(graph_module, restrided, missing)
             lowered = lower_half(half, self._target)
             save_stage(self._options, f"compiled_{kind}_exported", lowered.proto)
-            compiled = CompiledGraph(kind, lowered, interface, self._bindings, self._options)
-        return private.boxed(lambda arguments: compiled(arguments))
+            return CompiledGraph(kind, lowered, interface, self._bindings, self._options, gradients, without)

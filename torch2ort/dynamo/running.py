@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torch2ort.dynamo import _torch_private as private
+from torch2ort.dynamo.missing import take_missing
 from torch2ort.dynamo.tensors import Interface, Output
 from torch2ort.dynamo.tokens import run_of, token_of
 from torch2ort.engines.joint.lowered import Lowered
@@ -31,11 +33,22 @@ class CompiledGraph:
         interface: what is around it.
         bindings: what its nodes call; a backward's are those of its forward.
         options: threads and debugging.
+        gradients: of a backward: number of an output of forward -> position of its gradient's argument.
+        without: makes the one for a backward of which some of these arguments are not there.
     """
 
     def __init__(
-        self, kind: str, lowered: Lowered, interface: Interface, bindings: Bindings, options: Options
+        self,
+        kind: str,
+        lowered: Lowered,
+        interface: Interface,
+        bindings: Bindings,
+        options: Options,
+        gradients: Mapping[int, int] | None = None,
+        without: Callable[[frozenset[int]], CompiledGraph] | None = None,
     ) -> None:
+        self._gradients = gradients or {}
+        self._without = None if without is None else functools.cache(without)
         # onnxruntime refuses a graph without nodes.
         self._session = None
         if lowered.proto.graph.node:
@@ -58,6 +71,10 @@ class CompiledGraph:
             EngineError: ONNX Runtime failed, or a Function's backward returned ``None`` where a number is
                 needed.
         """
+        if self._without is not None:
+            missing = frozenset(self._gradients[i] for i in take_missing() if i in self._gradients)
+            if missing:
+                return self._without(missing)(arguments)
         interface = self._interface
         values = [to_value(plain(arguments[i])) for i in interface.tensors]
         sizes = {
@@ -69,6 +86,8 @@ class CompiledGraph:
                 to_value(torch.empty([*(sizes[s] for s in interface.carried), 0], dtype=torch.int64))
             )
         values += self._constants
+        if interface.order:
+            values = [values[i] for i in interface.order]
         given = {o.argument: arguments[o.argument] for o in interface.outputs if o.argument is not None}
         run = native.Run() if interface.token is None else run_of(arguments[interface.token])
         arguments.clear()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch2ort.dynamo.functions import OPTION
 from torch2ort.engines.choose import JOINT
 from torch2ort.errors import OptionError, Torch2OrtWarning
 from torch2ort.log import apply_level
@@ -16,7 +17,7 @@ from torch2ort.options import Options
 _SHARED = (
     "engine", "log_level", "opset", "intra_op_threads", "save_onnx_dir", "deterministic",
 )  # fmt: skip
-_NAMES = (*_SHARED, "providers")
+_NAMES = (*_SHARED, OPTION, "providers")
 _PROVIDERS = ("CPUExecutionProvider",)
 
 
@@ -55,6 +56,9 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
             Torch2OrtWarning,
             stacklevel=2,
         )
+    keeps = given.pop(OPTION, False)
+    if not isinstance(keeps, bool):
+        raise OptionError(f"Option {OPTION!r} is {keeps!r}; allowed is True or False.")
     _check_providers(given.pop("providers", None))
     options = Options(**given)
     if options.engine not in (None, JOINT):

@@ -17,7 +17,8 @@ import torch
 from torch2ort.dynamo import _torch_private as private
 from torch2ort.dynamo.refusals import refuse
 from torch2ort.engines.joint.sizes import SizeNodes, carried, settle_sizes, symbols_in, written
-from torch2ort.engines.joint.split import Half
+from torch2ort.engines.joint.split import Half, Split
+from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
@@ -58,6 +59,7 @@ class Interface:
         token: position of the argument that finds what Functions left in forward; ``None`` if none did.
         symbols: of each symbol that is wanted, the argument, and its dimension; ``None`` if it is a number.
         outputs: the graph's results.
+        order: of the session's inputs among these, where it is another one.
     """
 
     tensors: tuple[int, ...]
@@ -66,6 +68,7 @@ class Interface:
     token: int | None
     symbols: Mapping[str, tuple[int, int | None]]
     outputs: tuple[Output, ...]
+    order: tuple[int, ...] = ()
 
 
 @dataclass
@@ -87,12 +90,15 @@ class _Parts:
     tokens: dict[torch.fx.Node, int | None] = field(default_factory=dict)
 
 
-def tensors_only(graph_module: torch.fx.GraphModule, restrided: int) -> tuple[Half, Interface]:
+def tensors_only(
+    graph_module: torch.fx.GraphModule, restrided: int, missing: frozenset[int] = frozenset()
+) -> tuple[Half, Interface]:
     """A graph of tensors that computes what another one does.
 
     Args:
         graph_module: of AOTAutograd; it stays as it is.
         restrided: how many of the first results get the strides that they have in eager PyTorch.
+        missing: positions of the arguments of a backward that are gradients which there are not.
 
     Raises:
         UnsupportedOperatorError: no session can run it.
@@ -100,6 +106,8 @@ def tensors_only(graph_module: torch.fx.GraphModule, restrided: int) -> tuple[Ha
     parts = _parts(graph_module)
     refuse(parts.graph)
     settle_sizes(parts.graph)
+    if missing:
+        return _without(parts, missing)
     outputs, fetched = _outputs(parts, restrided)
     wanted = _symbols_of_nodes(parts, fetched)
     half, carrying = _half(parts, fetched, wanted)
@@ -111,6 +119,43 @@ def tensors_only(graph_module: torch.fx.GraphModule, restrided: int) -> tuple[Ha
         token=next((position for position in parts.tokens.values() if position is not None), None),
         symbols=_sources(parts, {*carrying, *_names_in(texts)}),
         outputs=outputs,
+    )
+    return half, interface
+
+
+def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, Interface]:
+    """A backward in which some outputs have no gradient, as the joint engine makes it."""
+    results: list[Any] = list(parts.graph.output_node().args[0])  # type: ignore[arg-type]
+    tangents = {n: i for n, i in parts.tensors.items() if private.is_tangent(n)}
+    joint = Joint(
+        graph_module=torch.fx.GraphModule(torch.nn.Module(), parts.graph),
+        inputs={
+            **{n: i for n, i in parts.tensors.items() if n not in tangents},
+            **{n: ~i for i, n in enumerate(parts.constants)},
+        },
+        tangents=tangents,
+        outputs=(),
+        written={},
+        gradients={i: n for i, n in enumerate(results) if isinstance(n, torch.fx.Node)},
+        shared=frozenset(),
+    )
+    half, gradients = Split(joint).backward(missing)
+    where = {node: i for i, node in enumerate(half.outputs)}
+    fed = [n for n in half.inputs if n in parts.tensors]
+    sizes = [n for n in half.inputs if n not in parts.tensors and n not in parts.constants]
+    constants = [n for n in half.inputs if n in parts.constants]
+    carrying = tuple(carried(sizes[0].meta["val"])) if sizes else ()
+    given = [*fed, *sizes, *constants]
+    interface = Interface(
+        tensors=tuple(parts.tensors[n] for n in fed),
+        carried=carrying,
+        constants=tuple(parts.constants[n] for n in constants),
+        token=next((position for position in parts.tokens.values() if position is not None), None),
+        symbols=_sources(parts, set(carrying)),
+        outputs=tuple(
+            Output(fetched=where[gradients[i]]) if i in gradients else Output() for i in range(len(results))
+        ),
+        order=tuple(given.index(n) for n in half.inputs),
     )
     return half, interface
 

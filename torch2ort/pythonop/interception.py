@@ -13,7 +13,7 @@ import itertools
 import operator
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -51,14 +51,21 @@ class Capture:
         training: the mode of the export.
         model: the model, whose Functions may reach its tensors.
         sample: what the Functions get that must be run on real tensors; ``None`` if nobody can know.
+        operator: from the tensors and the site's key of a call to its results.
 
     Attributes:
         sites: every site by its key, in the order of the calls.
     """
 
     def __init__(
-        self, *, training: bool, model: torch.nn.Module | None = None, sample: Sample | None = None
+        self,
+        *,
+        training: bool,
+        model: torch.nn.Module | None = None,
+        sample: Sample | None = None,
+        operator: Callable[[list[torch.Tensor], str], Sequence[torch.Tensor]] | None = None,
     ) -> None:
+        self._operator = operator or torch.ops.torch2ort.python_op
         self.sites: dict[str, Site] = {}
         self._training = training
         self._sample = sample
@@ -100,7 +107,7 @@ class Capture:
             place(site, self._sample, self._calls[function])
         self._calls[function] += 1
         try:
-            outputs = torch.ops.torch2ort.python_op(tensors, site.key)
+            outputs = self._operator(tensors, site.key)
         except UserError as carrier:
             raise carrier.error from None
         return _returned(site, values, outputs)
@@ -219,7 +226,8 @@ def _returned(site: Site, arguments: tuple[Any, ...], outputs: Sequence[torch.Te
     return tuple(values) if result.returns_tuple else values[0]
 
 
-def _is_users(function: type) -> bool:
+def is_users(function: type) -> bool:
+    """Whether a Function is none of torch's own; that of checkpoints calls the user's code."""
     module = function.__module__
     if module == "torch.utils.checkpoint":
         return True
@@ -282,7 +290,7 @@ def _stand_in(
     function: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> Any:
     capture = _interceptor.current()
-    if capture is None or not _is_users(function):
+    if capture is None or not is_users(function):
         return NotImplemented
     return capture.call(function, private.positional(function, args, kwargs))
 

@@ -1,0 +1,82 @@
+"""autograd.Functions that stay opaque in graphs of dynamo's: ``options={"keep_functions": True}``.
+
+dynamo traces into a Function before any backend is asked. So its own handling of ``apply`` asks, for each
+call, whether the backend that the graph is for keeps Functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torch2ort.dynamo import _torch_private as private
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.abstract_run.sample import Sample
+from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.pythonop.interception import Capture, is_users
+
+OPTION = "keep_functions"
+
+
+class _Tracing(threading.local):
+    """The calls of the graph that AOTAutograd traces in this thread."""
+
+    sites: list[Site] | None = None
+
+
+_tracing = _Tracing()
+
+
+def keep_functions_of(backend: Callable[..., Any]) -> None:
+    """Have dynamo keep the Functions of graphs that are for ``backend``, where its options say so."""
+
+    def kept(function: Any, options: dict[str, Any] | None) -> Callable[..., Any] | None:
+        wanted = (options or {}).get(OPTION) is True and is_users(function)
+        return _call_of(function) if wanted else None
+
+    private.stand_in_for_apply(backend, kept)
+
+
+@contextlib.contextmanager
+def calls_in(sites: list[Site]) -> Iterator[None]:
+    """Collect in ``sites`` the calls of Functions that are traced inside."""
+    before, _tracing.sites = _tracing.sites, sites
+    try:
+        yield
+    finally:
+        _tracing.sites = before
+
+
+def _call_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What stands in a graph of dynamo's for ``function.apply``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        sample = Sample()
+        # Nobody knows what the call gets. Where it must run on real tensors, it gets made-up ones.
+        sample.calls[function], sample.sizes_needed = [], True
+        with Capture(training=torch.is_grad_enabled(), sample=sample, operator=_opaque) as capture:
+            result = function.apply(*map(_thawed, args), **{k: _thawed(v) for k, v in kwargs.items()})
+        if _tracing.sites is not None:
+            _tracing.sites += capture.sites.values()
+        return result
+
+    call.__name__ = call.__qualname__ = function.__name__
+    return call
+
+
+def _thawed(value: Any) -> Any:
+    """An argument with lists and dictionaries for those of fx, which nobody may write to."""
+    if isinstance(value, list):
+        return [_thawed(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _thawed(item) for key, item in value.items()}
+    return tuple(map(_thawed, value)) if type(value) is tuple else value
+
+
+def _opaque(tensors: list[torch.Tensor], key: str) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = DIFFERENTIABLE_PYTHON_OP(tensors, key)
+    return found[:-1]
