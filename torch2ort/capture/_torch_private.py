@@ -11,16 +11,20 @@
 | torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.nn.modules.module._global_buffer_registration_hooks | 2.11-2.15.0 |
+| torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.13.0 |
 | torch._functorch._aot_autograd.utils, whose hook on buffers a failed export leaves there | 2.11.0 |
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 
 from torch2ort.versions import need, private_names
 
@@ -31,6 +35,7 @@ with private_names("torch"):
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
     need(OpOverload, "_schema")
+    need(torch.amp, "_enter_autocast", "_exit_autocast")
     need(torch._VF, "_pack_padded_sequence")
     need(torch.export.ExportedProgram, "_guards_code")
     need(torch.nn.modules.transformer, "_detect_is_causal_mask")
@@ -42,11 +47,15 @@ __all__ = [
     "OpOverload",
     "is_compiled",
     "mask_is_a_mask",
+    "no_autocast_nodes",
     "no_hooks_left",
+    "nodes_noted",
     "pack_padded_sequence",
     "size_guards",
 ]
 
+
+_ENTER, _EXIT = (getattr(torch.amp, name) for name in ("_enter_autocast", "_exit_autocast"))
 
 # What nn.utils.rnn.pack_padded_sequence calls.
 pack_padded_sequence = torch._VF._pack_padded_sequence
@@ -97,3 +106,49 @@ def mask_is_a_mask() -> Iterator[None]:
         yield
     finally:
         transformer._detect_is_causal_mask = detect
+
+
+@contextlib.contextmanager
+def nodes_noted(note: Callable[[torch.fx.Node], None]) -> Iterator[None]:
+    """Have ``note`` called with each node that this thread's trace makes inside."""
+    create = torch.fx.Graph.create_node
+
+    @functools.wraps(create)
+    def create_node(self: torch.fx.Graph, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = create(self, *args, **kwargs)
+        note(node)
+        return node
+
+    torch.fx.Graph.create_node = create_node  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.fx.Graph.create_node = create  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def no_autocast_nodes(ended: Callable[[], None]) -> Iterator[None]:
+    """Keep a trace from recording where regions of autocast begin and end, which torch.export takes apart.
+
+    Of a region without gradients inside of one it forgets that.
+
+    Args:
+        ended: is called at the end of each outermost region.
+    """
+    recorded = PreDispatchTorchFunctionMode.__torch_function__
+
+    def torch_function(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ENTER:
+            return None
+        if func is _EXIT:
+            torch.autocast_increment_nesting()
+            if torch.autocast_decrement_nesting() == 0:
+                ended()
+            return None
+        return recorded(self, func, types, args, kwargs)
+
+    PreDispatchTorchFunctionMode.__torch_function__ = torch_function  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PreDispatchTorchFunctionMode.__torch_function__ = recorded  # type: ignore[method-assign]

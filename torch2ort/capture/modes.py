@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from torch2ort.errors import ExportError
+from torch2ort.pythonop.autocast import Autocast, entered
 
 
 class Modes(NamedTuple):
@@ -24,17 +25,20 @@ class Modes(NamedTuple):
         gradients: whether autograd records.
         inference: whether inference mode is on.
         determinism: PyTorch's debug level of determinism: 0 off, 1 warns, 2 raises.
+        autocast: what it is set to.
     """
 
     gradients: bool
     inference: bool
     determinism: int
+    autocast: Autocast
 
     @classmethod
     def now(cls) -> Modes:
         """The switches of this thread."""
         inference = torch.is_inference_mode_enabled()
-        return cls(torch.is_grad_enabled() and not inference, inference, torch.get_deterministic_debug_mode())
+        gradients = torch.is_grad_enabled() and not inference
+        return cls(gradients, inference, torch.get_deterministic_debug_mode(), Autocast.now())
 
     @property
     def deterministic(self) -> bool:
@@ -43,7 +47,10 @@ class Modes(NamedTuple):
 
     def description(self) -> str:
         """One text a value, for keys."""
-        return f"gradients {self.gradients}, inference {self.inference}, determinism {self.determinism}"
+        return (
+            f"gradients {self.gradients}, inference {self.inference}, determinism {self.determinism}, "
+            f"autocast {self.autocast.description()}"
+        )
 
 
 @contextlib.contextmanager
@@ -58,6 +65,7 @@ def traceable_modes(modes: Modes) -> Iterator[None]:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(_inference_mode_for_users())
         stack.enter_context(torch.set_grad_enabled(modes.gradients))
+        stack.enter_context(entered(modes.autocast))
         yield
 
 

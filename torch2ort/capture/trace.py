@@ -18,6 +18,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture import _torch_private as private
+from torch2ort.capture.autocast import noted
 from torch2ort.capture.call import DimSpec
 from torch2ort.capture.constants import connect_constants
 from torch2ort.capture.dead_ends import DeadEnd, dead_ends_of, has_dead_end
@@ -120,6 +121,7 @@ class FlatCall(torch.nn.Module):
         self._with_hooks = with_hooks
         self._signature = signature
         self._schema = schema
+        self._keeps_casts = torch.is_autocast_cache_enabled()
         self._attributes = TensorAttributes(model)
         self.code = TracedCode(model)
         self.training = model.training
@@ -140,6 +142,7 @@ class FlatCall(torch.nn.Module):
                 self.code,
                 assigned_buffers_written(self.model),
                 same_grad_mode(self.model),
+                noted(cache=self._keeps_casts),
             ):
                 result = run(*args, **kwargs)
                 outputs, self.output_schema = io_schema.flatten(result)

@@ -13,6 +13,7 @@ from torch2ort.engines.interface import Engine
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
+from torch2ort.pythonop.autocast import Autocast, off
 
 
 class Boundary(torch.autograd.Function):
@@ -28,7 +29,7 @@ class Boundary(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """One tensor per entry of the graph's fetches; the engine runs inside of what ``around`` gives."""
         feeds = _lasting(engine, feeds)
-        with around():
+        with around(), off():
             outputs, state = engine.forward(feeds)
         ctx.around, ctx.engine, ctx.state, ctx.verification = around, engine, state, verification
         ctx.saved = Saved(feeds, {i: outputs[i].detach() for i in engine.read_outputs})
@@ -42,13 +43,19 @@ class Boundary(torch.autograd.Function):
         """One gradient per feed.
 
         Raises:
-            EngineError: a double backward was asked for, or forward cannot run again.
+            EngineError: a double backward was asked for, or one under autocast, or forward cannot run again.
             RuntimeError: a second backward without ``retain_graph``, or a tensor was written to since.
         """
         if torch.is_grad_enabled():
             raise EngineError(
                 "ORTModule: a backward with create_graph=True (double backward) was asked for; ONNX Runtime "
                 "computes first derivatives only. Run this model in eager PyTorch for higher derivatives"
+            )
+        if Autocast.now().is_on:
+            raise EngineError(
+                "ORTModule: backward was called under torch.autocast, where eager PyTorch casts what the "
+                "derivatives compute, too. Call it behind the `with torch.autocast(...):` block, as PyTorch "
+                "asks for: gradients are in the types that forward ran in"
             )
         state, saved = ctx.state, ctx.saved
         if saved is None:

@@ -22,6 +22,8 @@ from torch2ort.graph.interface import Interface
 from torch2ort.graph.stages import save_stage
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.pythonop.autocast import off
+from torch2ort.symbolics.autocast import settle_autocast
 from torch2ort.symbolics.lowering import lower, sizes_of
 from torch2ort.symbolics.target import Target
 
@@ -124,9 +126,11 @@ def _export(
                 f"model, or pass it as an argument"
             )
         program = None
-        if target.keeps_program:
-            program = kept_program(traced)
-        graph, weights = lower(model, traced, call.schema, target)
+        with off():
+            settle_autocast(traced.program.graph_module, model, gradients=modes.gradients)
+            if target.keeps_program:
+                program = kept_program(traced)
+            graph, weights = lower(model, traced, call.schema, target)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     nodes = len(graph.proto.graph.node)
     logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, nodes, len(graph.sites))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as python
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,34 +11,53 @@ import torch
 from torch2ort.kernels._torch_private import OpOverload, schema_of
 
 aten = torch.ops.aten
-# Operators of batch normalisation -> how many of their last results are the new running statistics.
-_BATCH_NORMS: dict[OpOverload, int] = {
+# Normalisations -> how many of their last results are new running statistics.
+_NORMS: dict[OpOverload, int] = {
     aten._native_batch_norm_legit_functional.default: 2,
     aten._batch_norm_with_update_functional.default: 2,
     aten._native_batch_norm_legit.no_stats: 0,
     aten._native_batch_norm_legit_no_training.default: 0,
     aten.native_batch_norm.default: 0,
+    aten.native_group_norm.default: 0,
+    aten.native_layer_norm.default: 0,
 }
+_GROUPS_BACKWARD = aten.native_group_norm_backward.default
 
 
 def with_eagers_types(
-    operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any], results: Sequence[Any]
-) -> Sequence[Any]:
-    """``results`` of a call of ``operator``, each in the element type that eager PyTorch gives it.
+    operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any], results: Any
+) -> Any:
+    """``results`` of a call of ``operator``, each in the element type that eager PyTorch gives it on CPU.
 
-    Of a batch in half precision, the statistics are in the type of the parameters or of what they replace.
+    What is normalised in half precision has statistics in the type of the parameters or of what they replace.
     """
-    running = _BATCH_NORMS.get(operator)
-    if running is None:
+    if operator not in _NORMS and operator is not _GROUPS_BACKWARD:
         return results
     names = [a.name for a in schema_of(operator).arguments]
     given = {**dict(zip(names, arguments, strict=False)), **keywords}
-    of_batch = (given.get(name) for name in ("weight", "running_mean", "input"))
-    kind = next(tensor for tensor in of_batch if tensor is not None).dtype
+    if operator is _GROUPS_BACKWARD:
+        gradient, *others = results
+        return (None if gradient is None else gradient.to(given["input"].dtype), *others)
+    of_input = (given.get(name) for name in ("weight", "running_mean", "input"))
+    kind = next(tensor for tensor in of_input if tensor is not None).dtype
     output, mean, inverse, *rest = results
-    first = len(rest) - running
+    first = len(rest) - _NORMS[operator]
     new = (
         value.to(given[name].dtype)
         for value, name in zip(rest[first:], ("running_mean", "running_var"), strict=False)
     )
     return (output, mean.to(kind), inverse.to(kind), *rest[:first], *new)
+
+
+def tell_eagers_types(graph: torch.fx.Graph) -> None:
+    """Have what stands for a node's results be of the element types that eager PyTorch gives them."""
+    for node in graph.nodes:
+        if node.target not in _NORMS and node.target is not _GROUPS_BACKWARD:
+            continue
+        arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        values = node.meta["val"]
+        with next(v for v in values if v is not None).fake_mode:
+            node.meta["val"] = tuple(with_eagers_types(node.target, arguments, keywords, values))
+        for user in node.users:
+            if user.target is python.getitem:
+                user.meta["val"] = node.meta["val"][user.args[1]]

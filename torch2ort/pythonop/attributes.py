@@ -16,6 +16,7 @@ import onnx
 import torch
 
 from torch2ort.errors import ExportError, ModelLoadError
+from torch2ort.pythonop import autocast
 from torch2ort.pythonop.checks import check_node, check_site
 from torch2ort.pythonop.site import TENSOR, Result, Site, Size, TensorType
 
@@ -139,6 +140,7 @@ def dump_site(site: Site) -> str:
             "mapped": site.mapped,
             "fresh": list(site.fresh),
             "remembers": site.remembers,
+            "autocast": {} if site.autocast is None else site.autocast.dump(),
             "inputs": [_dump_type(t) for t in result.inputs],
             "outputs": [_dump_or_mark(v) for v in result.outputs],
             "tensors": [_dump_type(t) for t in result.tensors],
@@ -200,6 +202,7 @@ def load_site(func_name: str, text: str) -> Site:
             mapped=_typed(data["mapped"], bool),
             fresh=_integers(data.get("fresh", ())),
             remembers=_typed(data.get("remembers", False), bool),
+            autocast=autocast.loaded(_typed(data.get("autocast", {}), dict)),
             result=result,
         )
         check_site(site, ONNX_TYPES)

@@ -26,6 +26,7 @@ from torch2ort.pythonop.abstract_run.fake import fake_outputs
 from torch2ort.pythonop.abstract_run.observe import UserError, holds_tensor
 from torch2ort.pythonop.abstract_run.sample import Sample, place
 from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
+from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
 from torch2ort.versions import installed, remedy
 
@@ -93,6 +94,7 @@ class Capture:
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
         """Stand in for ``function.apply(*arguments)`` in the traced program."""
         values = tuple(_concrete(function, i, a) for i, a in enumerate(arguments))
+        autocast = Autocast.now()
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         site = Site(
             func_name=self._name(function),
@@ -100,6 +102,8 @@ class Capture:
             arguments=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
             needs_input_grad=tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values),
             training=self._training,
+            # A cast that is kept would be of a tensor that is the runtime's, and held for longer.
+            autocast=autocast._replace(cache=False) if autocast.is_on else None,
         )
         self.sites[site.key] = site
         open_traces(site, self._traces)

@@ -21,6 +21,7 @@ from torch2ort.errors import EngineError, ExportError
 from torch2ort.graph.nodes import function_of, python_op_nodes
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.abstract_run.anew import anew
+from torch2ort.pythonop.autocast import under
 from torch2ort.pythonop.native import native, note_exported
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.pythonop.unobserved import watched
@@ -246,8 +247,10 @@ def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any
     if site.mapped:
         forward, backward = own_gradient(site, backward)
         return forward, None, backward
-    setup_context = function.setup_context if uses_setup_context(function) else None
-    forward = function.forward
+    setup_context = None
+    if uses_setup_context(function):
+        setup_context = under(site.autocast, function.setup_context)
+    forward = under(site.autocast, function.forward)
     if site.fresh:
         forward, setup_context = anew(site, forward, setup_context), None
     if site.known_result.observed and not site.known_result.sizes:

@@ -13,6 +13,7 @@ from torch2ort.errors import EngineError
 from torch2ort.graph.graph import Graph
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
+from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.cached_session import can_keep, kept_session
 from torch2ort.runtime.feeds import Feeds
@@ -59,7 +60,7 @@ class InferenceEngine:
         """
         values = dict(zip(self._graph.feeds, self._feeds.values(feeds), strict=True))
         failure: BaseException | None = None
-        with surroundings(self._session.python_op_callees), torch.no_grad():
+        with surroundings(self._session.python_op_callees), torch.no_grad(), off():
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
             except Exception as error:

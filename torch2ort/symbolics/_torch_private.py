@@ -10,6 +10,8 @@
 | torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes, remove_assertion_nodes | 2.11-2.15.0 |
 | torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
 | torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.11-2.15.0 |
+| torch._C._dispatch_has_kernel_for_dispatch_key | 2.13.0 |
+| torch.utils._python_dispatch.TorchDispatchMode | 2.13.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch.fx.experimental._config | 2.11-2.15.0 |
 | torch._inductor.config.fallback_random | 2.11-2.15.0 |
@@ -25,13 +27,14 @@ import inspect
 import logging
 import operator
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
 import onnxscript.evaluator
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.symbolics.source import source_line
@@ -40,7 +43,8 @@ from torch2ort.versions import need, private_names
 with private_names("torch"):
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental import _config
     from torch.fx.experimental.symbolic_shapes import statically_known_true
     from torch.onnx._internal.exporter import (
@@ -52,7 +56,9 @@ with private_names("torch"):
         _fx_passes,
         _registration,
     )
+    from torch.utils._python_dispatch import TorchDispatchMode
 
+    need(torch._C, "_dispatch_has_kernel_for_dispatch_key")
     need(OpOverload, "_schema", "_can_decompose")
     need(torch.export.ExportedProgram, "_graph_signature")
     need(_config, "patch", "backed_size_oblivious")
@@ -324,3 +330,49 @@ def quiet() -> Iterator[None]:
     finally:
         for one, level in zip(loggers, levels, strict=True):
             one.setLevel(level)
+
+
+_AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+@functools.lru_cache(maxsize=4096)
+def has_autocast(operator: Any, kinds: tuple[str, ...]) -> bool:
+    """Whether autocast has something to say of an operator itself, on one of these kinds of devices."""
+    has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has(operator.name(), _AUTOCAST_KEYS[kind]) for kind in kinds)
+
+
+class Recorded(TorchDispatchMode):
+    """Notes what operators are run inside, below autocast and autograd.
+
+    Attributes:
+        calls: each operator that gave tensors, those that it took and those that it gave.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, list[torch.Tensor], list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and note it."""
+        result = func(*args, **(kwargs or {}))
+        given = _tensors((result,))
+        if given:
+            self.calls.append((func, _tensors((*args, *(kwargs or {}).values())), given))
+        return result
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += _tensors(value)
+        elif isinstance(value, torch.Tensor):
+            found.append(value)
+    return found
+
+
+def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Graph:
+    """The operators that ``function`` calls of tensors without data, below autocast and autograd."""
+    graph: torch.fx.Graph = make_fx(function)(*values).graph
+    return graph

@@ -13,6 +13,7 @@ from torch2ort.engines.interface import Engine
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
 from torch2ort.options import Options
+from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
 
 Shapes = tuple[torch.Size, ...]
@@ -66,13 +67,15 @@ class Variant:
     def training_engine(self) -> Engine:
         """The engine that computes gradients, too."""
         if self._training is None:
-            self._training = engine_of(self.built, self.requires_grad, self.options)
+            with off():
+                self._training = engine_of(self.built, self.requires_grad, self.options)
         return self._training
 
     def inference_engine(self) -> InferenceEngine:
         """The engine that runs forward only."""
         if self._inference is None:
-            self._inference = InferenceEngine(self.built.graph, self.options, self.built.shelf)
+            with off():
+                self._inference = InferenceEngine(self.built.graph, self.options, self.built.shelf)
         return self._inference
 
 

@@ -123,13 +123,8 @@ def _refuse_surroundings() -> None:
     """Refuse a call inside of what changes the meaning of operators and does not reach a graph.
 
     Raises:
-        ExportError: it is inside of autocast, a torch.func transform or forward-mode differentiation.
+        ExportError: it is inside of a torch.func transform or forward-mode differentiation.
     """
-    if torch.is_autocast_enabled("cpu"):
-        raise ExportError(
-            "ORTModule was called under torch.autocast, which chooses dtypes call by call while a graph has "
-            "fixed ones. Convert the model and its inputs with .to(dtype), or call it outside of autocast"
-        )
     if private.in_transform():
         raise ExportError(
             "ORTModule was called inside a torch.func transform (vmap, grad, jvp, ...), which does not reach "

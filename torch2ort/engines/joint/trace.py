@@ -18,6 +18,7 @@ from torch2ort.engines.joint.sizes import is_number, refuse_unknown, settle_size
 from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.source import Source
+from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
@@ -121,6 +122,7 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
                 f"Put the part of the model that it names into a torch.autograd.Function"
             ) from error
     settle_sizes(joint.graph)
+    tell_eagers_types(joint.graph)
     described = _described(joint, source, _shared(results, again), len(results))
     refuse_unknown(joint.graph, described.inputs)
     outputs = described.outputs[: len(results) - unread]

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.sample import memory
+from torch2ort.pythonop.autocast import entered
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 from torch2ort.sizes.symbols import size_hint
@@ -78,7 +79,7 @@ def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -
     function = site.function
     if function is None:
         raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
-    with torch.no_grad():
+    with torch.no_grad(), entered(site.autocast):
         if private.uses_setup_context(function):
             outputs = function.forward(*arguments)
             function.setup_context(context, tuple(arguments), outputs)

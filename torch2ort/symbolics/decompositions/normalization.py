@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,7 +17,36 @@ _Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def in_single_precision(decomposition: _F) -> _F:
+    """Compute what is in half precision in float32, as eager does, whatever type the parameters are in."""
+
+    @functools.wraps(decomposition)
+    def decompose(input: torch.Tensor, *args: Any) -> Any:
+        if input.dtype not in (torch.float16, torch.bfloat16):
+            return decomposition(input, *args)
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        # Statistics of the batch are in the type of the parameters, new running ones in that of the old.
+        kind = tensors[0].dtype if tensors else input.dtype
+        wide = decomposition(input.float(), *(a.float() if isinstance(a, torch.Tensor) else a for a in args))
+        if isinstance(wide, torch.Tensor):
+            return wide.to(input.dtype)
+        output, mean, inverse, *new = wide
+        old = tensors[len(tensors) - len(new) :]
+        return (
+            output.to(input.dtype),
+            mean.to(kind),
+            inverse.to(kind),
+            *(value.to(before.dtype) for value, before in zip(new, old, strict=True)),
+        )
+
+    return decompose  # type: ignore[return-value]
+
+
 @decomposes(aten._native_batch_norm_legit_functional.default)
+@in_single_precision
 def batch_norm_functional(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -44,6 +76,7 @@ def batch_norm_functional(
 
 
 @decomposes(aten._native_batch_norm_legit.no_stats)
+@in_single_precision
 def batch_norm_without_stats(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -73,7 +106,8 @@ def instance_norm(
     if not use_input_stats:
         assert running_mean is not None
         assert running_var is not None
-        return by_statistics(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
+        output = by_statistics(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
+        return output.to(input.dtype)
     if running_mean is not None and running_var is not None:
         flat = input.detach().flatten(2)
         n = flat.shape[2]
@@ -81,7 +115,7 @@ def instance_norm(
         var = (flat - mean.unsqueeze(2)).square().mean(2) * (n / (n - 1))
         running_mean.copy_(running_mean * (1 - momentum) + mean.mean(0) * momentum)
         running_var.copy_(running_var * (1 - momentum) + var.mean(0) * momentum)
-    return scale(normalize_groups(input, input.shape[0], input.shape[1], eps), weight, bias)
+    return scale(normalize_groups(input, input.shape[0], input.shape[1], eps), weight, bias).to(input.dtype)
 
 
 def _normalize(

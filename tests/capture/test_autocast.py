@@ -1,0 +1,216 @@
+"""Calls under torch.autocast: the graph has eager's casts, and is for these settings alone."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch2ort
+from torch2ort.errors import EngineError, UnsupportedOperatorError
+
+pytestmark = pytest.mark.joint("it alone trains in half precision")
+X = torch.randn(3, 6)
+
+
+def under(dtype: torch.dtype = torch.bfloat16, **settings):
+    """Autocast on the CPU."""
+    return torch.autocast("cpu", dtype, **settings)
+
+
+class Calls(nn.Module):
+    """A layer, and code that calls it."""
+
+    def __init__(self, code) -> None:
+        super().__init__()
+        self.layer, self.norm, self.code = nn.Linear(6, 6), nn.LayerNorm(6), code
+
+    def forward(self, x):
+        return self.code(self, x)
+
+
+def without_gradient(m, x):
+    with torch.no_grad():
+        skipped = m.layer(x) * 2
+    return m.layer(x) + skipped
+
+
+def switched_off(m, x):
+    h = m.layer(x)
+    with torch.autocast("cpu", enabled=False):
+        h = m.layer(h.float())
+    with torch.autocast("cpu", torch.float16):
+        other = h @ h.t()
+    return m.layer(h), other
+
+
+@torch.autocast("cpu", torch.bfloat16)
+def decorated(m, x):
+    return m.layer(x)
+
+
+def asks(m, x):
+    on, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return m.layer(x) * (2 if on else 3) + (1 if dtype is torch.float16 else 0)
+
+
+LABELS = torch.tensor([0, 2, 5])
+CODE = {
+    "layer": lambda m, x: m.layer(x),
+    "layer twice": lambda m, x: m.layer(m.layer(x).relu()),
+    "norm": lambda m, x: m.norm(m.layer(x)),
+    "groups": lambda m, x: F.relu(F.group_norm(m.layer(x), 2, m.norm.weight, m.norm.bias)),
+    "batch norm": lambda m, x: F.batch_norm(
+        m.layer(x), None, None, m.norm.weight, m.norm.bias, training=True
+    ),
+    "attention": lambda m, x: F.scaled_dot_product_attention(*[m.layer(x)[None, None]] * 3),
+    "einsum": lambda m, x: torch.einsum("ij,kj->ik", x, m.layer.weight) + m.layer(x),
+    "cat": lambda m, x: torch.cat([m.layer(x), x]),
+    "cross entropy": lambda m, x: F.cross_entropy(m.layer(x) * 300, LABELS),
+    "soft labels": lambda m, x: F.cross_entropy(m.layer(x), x.softmax(1), label_smoothing=0.1),
+    "nll": lambda m, x: F.nll_loss(m.layer(x).log_softmax(1), LABELS),
+    "bce": lambda m, x: F.binary_cross_entropy_with_logits(m.layer(x), torch.ones(3, 6)),
+    "mse": lambda m, x: F.mse_loss(m.layer(x), x),
+    "kl": lambda m, x: F.kl_div(m.layer(x).log_softmax(1), x.softmax(1), reduction="batchmean"),
+    "product": lambda m, x: m.layer(x).prod(1) + m.layer(x).norm(),
+    "without gradient": without_gradient,
+    "switched off": switched_off,
+    "decorated": decorated,
+    "asks": asks,
+}
+
+
+def trained(module: nn.Module, x: torch.Tensor, context) -> list[torch.Tensor]:
+    """Outputs, and gradients of the input and the parameters."""
+    leaf = x.clone().requires_grad_()
+    with context:
+        outputs = module(leaf)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    outputs[0].float().sum().backward()
+    return [*(o.detach() for o in outputs), leaf.grad, *(p.grad for p in module.parameters())]
+
+
+def same(actual, expected) -> None:
+    """Same types, and the bits where they are of half precision."""
+    for a, e in zip(actual, expected, strict=True):
+        if e is None:
+            assert a is None
+            continue
+        half = e.dtype in (torch.bfloat16, torch.float16)
+        torch.testing.assert_close(a, e, rtol=0 if half else 1e-5, atol=0 if half else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
+@pytest.mark.parametrize("code", CODE.values(), ids=CODE)
+def test_the_graph_has_eagers_casts(code, dtype) -> None:
+    model = Calls(code)
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    same(*(trained(m, X, under(dtype)) for m in (module, model)))
+
+
+def test_a_region_inside_of_the_model_needs_none_around_it() -> None:
+    model = Calls(decorated)
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    same(*(trained(m, X, under(enabled=False)) for m in (module, model)))
+
+
+def test_each_setting_has_its_graph() -> None:
+    model = Calls(asks)
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    settings = [under(enabled=False), under(), under(torch.float16), under(), under(enabled=False)]
+    for setting in settings:
+        model.zero_grad()
+        module.zero_grad()
+        same(*(trained(m, X, setting) for m in (module, model)))
+
+
+def test_the_model_evaluates_without_gradients() -> None:
+    model = Calls(CODE["norm"]).eval()
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), under():
+            same([module(X)], [model(X)])
+
+
+def test_sizes_vary() -> None:
+    model = Calls(lambda m, x: F.cross_entropy(m.layer(x), torch.zeros(x.shape[0], dtype=torch.long)))
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for size in (3, 5, 4):
+        model.zero_grad()
+        module.zero_grad()
+        x = torch.randn(size, 6)
+        same(*(trained(m, x, under()) for m in (module, model)))
+
+
+@pytest.mark.parametrize(
+    "kind", ["torch.cpu.amp.autocast()", "torch.cuda.amp.autocast()", "torch.autocast('cuda')"]
+)
+def test_deprecated_and_absent_devices_do_what_they_do_in_eager(kind) -> None:
+    model = Calls(CODE["layer"])
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        same(*(trained(m, X, eval(kind)) for m in (module, model)))
+
+
+def test_an_export_keeps_the_casts(tmp_path) -> None:
+    model = Calls(CODE["norm"]).eval()
+    with under(), torch.no_grad():
+        exported, expected = torch2ort.export(model, X), model(X)
+    exported.save(tmp_path / "model.onnx")
+    loaded = torch2ort.load(tmp_path / "model.onnx")
+    assert not loaded.python_ops
+    for run in (exported, loaded):
+        with under(torch.float16):  # A graph has its casts already.
+            torch.testing.assert_close(run(X), expected, rtol=3e-2, atol=1e-2)
+
+
+def test_a_weight_is_cast_once(tmp_path) -> None:
+    module = torch2ort.ORTModule(
+        Calls(CODE["layer twice"]), options=torch2ort.Options(save_onnx_dir=tmp_path)
+    )
+    trained(module, X, under())
+    (file,) = tmp_path.glob("*_forward.onnx")
+    casts = [n for n in onnx.load(file).graph.node if n.op_type == "Cast"]
+    # The input, the weight and the bias.
+    assert len(casts) == 3
+
+
+def test_backward_under_autocast_is_refused_by_name() -> None:
+    module = torch2ort.ORTModule(Calls(CODE["layer"]))
+    with (
+        under(),
+        pytest.raises(EngineError, match=r"^ORTModule: backward was called under torch\.autocast, "),
+    ):
+        module(X).sum().backward()
+
+
+class Pair(nn.Bilinear):
+    """A bilinear form of a vector with itself."""
+
+    def forward(self, x):
+        return super().forward(x, x)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(6, 4), Pair(6, 6, 2)], ids=["LSTM", "Bilinear"])
+def test_what_casts_inside_of_itself_is_refused_by_name(layer) -> None:
+    module = torch2ort.ORTModule(layer)
+    message = r"runs under torch\.autocast, which casts inside of it, and a graph cannot\. Put it "
+    with under(), pytest.raises(UnsupportedOperatorError, match=message):
+        module(X)
+
+
+def test_eagers_fast_path_of_another_type_is_refused_by_name() -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).eval()
+    module = torch2ort.ORTModule(layer)
+    with (
+        under(),
+        torch.no_grad(),
+        pytest.raises(UnsupportedOperatorError, match=r"set_fastpath_enabled\(False\)$"),
+    ):
+        module(X[None])

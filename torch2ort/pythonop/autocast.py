@@ -1,0 +1,101 @@
+"""What ``torch.autocast`` is set to: a part of what a call of a Function, and a graph, depends on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+DEVICES = ("cpu", "cuda")
+
+
+class Autocast(NamedTuple):
+    """Settings of ``torch.autocast`` on one thread.
+
+    Attributes:
+        devices: of each kind of device whether autocast is on, and the dtype that it casts to if it is.
+        cache: whether it keeps what it casted parameters to.
+    """
+
+    devices: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+
+    @classmethod
+    def now(cls) -> Autocast:
+        """The settings of this thread."""
+        return cls(
+            tuple([(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]),
+            torch.is_autocast_cache_enabled(),
+        )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether operators of some device get other types than they are given."""
+        return any(on for _, on, _ in self.devices)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of devices on which it is on."""
+        return tuple(kind for kind, on, _ in self.devices if on)
+
+    def description(self) -> str:
+        """One text a value, for keys."""
+        devices = ", ".join(f"{kind} {on} {dtype}" for kind, on, dtype in self.devices)
+        return f"{devices}, cache {self.cache}"
+
+    def dump(self) -> dict[str, str]:
+        """The kinds of devices on which it is on, with its dtypes, as JSON holds them."""
+        return {kind: str(dtype).removeprefix("torch.") for kind, on, dtype in self.devices if on}
+
+
+def loaded(data: dict[str, str]) -> Autocast | None:
+    """What :meth:`Autocast.dump` wrote; ``None`` for what is off.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not data:
+        return None
+    found = {kind: getattr(torch, name, None) for kind, name in data.items()}
+    if not found.keys() <= set(DEVICES) or not {*found.values()} <= {torch.bfloat16, torch.float16}:
+        raise ValueError(f"not a setting of autocast: {data!r}")
+    dtypes = ((kind, found.get(kind) or torch.get_autocast_dtype(kind)) for kind in DEVICES)
+    return Autocast(tuple((kind, kind in found, dtype) for kind, dtype in dtypes), False)
+
+
+@contextlib.contextmanager
+def entered(state: Autocast | None) -> Iterator[None]:
+    """Run with these settings; as before afterwards. ``None`` changes nothing."""
+    if state is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for kind, on, dtype in state.devices:
+            # What this build has no device for is off, and would warn that it stays so.
+            if on or torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, dtype, on, state.cache))
+        yield
+
+
+def off() -> contextlib.AbstractContextManager[None]:
+    """Run without autocast: what is inside has eager's casts already, or is no model's code."""
+    now = Autocast.now()
+    if not now.is_on:
+        return contextlib.nullcontext()
+    return entered(Autocast(tuple((kind, False, dtype) for kind, _, dtype in now.devices), now.cache))
+
+
+def under(state: Autocast | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as it runs with these settings."""
+    if state is None or not state.is_on:
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with entered(state):
+            return function(*args, **kwargs)
+
+    return call

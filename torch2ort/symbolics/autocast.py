@@ -1,0 +1,268 @@
+"""Casts of ``torch.autocast``: in a trace they are not, and in a program that was settled they are.
+
+A trace notes beside each operator what autocast is set to there. The operator gets the casts that PyTorch
+makes: it is run on tensors without data, with autocast and without, and what the two runs compute is
+compared. No list of operators is kept here; where casts do not explain the difference, an error says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from torch2ort.capture.autocast import NOTE
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.kernels.recurrent import is_recurrent
+from torch2ort.pythonop.autocast import Autocast, entered
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics.source import source_line
+
+aten = torch.ops.aten
+_CAST = aten._to_copy.default
+# Operators whose kernels on CPU call others that autocast casts the arguments of, of 419 that were tried.
+_CASTS_INSIDE = frozenset({aten._trilinear.default, aten.linalg_pinv.atol_rtol_tensor})
+
+
+def settle_autocast(graph_module: torch.fx.GraphModule, model: torch.nn.Module, *, gradients: bool) -> None:
+    """Give each operator of a program, and of the regions in it, the casts that autocast makes.
+
+    Args:
+        graph_module: the program; changed in place.
+        model: what it is a trace of.
+        gradients: whether autograd recorded.
+
+    Raises:
+        UnsupportedOperatorError: autocast does something else to one.
+    """
+    casted = [
+        module
+        for module in graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        and any(_state(node) is not None for node in module.graph.nodes)
+    ]
+    if not casted:
+        return
+    _refuse_fast_path(graph_module, model, gradients=gradients)
+    for module in casted:
+        _Settler(module.graph).run()
+        module.recompile()
+
+
+def _refuse_fast_path(graph_module: torch.fx.GraphModule, model: torch.nn.Module, *, gradients: bool) -> None:
+    """Refuse layers for which eager has one kernel in evaluation, which no trace meets.
+
+    It gives results in half precision where the layer's parts give float32.
+    """
+    inputs = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
+    if gradients and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs):
+        return
+    for name, layer in model.named_modules():
+        fast = isinstance(layer, torch.nn.TransformerEncoderLayer) and not layer.training
+        if fast and layer.self_attn.batch_first and torch.backends.mha.get_fastpath_enabled():
+            raise UnsupportedOperatorError(
+                f"the layer '{name}' is a torch.nn.TransformerEncoderLayer in evaluation under "
+                f"torch.autocast, for which eager PyTorch has a fast path whose results are of another type. "
+                f"Call torch.backends.mha.set_fastpath_enabled(False)"
+            )
+
+
+def _refused(node: torch.fx.Node, state: Autocast, what: str) -> UnsupportedOperatorError:
+    return UnsupportedOperatorError(
+        f"{node.target} at {source_line(node)} runs under torch.autocast, which {what}, and a graph cannot. "
+        f"Put it into a `with torch.autocast({state.kinds[0]!r}, enabled=False):`, or into a "
+        f"torch.autograd.Function"
+    )
+
+
+def _state(node: torch.fx.Node) -> Autocast | None:
+    note = node.meta.get(NOTE)
+    return note.state if note is not None and note.state.is_on else None
+
+
+class _Settler:
+    """Works on one graph."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self._graph = graph
+        # What autocast keeps of parameters: the node, the dtype, the region.
+        self._kept: dict[tuple[torch.fx.Node, torch.dtype, int], torch.fx.Node] = {}
+
+    def run(self) -> None:
+        """Settle every node."""
+        for node in list(self._graph.nodes):
+            self._settle(node)
+
+    def _settle(self, node: torch.fx.Node) -> None:
+        state = _state(node)
+        if state is None or not _may_be_cast(node, state):
+            return
+        if is_recurrent(node.target):
+            raise _refused(node, state, "casts inside of it")
+        probe = _Probe(node)
+        casted = probe.log(state)
+        if casted is None:
+            return  # The user's own error, which the trace did not meet either.
+        if any(call[0] in _CASTS_INSIDE for call in casted.calls):
+            raise _refused(node, state, "casts inside of it")
+        plain = probe.log(None)
+        if plain is not None and plain.calls == casted.calls:
+            return
+        if private.has_autocast(node.target, state.kinds):
+            plain = probe.log(None, casted.casts)
+            if plain is not None and plain.calls == casted.rest:
+                self._cast(node, casted.casts)
+                return
+        elif node.target._can_decompose():  # type: ignore[union-attr]
+            self._expand(node, state)
+            return
+        raise _refused(node, state, "does more to it than to cast its arguments")
+
+    def _cast(self, node: torch.fx.Node, casts: Mapping[torch.fx.Node, torch.dtype]) -> None:
+        for source, dtype in casts.items():
+            node.replace_input_with(source, self._casted(node, source, dtype))
+
+    def _casted(self, node: torch.fx.Node, source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+        note = node.meta[NOTE]
+        key = (source, dtype, note.region)
+        kept = note.state.cache and _is_parameter(source) and dtype in {d for _, _, d in note.state.devices}
+        if kept and key in self._kept:
+            return self._kept[key]
+        with self._graph.inserting_before(node):
+            cast = self._graph.call_function(_CAST, (source,), {"dtype": dtype})
+        cast.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        value = source.meta["val"]
+        with value.fake_mode:
+            cast.meta["val"] = value.to(dtype)
+        if kept:
+            self._kept[key] = cast
+        return cast
+
+    def _expand(self, node: torch.fx.Node, state: Autocast) -> None:
+        """Put what a composite computes in its place, casts among it."""
+        inputs = node.all_input_nodes
+
+        def run(*values: Any) -> Any:
+            given = dict(zip(inputs, values, strict=True))
+            arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
+            with entered(state._replace(cache=False)):
+                return node.target(*arguments, **keywords)  # type: ignore[operator]
+
+        values = [n.meta["val"] for n in inputs]
+        parts = private.traced(run, [v.detach() if isinstance(v, torch.Tensor) else v for v in values])
+        copies: dict[torch.fx.Node, Any] = dict(zip(parts.find_nodes(op="placeholder"), inputs, strict=True))
+        with self._graph.inserting_before(node):
+            for part in parts.nodes:
+                source = copies.get(part.args[0]) if part.target is _CAST else None
+                if source in inputs and part.kwargs.keys() == {"dtype"}:
+                    copies[part] = self._casted(node, source, part.kwargs["dtype"])
+                elif part.op == "call_function":
+                    copies[part] = self._graph.node_copy(part, copies.__getitem__)
+                    copies[part].meta["stack_trace"] = node.meta.get("stack_trace")
+        _replace(node, torch.fx.node.map_arg(parts.output_node().args[0], copies.__getitem__))
+
+
+def _replace(node: torch.fx.Node, result: Any) -> None:
+    if isinstance(result, torch.fx.Node):
+        node.replace_all_uses_with(result)
+    else:
+        for user in list(node.users):
+            user.replace_all_uses_with(result[user.args[1]])
+            node.graph.erase_node(user)
+    node.graph.erase_node(node)
+
+
+def _is_parameter(node: torch.fx.Node) -> bool:
+    """Whether autocast keeps what it casts ``node`` to: a leaf of float32 that requires a gradient."""
+    value = node.meta.get("val")
+    if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+        return False
+    return value.requires_grad and value.dtype is torch.float32
+
+
+def _may_be_cast(node: torch.fx.Node, state: Autocast) -> bool:
+    """Whether autocast may do something to ``node``."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, private.OpOverload):
+        return False
+    own = private.has_autocast(target, state.kinds) or target._can_decompose()
+    if not (own or target in _CASTS_INSIDE or is_recurrent(target)):
+        return False
+    # A view is as good as what it is of.
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns):
+        return False
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    return any(
+        isinstance(v, torch.Tensor)
+        and v.device.type in state.kinds
+        and v.is_floating_point()
+        and v.dtype is not torch.float64
+        for v in values
+    )
+
+
+class _Log(NamedTuple):
+    """What a run of an operator computed.
+
+    Attributes:
+        calls: of each operator itself and the dtypes of what it took and gave.
+        rest: those but for the first cast of each argument.
+        casts: the arguments that were cast, and to what.
+    """
+
+    calls: list[Any]
+    rest: list[Any]
+    casts: dict[torch.fx.Node, torch.dtype]
+
+
+class _Probe:
+    """Runs the operator of one node on tensors without data."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        self._node = node
+        values = [n.meta["val"] for n in node.all_input_nodes]
+        self._mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
+        self._writes = node.target._schema.is_mutable  # type: ignore[union-attr]
+
+    def log(
+        self, state: Autocast | None, casts: Mapping[torch.fx.Node, torch.dtype] | None = None
+    ) -> _Log | None:
+        """What it computes; ``None`` if it refuses what it gets.
+
+        Args:
+            state: of autocast.
+            casts: arguments to give it in another dtype.
+        """
+        casts = casts or {}
+        with self._mode, torch.enable_grad():
+            given = {n: self._value(n, casts.get(n)) for n in self._node.all_input_nodes}
+            arguments, keywords = torch.fx.node.map_arg(
+                (self._node.args, self._node.kwargs), given.__getitem__
+            )
+            names = {id(value): n for n, value in given.items() if isinstance(value, torch.Tensor)}
+            recorded = private.Recorded()
+            # What is kept would be no cast in the next run.
+            with entered(None if state is None else state._replace(cache=False)), recorded:
+                try:
+                    self._node.target(*arguments, **keywords)  # type: ignore[operator]
+                except (RuntimeError, TypeError):
+                    return None
+        found: dict[torch.fx.Node, torch.dtype] = {}
+        calls, rest = [], []
+        for operator, taken, result in recorded.calls:
+            calls.append((operator, *([t.dtype for t in tensors] for tensors in (taken, result))))
+            source = names.get(id(taken[0])) if operator is _CAST and taken else None
+            if source is None or source in found:
+                rest.append(calls[-1])
+            else:
+                found[source] = result[0].dtype
+        return _Log(calls, rest, found)
+
+    def _value(self, node: torch.fx.Node, dtype: torch.dtype | None) -> Any:
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.detach() if dtype is None else value.detach().to(dtype)
+        needs = node.meta["val"].requires_grad and not self._writes
+        return value.requires_grad_() if needs else value
