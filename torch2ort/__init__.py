@@ -8,6 +8,7 @@
 
 from torch2ort import io_schema
 from torch2ort.cache.report import CacheReport
+from torch2ort.dynamo.report import CompileReport, compile_report
 from torch2ort.errors import (
     DtypeError,
     EngineError,
@@ -49,6 +50,7 @@ from torch2ort.versions import warn_of_untested
 
 __all__ = [
     "CacheReport",
+    "CompileReport",
     "DtypeError",
     "EngineError",
     "ExportError",
@@ -73,6 +75,7 @@ __all__ = [
     "Torch2OrtError",
     "Torch2OrtWarning",
     "UnsupportedOperatorError",
+    "compile_report",
     "custom_ops_library_path",
     "export",
     "io_schema",

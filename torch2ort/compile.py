@@ -9,6 +9,7 @@ import torch
 
 from torch2ort.dynamo.backend import compile_graph
 from torch2ort.dynamo.functions import keep_functions_of
+from torch2ort.dynamo.report import forget
 
 
 def backend(
@@ -40,3 +41,5 @@ def backend(
 
 
 keep_functions_of(backend)
+# dynamo calls it where torch.compiler.reset() is called.
+backend.reset = forget  # type: ignore[attr-defined]

@@ -75,6 +75,8 @@ def test_a_function_is_one_node_of_its_own(tmp_path: Path) -> None:
     assert_like_eager(lambda x: Square.apply(x * 2) + 1, tracked(3), save_onnx_dir=tmp_path)
     graph = onnx.load(next(tmp_path.glob("*compiled_forward_exported.onnx"))).graph
     assert {node.op_type for node in graph.node} - {"Constant"} == {"Add", "Mul", "PythonOp"}
+    graph = onnx.load(next(tmp_path.glob("*compiled_backward_exported.onnx"))).graph
+    assert {node.op_type for node in graph.node} - {"Constant"} == {"Mul", "PythonOpGrad"}
 
 
 def test_numpy_runs_in_forward_and_backward() -> None:

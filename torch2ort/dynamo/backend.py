@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from torch2ort.dynamo import _torch_private as private
+from torch2ort.dynamo.described import described_graph, described_half
 from torch2ort.dynamo.functions import calls_in
 from torch2ort.dynamo.missing import watched
 from torch2ort.dynamo.opaque import give_unread, keep_operators_whole
 from torch2ort.dynamo.partition import partition
+from torch2ort.dynamo.report import CompiledGraph as Report
+from torch2ort.dynamo.report import note
 from torch2ort.dynamo.running import CompiledGraph
 from torch2ort.dynamo.settings import Settings, settings_of
 from torch2ort.dynamo.tensors import tensors_only
@@ -34,7 +37,8 @@ def compile_graph(
     mode: str | None,
 ) -> Callable[..., Any]:
     """A graph of dynamo's on ONNX Runtime; see :func:`torch2ort.compile.backend`."""
-    step = _Step(settings_of(options, mode))
+    report = described_graph(graph_module)
+    step = _Step(settings_of(options, mode), report)
     unread = give_unread(graph_module)
     keep_operators_whole(graph_module, step.sites)
     compiler = private.aot_autograd(
@@ -45,6 +49,7 @@ def compile_graph(
     )
     with private.whole_steps(), calls_in(step.sites):
         compiled: Callable[..., Any] = compiler(graph_module, inputs)
+    note(report)
     if len(step.gradients) > 1:
         compiled = watched(compiled)
     return private.uncompiled(lambda *args: compiled(*args)[:-unread]) if unread else compiled
@@ -55,13 +60,15 @@ class _Step:
 
     Args:
         settings: what was asked for.
+        report: gets what is compiled.
 
     Attributes:
         sites: calls that its graphs have, kept alive.
         gradients: name of the argument that is the gradient of an output -> number of the output.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, report: Report) -> None:
+        self._report = report
         self.sites: list[Site] = []
         self.gradients: dict[str, int] = {}
         # Backward finds the contexts of the very calls of forward.
@@ -107,5 +114,6 @@ class _Step:
         with private.apart(graph_module.graph):
             half, interface = tensors_only(graph_module, restrided, missing)
             lowered = lower_half(half, self._target)
+            self._report.halves.append(described_half(kind, lowered, cached=False))
             save_stage(self._options, f"compiled_{kind}_exported", lowered.proto)
             return CompiledGraph(kind, lowered, interface, self._bindings, self._options, gradients, without)

@@ -1,0 +1,108 @@
+"""What torch.compile's graphs became: ``torch2ort.compile_report()``."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Of what is compiled over and over the oldest is forgotten.
+_MOST = 1000
+
+
+@dataclass(frozen=True)
+class CompiledHalf:
+    """One graph of ONNX.
+
+    Attributes:
+        kind: ``"inference"``, ``"forward"`` or ``"backward"``.
+        operators: ONNX operator -> how many nodes of it ONNX Runtime was given.
+        kernels: PyTorch's kernel -> how many nodes call it.
+        functions: autograd.Function -> how many nodes call it.
+        cached: whether it came out of the export cache.
+    """
+
+    kind: str
+    operators: Mapping[str, int]
+    kernels: Mapping[str, int]
+    functions: Mapping[str, int]
+    cached: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"{self.kind}: {_counted(self.operators) or 'nothing'} in ONNX Runtime"]
+        if self.kernels:
+            parts.append(f"{_counted(self.kernels)} in PyTorch's kernels")
+        if self.functions:
+            parts.append(f"{_counted(self.functions)} as Functions")
+        return "; ".join(parts) + (" (cached)" if self.cached else "")
+
+
+@dataclass
+class CompiledGraph:
+    """One graph that dynamo captured.
+
+    Attributes:
+        place: where its code ends, as ``file.py:12, in forward``; empty where nobody knows.
+        break_reason: why dynamo ended it there; ``None`` if the code itself ends.
+        halves: what it became, in the order of compilation.
+    """
+
+    place: str
+    break_reason: str | None
+    halves: list[CompiledHalf] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        end = "" if self.break_reason is None else f", broken: {self.break_reason}"
+        return "\n".join(
+            [f"graph to {self.place or 'an unknown line'}{end}", *(f"  {h}" for h in self.halves)]
+        )
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What ``torch.compile(backend="torch2ort")`` compiled since the process began or dynamo was reset.
+
+    Attributes:
+        graphs: in the order of compilation; those that were refused are not among them.
+    """
+
+    graphs: tuple[CompiledGraph, ...]
+
+    @property
+    def breaks(self) -> tuple[tuple[str, str], ...]:
+        """Place and reason of each break behind a graph."""
+        return tuple((g.place, g.break_reason) for g in self.graphs if g.break_reason is not None)
+
+    def __str__(self) -> str:
+        count = len(self.graphs)
+        head = f"{count} graph{'s' * (count != 1)}, {len(self.breaks)} broken"
+        return "\n".join([head, *map(str, self.graphs)])
+
+
+_graphs: collections.deque[CompiledGraph] = collections.deque(maxlen=_MOST)
+
+
+def note(graph: CompiledGraph) -> None:
+    """Add a graph to the report."""
+    _graphs.append(graph)
+
+
+def forget() -> None:
+    """Begin a new report."""
+    _graphs.clear()
+
+
+def compile_report() -> CompileReport:
+    """What ``torch.compile(backend="torch2ort")`` compiled so far, and what runs where.
+
+    >>> compile_report().graphs
+    ()
+
+    Returns:
+        The report, which prints as a text. ``torch.compiler.reset()`` begins a new one.
+    """
+    return CompileReport(tuple(_graphs))
+
+
+def _counted(names: Mapping[str, int]) -> str:
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in sorted(names.items()))
