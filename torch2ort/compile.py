@@ -26,8 +26,9 @@ def backend(
     Args:
         graph_module: the graph.
         example_inputs: its arguments, fake.
-        options: ``engine``, ``keep_functions``, ``providers``, ```log_level``, ``opset``,
-            ``intra_op_threads``, ``save_onnx_dir`` and ``deterministic``; see :class:`torch2ort.Options`.
+        options: ``engine``, ``keep_functions``, ``providers``, ``cache_dir``, ``cache_limit``, ``log_level``,
+            ``opset``, ``intra_op_threads``, ``save_onnx_dir`` and ``deterministic``; see
+            :class:`torch2ort.Options`.
         mode: one of Inductor's, which is ignored with a warning.
 
     Returns:

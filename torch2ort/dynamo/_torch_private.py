@@ -11,6 +11,7 @@
 | torch._C._autograd._get_sequence_nr, torch.autograd.graph.Node._sequence_nr | 2.13.0 |
 | torch._C._jit_resolve_packet | 2.13.0 |
 | torch._guards.tracing, TracingContext (fw_metadata.bw_donated_idxs) | 2.13.0 |
+| torch.fx.experimental.symbolic_shapes.ShapeEnv (guards, var_to_range), torch.SymInt.node | 2.13.0 |
 | torch._ops (HigherOrderOperator, OpOverload) | 2.13.0 |
 | torch._subclasses.fake_tensor (FakeTensor, unset_fake_temporarily) | 2.13.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0 |
@@ -77,6 +78,21 @@ def fake_like(graph: torch.fx.Graph, value: torch.Tensor) -> torch.Tensor:
     """A tensor of a graph's trace that stands for a constant."""
     mode = _fake_mode(graph)
     return value if mode is None else mode.from_tensor(value, static_shapes=True)
+
+
+def known_of_sizes(graph: torch.fx.Graph) -> list[Any]:
+    """What a graph's trace knows of its sizes that vary: hints, ranges and conditions, as text."""
+    mode = _fake_mode(graph)
+    environment = None if mode is None else mode.shape_env
+    if environment is None:
+        return []
+    values = (n.meta.get("val") for n in graph.find_nodes(op="placeholder"))
+    shapes: list[Any] = [list(value.shape) for value in values if isinstance(value, torch.Tensor)]
+    sizes = [size for shape in shapes for size in shape if not isinstance(size, int)]
+    hints = sorted({(str(size), str(size.node.hint)) for size in sizes})
+    symbols = {symbol for size in sizes for symbol in size.node.expr.free_symbols}
+    ranges = sorted((str(symbol), str(environment.var_to_range.get(symbol))) for symbol in symbols)
+    return [hints, ranges, [str(guard.expr) for guard in environment.guards] if symbols else []]
 
 
 def empty_like(

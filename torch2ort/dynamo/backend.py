@@ -11,6 +11,7 @@ import torch
 from torch2ort.dynamo import _torch_private as private
 from torch2ort.dynamo.described import described_graph, described_half
 from torch2ort.dynamo.functions import calls_in
+from torch2ort.dynamo.kept import kept_or_lowered
 from torch2ort.dynamo.missing import watched
 from torch2ort.dynamo.opaque import give_unread, keep_operators_whole
 from torch2ort.dynamo.partition import partition
@@ -113,7 +114,12 @@ class _Step:
             without = functools.partial(self._graph, kind, graph_module, restrided)
         with private.apart(graph_module.graph):
             half, interface = tensors_only(graph_module, restrided, missing)
-            lowered = lower_half(half, self._target)
-            self._report.halves.append(described_half(kind, lowered, cached=False))
+            lowered, cached = kept_or_lowered(
+                half.graph_module.graph,
+                self._target.opset,
+                self._options,
+                lambda: lower_half(half, self._target),
+            )
+            self._report.halves.append(described_half(kind, lowered, cached=cached))
             save_stage(self._options, f"compiled_{kind}_exported", lowered.proto)
             return CompiledGraph(kind, lowered, interface, self._bindings, self._options, gradients, without)

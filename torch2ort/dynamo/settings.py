@@ -15,7 +15,8 @@ from torch2ort.options import Options
 
 # Those of torch2ort.Options that say something about graphs of torch.compile.
 _SHARED = (
-    "engine", "log_level", "opset", "intra_op_threads", "save_onnx_dir", "deterministic",
+    "engine", "cache_dir", "cache_limit", "log_level", "opset", "intra_op_threads", "save_onnx_dir",
+    "deterministic",
 )  # fmt: skip
 _NAMES = (*_SHARED, OPTION, "providers")
 _PROVIDERS = ("CPUExecutionProvider",)

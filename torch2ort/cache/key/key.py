@@ -198,7 +198,7 @@ def dependencies(
         in_process=in_process,
     )
     values = Values(walk, () if with_hooks else {id(model)}, unread)
-    for name, value in {**_versions(), **_torch_settings(), **settings}.items():
+    for name, value in {**surroundings(), **settings}.items():
         walk.components[name] = str(value)
     modes = private.active_modes()
     if modes:
@@ -339,6 +339,11 @@ def _walk_call(
 
 def _name(leaf: io_schema.TensorSpec) -> str:
     return leaf.name or "(the tensor)"
+
+
+def surroundings() -> dict[str, Any]:
+    """What every graph depends on, whatever the model is: versions, and settings of torch."""
+    return {**_versions(), **_torch_settings()}
 
 
 def _versions() -> dict[str, str]:
