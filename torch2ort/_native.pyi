@@ -273,7 +273,19 @@ class Run:
     def __new__(cls) -> Run: ...
     def __len__(self) -> int: ...
     def clear(self) -> None:
-        """Releases and drops every context, and empties the set."""
+        """Releases and drops every context and every donated value, and empties the set."""
+    def donate(self, values: Sequence[object]) -> None:
+        """Makes the run the owner of values that forward left for its backward, instead of earlier ones.
+
+        The ``Donated`` node of that number in a backward session takes one, or a copy if the run ``keeps``
+        what it has.
+
+        Args:
+            values: DLPack capsules named ``"dltensor"``, of contiguous memory on the CPU.
+
+        Raises:
+            ValueError: One of them is no such capsule.
+        """
 
 def begin(run: Run | None) -> Run | None:
     """Makes ``run`` this thread's current run: where forward puts contexts and backward finds them.

@@ -1,5 +1,6 @@
 #include "call/run.h"
 
+#include <memory>
 #include <vector>
 
 namespace torch2ort {
@@ -18,8 +19,9 @@ struct Run {
   PyObject_HEAD PyObject* undefined;  // set of (site key, argument)
   PyObject* arrivals;                 // tells for a site key which gradients arrive; null: all
   std::vector<Entry>* entries;
-  char keeps;     // contexts stay for another backward
-  char partial;   // some gradient of the model's outputs is missing
+  std::vector<DLManagedTensor*>* donated;  // null where a backward has taken it
+  char keeps;                              // contexts stay for another backward
+  char partial;                            // some gradient of the model's outputs is missing
   size_t cursor;  // where the last context was found: backward visits the sites in about the opposite order
 };
 
@@ -38,6 +40,7 @@ PyObject* RunNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   run->undefined = PySet_New(nullptr);
   if (run->undefined == nullptr) return nullptr;
   run->entries = new std::vector<Entry>;
+  run->donated = new std::vector<DLManagedTensor*>;
   return self.release();
 }
 
@@ -67,8 +70,18 @@ void DropEntries(Run* run) {
   }
 }
 
+void DropDonated(Run* run) {
+  if (run->donated == nullptr) return;
+  std::vector<DLManagedTensor*> donated;
+  donated.swap(*run->donated);
+  for (DLManagedTensor* tensor : donated) {
+    if (tensor != nullptr) tensor->deleter(tensor);
+  }
+}
+
 int RunClear(PyObject* self) {
   DropEntries(AsRun(self));
+  DropDonated(AsRun(self));
   Py_CLEAR(AsRun(self)->undefined);
   Py_CLEAR(AsRun(self)->arrivals);
   return 0;
@@ -79,13 +92,29 @@ void RunDealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   RunClear(self);
   delete AsRun(self)->entries;
+  delete AsRun(self)->donated;
   PyObject_GC_Del(self);
   Py_DECREF(type);
 }
 
 PyObject* ClearMethod(PyObject* self, PyObject*) {
   DropEntries(AsRun(self));
+  DropDonated(AsRun(self));
   if (PySet_Clear(AsRun(self)->undefined) < 0) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* DonateMethod(PyObject* self, PyObject* values) {
+  Ref capsules = Ref::Steal(PySequence_Tuple(values));
+  if (!capsules) return nullptr;
+  DropDonated(AsRun(self));
+  for (Py_ssize_t i = 0; i < PyTuple_Size(capsules.get()); ++i) {
+    PyObject* capsule = PyTuple_GetItem(capsules.get(), i);
+    auto* tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    // Under its new name a capsule does not free its tensor.
+    if (tensor == nullptr || PyCapsule_SetName(capsule, "used_dltensor") != 0) return nullptr;
+    AsRun(self)->donated->push_back(tensor);
+  }
   Py_RETURN_NONE;
 }
 
@@ -97,6 +126,7 @@ Py_ssize_t RunLength(PyObject* self) {
 
 PyMethodDef methods[] = {
     {"clear", ClearMethod, METH_NOARGS, nullptr},
+    {"donate", DonateMethod, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -192,6 +222,32 @@ Ref TakeContext(Site* site) {
                      "in it, or its backward has run already",
                site->name);
   return {};
+}
+
+Managed TakeDonated(size_t index) {
+  Run* run = current_run == nullptr ? nullptr : AsRun(current_run);
+  if (run == nullptr || index >= run->donated->size() || (*run->donated)[index] == nullptr) {
+    PyErr_Format(
+        config.error_type,
+        "backward asks for value %zu of its forward, which the current run does not hold: forward did "
+        "not run in it, or its backward has run already",
+        index);
+    return nullptr;
+  }
+  DLManagedTensor* tensor = (*run->donated)[index];
+  auto taken = std::make_unique<DLManagedTensorVersioned>();
+  *taken = {{kDLPackMajor, 0}, tensor, nullptr, 0, tensor->dl_tensor};
+  if (KeepsContexts()) {
+    taken->deleter = [](DLManagedTensorVersioned* self) { delete self; };
+  } else {
+    (*run->donated)[index] = nullptr;
+    taken->deleter = [](DLManagedTensorVersioned* self) {
+      auto* owned = static_cast<DLManagedTensor*>(self->manager_ctx);
+      owned->deleter(owned);
+      delete self;
+    };
+  }
+  return Managed(taken.release());
 }
 
 bool NoteUndefined(Site* site, size_t argument) {

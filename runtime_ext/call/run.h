@@ -27,6 +27,10 @@ bool NoteUndefined(Site* site, size_t argument);
 // run its backward at all, else one truth value a tensor output. Empty with an exception set on failure.
 Ref ArrivalsAt(Site* site);
 
+// A value that the current run's forward left for its backward alone, which owns it from now on; a loan of
+// one that other backwards take again. Empty with the engine error set if there is none.
+Managed TakeDonated(size_t index);
+
 // Keeps the pending exception for take_error().
 void KeepError();
 PyObject* TakeError(PyObject* module, PyObject*);

@@ -98,9 +98,14 @@ PyObject* WithdrawAllocator(PyObject* module, PyObject*);
 // ---- the callbacks of the operator ----
 
 OrtStatus* InferOutputs(const OrtCustomOp* op, OrtShapeInferContext* context);
+// Element type and rank of each output, from attributes; the first of them stands at position `first`.
+OrtStatus* InferTensors(OrtShapeInferContext* context, size_t first);
 OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** out);
 OrtStatus* ComputeKernel(void* object, OrtKernelContext* context);
 void DestroyKernel(void* object);
+
+// The operator by which a backward session gets what its forward left for it alone.
+OrtCustomOp DonatedOp();
 
 // Hands an early return to the caller.
 #define T2O_RETURN_IF_ERROR(expression)                    \

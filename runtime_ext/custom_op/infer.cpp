@@ -91,7 +91,9 @@ OrtStatus* SetOutput(OrtShapeInferContext* context, size_t index, OrtElementType
   return status;
 }
 
-OrtStatus* Infer(OrtShapeInferContext* context) {
+}  // namespace
+
+OrtStatus* InferTensors(OrtShapeInferContext* context, size_t first) {
   std::vector<int64_t> types, ranks;
   T2O_RETURN_IF_ERROR(ReadInts(context, "output_tensor_types", &types));
   T2O_RETURN_IF_ERROR(ReadInts(context, "output_tensor_ranks", &ranks));
@@ -101,8 +103,6 @@ OrtStatus* Infer(OrtShapeInferContext* context) {
                           " output_tensor_ranks; export the model again";
     return ort_api->CreateStatus(kOrtInvalidArgument, message.c_str());
   }
-  // What ONNX Runtime's own schema calls the context.
-  T2O_RETURN_IF_ERROR(SetOutput(context, 0, kOrtInt64, {1}));
   for (size_t i = 0; i < types.size(); ++i) {
     auto type = static_cast<OrtElementType>(types[i]);
     DLDataType dtype;
@@ -115,15 +115,17 @@ OrtStatus* Infer(OrtShapeInferContext* context) {
       return ort_api->CreateStatus(kOrtInvalidArgument, message.c_str());
     }
     T2O_RETURN_IF_ERROR(
-        SetOutput(context, i + 1, type, std::vector<int64_t>(static_cast<size_t>(ranks[i]), -1)));
+        SetOutput(context, first + i, type, std::vector<int64_t>(static_cast<size_t>(ranks[i]), -1)));
   }
   return nullptr;
 }
 
-}  // namespace
-
 OrtStatus* InferOutputs(const OrtCustomOp*, OrtShapeInferContext* context) {
-  return WithoutExceptions(ort_api, [&] { return Infer(context); });
+  return WithoutExceptions(ort_api, [&] {
+    // What ONNX Runtime's own schema calls the context.
+    OrtStatus* status = SetOutput(context, 0, kOrtInt64, {1});
+    return status == nullptr ? InferTensors(context, 1) : status;
+  });
 }
 
 }  // namespace torch2ort

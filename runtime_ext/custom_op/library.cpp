@@ -97,6 +97,7 @@ OrtStatus* MakeDomains(std::vector<OrtCustomOpDomain*>* domains) {
   static const OrtCustomOp ops[2][2] = {{MakeOp(PythonOpName, Cpu), MakeOp(PythonOpName, Cuda)},
                                         {MakeOp(AtenOpName, Cpu), MakeOp(AtenOpName, Cuda)}};
   static const OrtCustomOp backward[2] = {MakeOp(GradOpName, Cpu), MakeOp(GradOpName, Cuda)};
+  static const OrtCustomOp donated = DonatedOp();
   const char* names[] = {kDomain, kAtenDomain};
   for (int i = 0; i < 2; ++i) {
     OrtCustomOpDomain* domain = nullptr;
@@ -105,6 +106,7 @@ OrtStatus* MakeDomains(std::vector<OrtCustomOpDomain*>* domains) {
     for (const OrtCustomOp& op : backward) {
       if (i == 0) T2O_RETURN_IF_ERROR(ort_api->CustomOpDomain_Add(domain, &op));
     }
+    if (i == 0) T2O_RETURN_IF_ERROR(ort_api->CustomOpDomain_Add(domain, &donated));
     domains->push_back(domain);
   }
   return nullptr;

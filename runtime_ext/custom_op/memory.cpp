@@ -33,8 +33,9 @@ thread_local Gift* offered = nullptr;
 
 // Memory that ONNX Runtime holds and that is not the heap's.
 struct Held {
-  DLManagedTensorVersioned* tensor;  // torch's, or null for a mapped block
+  DLManagedTensorVersioned* tensor;  // somebody else's, or null for a mapped block
   size_t size;
+  Held* below;  // who holds it for whom: a value that a session gave may be given to another one
 };
 
 // Mapped memory that is used again. Neighbours that are free are one range, which serves any smaller request,
@@ -115,7 +116,7 @@ class Holdings {
  public:
   void Give(void* data, DLManagedTensorVersioned* tensor) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Add(data, {tensor, 0});
+    Add(data, {tensor, 0, nullptr});
   }
 
   void* Map(size_t size) {
@@ -123,7 +124,7 @@ class Holdings {
     size = (size + page - 1) / page * page;
     std::lock_guard<std::mutex> lock(mutex_);
     void* data = pages_.Get(size);
-    Add(data, {nullptr, size});
+    Add(data, {nullptr, size, nullptr});
     return data;
   }
 
@@ -137,7 +138,12 @@ class Holdings {
       if (found == held_.end()) return false;
       tensor.reset(found->second.tensor);
       if (tensor == nullptr) pages_.Put(data, found->second.size);
-      held_.erase(found);
+      if (Held* below = found->second.below) {
+        found->second = *below;
+        delete below;
+      } else {
+        held_.erase(found);
+      }
       count_.fetch_sub(1, std::memory_order_relaxed);
     }
     // Without an interpreter torch could not free it.
@@ -147,7 +153,8 @@ class Holdings {
 
  private:
   void Add(void* data, Held held) {
-    held_.emplace(data, held);
+    auto [found, fresh] = held_.emplace(data, held);
+    if (!fresh) found->second = {held.tensor, held.size, new Held(found->second)};
     count_.fetch_add(1, std::memory_order_relaxed);
   }
 

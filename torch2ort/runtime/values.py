@@ -47,6 +47,21 @@ def to_tensor(value: Any) -> torch.Tensor:
     return tensor.view(torch.bool) if value.element_type() == ONNX_TYPES[torch.bool] else tensor
 
 
+def own_items(values: Any, positions: Iterable[int]) -> dict[int, Any]:
+    """Items of a vector that a run returned, which do not keep the others alive.
+
+    Args:
+        values: what ``run_with_ort_values`` returned.
+        positions: of the items.
+    """
+    found = {}
+    for position in positions:
+        vector = private.pybind().OrtValueVector()
+        vector.push_back(values[position])
+        found[position] = vector[0]
+    return found
+
+
 def bool_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> frozenset[int]:
     """Positions among ``names`` of the graph's outputs that are of bool."""
     types = {value.name: value.type.tensor_type.elem_type for value in graph.output}

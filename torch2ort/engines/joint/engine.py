@@ -17,7 +17,7 @@ from torch2ort.exports.built import Built
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.feeds import Feeds
-from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_tensor, to_value
+from torch2ort.runtime.values import bool_outputs, own_items, plain, restore_bools, to_tensor, to_value
 from torch2ort.symbolics.target import Target
 
 
@@ -26,8 +26,8 @@ class JointState:
     """What one forward leaves for its backward.
 
     Attributes:
-        kept: values that backward reads, in the order of the split.
-        run: contexts of the Functions.
+        kept: values that backward is fed with, in the order of the split.
+        run: contexts of the Functions, and the values that backward owns.
     """
 
     kept: list[Any]
@@ -72,6 +72,9 @@ class JointEngine:
         self._sources = [s if isinstance(s, int) else to_value(plain(s.value)) for s in plan.sources]
         self._bindings = Bindings()
         self._forward = HalfSession("forward", plan.half, self._bindings, options)
+        # Positions among what is kept of what the backward session owns, and the rest.
+        self._donated = plan.donated if self._forward.takes_memory else ()
+        self._fed = tuple(place for i, place in enumerate(plan.kept) if i not in self._donated)
         self._feeds = Feeds(len(self._graph.inputs))
         names = plan.half.outputs
         self._bools = bool_outputs(plan.half.proto.graph, [names[i] for i in plan.fetched])
@@ -92,8 +95,18 @@ class JointEngine:
         results = self._forward.run(given, state.run)
         outputs = [to_tensor(results[i]) for i in self._plan.fetched]
         restore_bools(outputs, self._bools)
-        state.kept = [results[i] if i >= 0 else given[~i] for i in self._plan.kept]
+        self._keep(state, results, given)
         return outputs, state
+
+    def _keep(self, state: JointState, results: Any, given: Sequence[Any]) -> None:
+        """Have the state hold what backward reads, of the forward half's outputs and inputs."""
+        kept = self._plan.kept
+        if self._donated:
+            state.run.donate([results[kept[i]].to_dlpack() for i in self._donated])
+            # An item of such a vector keeps the vector alive, with all that is in it.
+            results = own_items(results, [i for i in self._fed if i >= 0])
+            kept = self._fed
+        state.kept = [results[i] if i >= 0 else given[~i] for i in kept]
 
     def backward(
         self, state: JointState, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
@@ -102,8 +115,8 @@ class JointEngine:
         missing = frozenset(i for i in self._plan.tangents if gradients[i] is None)
         backward = self._backward(missing)
         plan = backward.plan
-        values = [*state.kept, *(to_value(plain(gradients[i])) for i in plan.given)]  # type: ignore[arg-type]
         run = state.run
+        values = [*state.kept, *(to_value(plain(gradients[i])) for i in plan.given)]  # type: ignore[arg-type]
         run.keeps = keep
         run.undefined.clear()
         run.arrivals = lambda site: self._plan.reach.arrivals(
@@ -140,6 +153,13 @@ class JointEngine:
             plan = self._plans.backward(missing)
             session = None
             if plan.half is not None:
-                session = HalfSession("backward", plan.half, self._bindings, self._options, frees_early=True)
+                session = HalfSession(
+                    "backward",
+                    plan.half,
+                    self._bindings,
+                    self._options,
+                    frees_early=True,
+                    donated=self._donated,
+                )
             known = self._backwards[missing] = _Backward(plan, session)
         return known

@@ -36,6 +36,8 @@ class ForwardPlan:
         sources: of each of its inputs, the feed's position, or a constant.
         fetched: the fetched outputs, by position among those of the half.
         kept: what backward reads: ``i`` for output ``i`` of the half, ``~i`` for its input ``i``.
+        donated: positions among ``kept`` of large values that nobody but backward reads: each is free after
+            its last reader there.
         tangents: positions of the outputs that a gradient may come for, in the order of the backward half.
         reach: which feeds get a gradient from which outputs.
         needed: feeds whose memory is read after forward.
@@ -47,6 +49,7 @@ class ForwardPlan:
     sources: tuple[int | Constant, ...]
     fetched: tuple[int, ...]
     kept: tuple[int, ...]
+    donated: tuple[int, ...]
     tangents: tuple[int, ...]
     reach: Reach
     needed: tuple[int, ...]
@@ -72,6 +75,7 @@ class ForwardPlan:
             "constants": [[dump_constant(c.value.dtype), list(c.value.shape)] for c in constants],
             "fetched": list(self.fetched),
             "kept": list(self.kept),
+            "donated": list(self.donated),
             "tangents": list(self.tangents),
             "reach": self.reach.description(),
             "needed": list(self.needed),
@@ -103,6 +107,7 @@ class ForwardPlan:
             sources=tuple(s if isinstance(s, int) else constants[s["constant"]] for s in data["sources"]),
             fetched=tuple(data["fetched"]),
             kept=tuple(data["kept"]),
+            donated=tuple(data["donated"]),
             tangents=tuple(data["tangents"]),
             reach=Reach.of(data["reach"], arguments_of(calls)),
             needed=tuple(data["needed"]),

@@ -12,6 +12,7 @@ from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.memory import ReadMemory
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan, arguments_of
 from torch2ort.engines.joint.reach import Reach
+from torch2ort.engines.joint.recompute import is_large
 from torch2ort.engines.joint.registered import map_calls
 from torch2ort.engines.joint.split import Half, Split
 from torch2ort.engines.joint.target import half_of
@@ -94,6 +95,7 @@ class Planner:
             sources=tuple(i if isinstance(feed, str) else feed for i, feed in feeds),
             fetched=tuple(made[node] for node in fetched),
             kept=tuple(made[node] if node in made else ~given[node] for node in kept),
+            donated=tuple(i for i, n in enumerate(kept) if n in made and n not in fetched and is_large(n)),
             tangents=tuple(joint.tangents.values()),
             reach=reach.renamed(self.feeds, names, arguments_of(lowered.calls)),
             needed=self._feeds(memory.inputs),

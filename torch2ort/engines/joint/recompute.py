@@ -58,7 +58,7 @@ def recomputed(joint: Joint, read: Collection[torch.fx.Node]) -> frozenset[torch
     for node in joint.graph_module.graph.nodes:
         depth = _depth(node, depths)
         if node in given:
-            if depth and depth <= _DEEPEST and _size(node) >= _SMALLEST and node not in held:
+            if depth and depth <= _DEEPEST and is_large(node) and node not in held:
                 again.add(node)
             else:
                 depth = 0
@@ -90,6 +90,7 @@ def _is_cheap(node: torch.fx.Node) -> bool:
     return name in _CHEAP
 
 
-def _size(node: torch.fx.Node) -> int:
+def is_large(node: torch.fx.Node) -> bool:
+    """Whether a node's memory is worth an operator."""
     value = node.meta["val"]
-    return elements(value) * value.element_size() if isinstance(value, torch.Tensor) else 0
+    return isinstance(value, torch.Tensor) and elements(value) * value.element_size() >= _SMALLEST

@@ -20,12 +20,14 @@ from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
 from torch2ort.runtime.binding import Callee, bind_nodes, native_site
 from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
+from torch2ort.runtime.donation import donate_inputs
 from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.mended import mended
 from torch2ort.runtime.optimized import optimize
 from torch2ort.runtime.order import free_early
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.training_kernel.run_lock import contexts_in
+from torch2ort.runtime.values import shares_memory
 
 
 class Bindings:
@@ -59,12 +61,22 @@ def _bind(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> list[
     return stock.bind_callees(graph, callees, names)
 
 
-def _sorted(model: bytes, settings: Any) -> bytes:
-    """A model as ONNX Runtime optimises it, in an order that frees memory early; ``settings`` keep it so."""
+def _sorted(model: bytes, settings: Any, donated: Sequence[str]) -> bytes | None:
+    """A model as ONNX Runtime optimises it, in an order that frees memory early; ``settings`` keep it so.
+
+    Args:
+        model: ONNX; its PythonOp nodes are bound.
+        settings: of the session that will run it.
+        donated: names of inputs that the run owns.
+
+    Returns:
+        ONNX, or ``None`` if ONNX Runtime does not write down what it makes of it.
+    """
     optimized = optimize(model, settings)
     if optimized is None:
-        return model
+        return None
     proto = onnx.load_from_string(optimized)
+    donate_inputs(proto.graph, donated)
     free_early(proto.graph)
     settings.execution_order = onnxruntime().ExecutionOrder.PRIORITY_BASED
     content: bytes = proto.SerializeToString()
@@ -80,10 +92,22 @@ class HalfSession:
         bindings: what its nodes call.
         options: threads and debugging.
         frees_early: whether it reads much that nobody needs after it.
+        donated: positions of inputs that come with the run, which owns them: they are free after their last
+            reader. Others are fed, and live until the run ends.
+
+    Attributes:
+        takes_memory: whether values of another session may be donated to one like it without a copy.
     """
 
     def __init__(
-        self, name: str, lowered: Lowered, bindings: Bindings, options: Options, *, frees_early: bool = False
+        self,
+        name: str,
+        lowered: Lowered,
+        bindings: Bindings,
+        options: Options,
+        *,
+        frees_early: bool = False,
+        donated: Sequence[int] = (),
     ) -> None:
         self._inputs, self._outputs = lowered.inputs, list(lowered.outputs)
         settings = onnxruntime().SessionOptions()
@@ -101,28 +125,38 @@ class HalfSession:
         bind_nodes(model.graph, lowered.calls, training=False)
         self._bound = _bind(model.graph, lowered, bindings)
         save_stage(options, name, model)
+        owned = [self._inputs[i] for i in donated]
+        self._fed = [name for name in self._inputs if name not in owned]
         with lent_allocator(settings) as lent:
+            self.takes_memory = lent and shares_memory()
             if lent:
                 forget_output_sizes(model.graph)
-            with loadable(model) as source:
-                if frees_early and isinstance(source, bytes):
-                    source = _sorted(source, settings)
-                self._session = make_session(source, self._bound, settings)
+            self._session = self._made(model, settings, owned, frees_early=frees_early)
         drop_model_bytes(self._session)
+
+    def _made(self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool) -> Any:
+        if frees_early:
+            with loadable(model) as source:
+                better = _sorted(source, settings, owned) if isinstance(source, bytes) else None
+            if better is not None:
+                return make_session(better, self._bound, settings)
+        donate_inputs(model.graph, owned)
+        with loadable(model) as source:
+            return make_session(source, self._bound, settings)
 
     def run(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
         """One OrtValue an output.
 
         Args:
-            values: one OrtValue an input.
-            run: the contexts of the step's Functions.
+            values: one OrtValue an input; none for those that are donated.
+            run: the contexts of the step's Functions, and the values that are donated.
 
         Raises:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
         if not self._outputs:
             return ()
-        feeds = dict(zip(self._inputs, values, strict=True))
+        feeds = dict(zip(self._fed, values, strict=True))
         failure: BaseException | None = None
         with contexts_in(run), torch.no_grad():
             try:

@@ -1,0 +1,84 @@
+// com.microsoft::Donated: a value that a forward session left for this backward session alone.
+//
+// What is fed to a session stays alive until its run ends. What a node makes is free after its last reader,
+// so that backward frees activations while it runs.
+#include <cstring>
+#include <new>
+
+#include "call/run.h"
+#include "custom_op/custom_op.h"
+
+namespace torch2ort {
+
+namespace {
+
+struct Donation {
+  const OrtApi* api;
+  size_t index;  // among what the run's forward left
+};
+
+OrtStatus* Create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** out) {
+  int64_t index = 0;
+  size_t count = 1;
+  T2O_RETURN_IF_ERROR(api->KernelInfoGetAttributeArray_int64(info, "index", &index, &count));
+  *out = new (std::nothrow) Donation{api, static_cast<size_t>(index)};
+  return *out == nullptr ? api->CreateStatus(kOrtFail, "torch2ort: no memory for a kernel") : nullptr;
+}
+
+OrtStatus* Hand(const Donation& donation, OrtKernelContext* context) {
+  const OrtApi* api = donation.api;
+  Gil gil;
+  Managed value = TakeDonated(donation.index);
+  if (!value) return StatusOfException(api, "Donated", true);
+  bool copies = KeepsContexts();
+  // The memory is the runtime's once it has taken it; the sizes are then nobody's.
+  DLTensor tensor = value->dl_tensor;
+  std::vector<int64_t> sizes(tensor.shape, tensor.shape + tensor.ndim);
+  tensor.shape = sizes.data();
+  Span span = SpanOf(tensor);
+  OrtValue* output = nullptr;
+  {
+    Gift offer(copies ? nullptr : &value, span);
+    T2O_RETURN_IF_ERROR(api->KernelContext_GetOutput(context, 0, sizes.data(), sizes.size(), &output));
+  }
+  if (output == nullptr || value == nullptr || span.size() == 0) return nullptr;
+  void* target = nullptr;
+  T2O_RETURN_IF_ERROR(api->GetTensorMutableData(output, &target));
+  std::memcpy(target, reinterpret_cast<void*>(span.begin), static_cast<size_t>(span.size()));
+  return nullptr;
+}
+
+OrtStatus* Compute(void* kernel, OrtKernelContext* context) {
+  const auto& donation = *static_cast<Donation*>(kernel);
+  if (!PythonRuns()) return Fail(donation.api, "Donated: the Python interpreter has ended");
+  return WithoutExceptions(donation.api, [&] { return Hand(donation, context); });
+}
+
+OrtStatus* Infer(const OrtCustomOp*, OrtShapeInferContext* context) {
+  return WithoutExceptions(ort_api, [&] { return InferTensors(context, 0); });
+}
+
+}  // namespace
+
+OrtCustomOp DonatedOp() {
+  OrtCustomOp op{};
+  op.version = kOrtApiVersion;
+  op.GetName = [](const OrtCustomOp*) { return "Donated"; };
+  op.GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
+  op.GetInputTypeCount = [](const OrtCustomOp*) { return size_t{0}; };
+  // As of PythonOp, the only kind of output whose type ONNX Runtime lets a node say.
+  op.GetOutputType = [](const OrtCustomOp*, size_t) { return kOrtUndefined; };
+  op.GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
+  op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kOrtVariadic; };
+  op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+  op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  op.CreateKernelV2 = Create;
+  op.KernelComputeV2 = Compute;
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Donation*>(kernel); };
+  op.InferOutputShapeFn = Infer;
+  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  op.GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
+  return op;
+}
+
+}  // namespace torch2ort
