@@ -2,10 +2,10 @@
 
 | name | tried on |
 | --- | --- |
-| SymInt.node.hint, SymInt.node.expr | 2.11-2.15.0 |
+| SymInt.node.hint, SymInt.node.expr, SymInt.node._expr | 2.11-2.15.0 |
 | FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
-| ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts | 2.11-2.15.0 |
+| ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts, ShapeEnv.deferred_runtime_asserts | 2.11-2.15.0 |
 | torch.utils._sympy.printers.PythonPrinter | 2.11-2.15.0 |
 | torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
 """
@@ -51,6 +51,11 @@ def expression(size: torch.SymInt) -> sympy.Expr:
     return size.node.expr
 
 
+def raw_expression(size: int | torch.SymInt) -> sympy.Expr:
+    """A size as it was made, whatever torch took it for since."""
+    return sympy.Integer(size) if isinstance(size, int) else size.node._expr
+
+
 def environment(tensor: object) -> Any:
     """Where torch keeps the symbols of the trace that ``tensor`` is of; ``None`` if it is of none."""
     return tensor.fake_mode.shape_env if isinstance(tensor, FakeTensor) else None
@@ -64,6 +69,16 @@ def guards(environment: Any) -> list[sympy.Expr]:
 def asserts(environment: Any) -> int:
     """How many conditions on sizes that only a run tells it relies on by now."""
     return int(environment.num_deferred_runtime_asserts)
+
+
+def assumed(environment: Any) -> list[sympy.Expr]:
+    """The conditions on sizes that only a run tells, over sizes as they were made."""
+    return [one.expr for found in environment.deferred_runtime_asserts.values() for one in found]
+
+
+def forget_assumed(environment: Any) -> None:
+    """Let go of the conditions that :func:`assumed` gives."""
+    environment.deferred_runtime_asserts.clear()
 
 
 def python_text(expression: sympy.Expr, symbols: Mapping[str, str]) -> str:

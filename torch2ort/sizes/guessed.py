@@ -10,6 +10,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
@@ -59,6 +60,19 @@ def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[
             f"an operator of the model can be translated for some only of the sizes that were to vary "
             f"({added}). Export with these sizes fixed"
         ) from None
+
+
+def assumed(graph: torch.fx.Graph) -> list[sympy.Expr]:
+    """What the trace of a graph took sizes for that only a run tells, since :func:`forget_assumed`."""
+    environment = _environment(graph)
+    return [] if environment is None else private.assumed(environment)
+
+
+def forget_assumed(graph: torch.fx.Graph) -> None:
+    """Have :func:`assumed` begin anew."""
+    environment = _environment(graph)
+    if environment is not None:
+        private.forget_assumed(environment)
 
 
 def _environment(graph: torch.fx.Graph) -> Any:

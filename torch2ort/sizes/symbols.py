@@ -15,6 +15,7 @@ from torch2ort.sizes import expressions as sizes
 environment_of = private.environment
 expression_of = private.expression
 has_hint = private.has_hint
+raw_expression = private.raw_expression
 size_hint = private.size_hint
 
 # Per trace: sizes that a shape inferer gave a name to -> the key of the site that made it, and the size.

@@ -1,16 +1,12 @@
-"""Sizes that constants of the program decide, and those that only a run tells."""
+"""Sizes that constants of the program decide."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 import torch
 
-import torch2ort
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Square
-from torch2ort.errors import UnsupportedOperatorError
 
 pytestmark = pytest.mark.joint("it is what is tried")
 
@@ -21,7 +17,6 @@ class Then(torch.nn.Module):
     def __init__(self, function) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 4)
-        self.register_buffer("held", torch.tensor([True, False]))
         self.function = function
 
     def forward(self, x):
@@ -30,12 +25,6 @@ class Then(torch.nn.Module):
 
 def mask(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.bool)
-
-
-def written_mask() -> torch.Tensor:
-    made = mask(1, 1, 1, 0)
-    made[0] = False
-    return made
 
 
 def quiet(h):
@@ -62,17 +51,3 @@ CONSTANTS = {
 def test_sizes_that_constants_decide_train_like_eager(function) -> None:
     x = torch.randn(2, 4, requires_grad=True)
     assert_trains_like_eager(Then(function), [(x,)], steps=2)
-
-
-UNKNOWN = {
-    "of a buffer": lambda m, h: h[m.held],
-    "of what is computed": lambda m, h: h[h > 0],
-    "of what is written to": lambda m, h: h[:, written_mask()],
-}
-
-
-@pytest.mark.parametrize("function", UNKNOWN.values(), ids=UNKNOWN)
-def test_sizes_that_only_a_run_tells_are_refused(function) -> None:
-    message = rf"^aten\.index\.Tensor at {re.escape(__file__)}.*, which the joint engine does not take\."
-    with pytest.raises(UnsupportedOperatorError, match=message):
-        torch2ort.ORTModule(Then(function))(torch.randn(2, 4))

@@ -14,6 +14,7 @@ from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan, arguments_of
 from torch2ort.engines.joint.reach import Reach
 from torch2ort.engines.joint.recompute import is_large
 from torch2ort.engines.joint.registered import map_calls
+from torch2ort.engines.joint.sizes import refuse_assumed_of_half
 from torch2ort.engines.joint.split import Half, Split
 from torch2ort.engines.joint.target import half_of
 from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
@@ -86,7 +87,7 @@ class Planner:
         given = {node: i for i, node in enumerate(half.inputs)}
         inputs = [joint.inputs[node] for node in half.inputs]
         feeds = [(self.feeds[i], source.feeds[i]) for i in inputs]
-        lowered = self._lowered(half)
+        lowered = self._lowered(half, is_forward=True)
         # As in eager PyTorch, which keeps what is computed anew here.
         memory = ReadMemory(joint, self._split.read)
         names = {site.key: name for name, site in lowered.calls.items() if any(site.needs_input_grad)}
@@ -103,7 +104,7 @@ class Planner:
             read_outputs=tuple(i for i in range(len(joint.outputs)) if memory.has_output(i)),
         )
 
-    def _lowered(self, half: Half) -> Lowered:
+    def _lowered(self, half: Half, *, is_forward: bool) -> Lowered:
         """The half in ONNX.
 
         Raises:
@@ -111,7 +112,9 @@ class Planner:
                 operator fits into no graph.
         """
         lowered = lower_half(half, self._target)
-        if conditions(self.joint.graph_module.graph) > self._known:
+        graph = self.joint.graph_module.graph
+        refuse_assumed_of_half(graph, is_forward=is_forward)
+        if conditions(graph).on_inputs > self._known.on_inputs:
             raise UnsupportedOperatorError(
                 "the derivative of the model holds for some only of the sizes that it was exported for. "
                 "Export with these sizes fixed"
@@ -133,7 +136,7 @@ class Planner:
         half, nodes = self._split.backward(missing)
         where = {node: i for i, node in enumerate(half.outputs)}
         return BackwardPlan(
-            half=self._lowered(half) if half.outputs else None,
+            half=self._lowered(half, is_forward=False) if half.outputs else None,
             given=tuple(i for i in self.joint.tangents.values() if i not in missing),
             gradients={self.feeds[i]: where[node] for i, node in nodes.items() if self.feeds[i] >= 0},
         )

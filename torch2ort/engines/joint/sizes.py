@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import sympy
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes import expressions
-from torch2ort.sizes.symbols import expression_of, has_hint, size_hint
+from torch2ort.sizes.guessed import assumed, forget_assumed
+from torch2ort.sizes.symbols import expression_of, raw_expression, size_hint
 from torch2ort.symbolics.source import source_line
 
-_SIZE = torch.ops.aten.sym_size.int
+aten = torch.ops.aten
+_SIZE = aten.sym_size.int
+_CONDITIONS = (
+    aten._assert_scalar.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+)
 
 
 def settle_sizes(graph: torch.fx.Graph) -> None:
@@ -27,6 +34,11 @@ def settle_sizes(graph: torch.fx.Graph) -> None:
     Raises:
         UnsupportedOperatorError: it computes with sizes in a way that a half cannot.
     """
+    for node in reversed(graph.nodes):
+        # The exported graph has the conditions that hold for inputs.
+        is_unread = node.op == "call_function" and is_number(node.meta.get("val")) and not node.users
+        if is_unread or node.target in _CONDITIONS:
+            graph.erase_node(node)
     computed = dict.fromkeys(
         n for n in graph.nodes if n.op == "call_function" and is_number(n.meta.get("val"))
     )
@@ -51,7 +63,7 @@ def _settled(node: torch.fx.Node) -> int | torch.SymInt:
     value = node.meta["val"]
     if type(value) is int:
         return value
-    if isinstance(value, torch.SymInt) and has_hint(value):
+    if isinstance(value, torch.SymInt):
         try:
             _plain(value)
         except ValueError:
@@ -113,22 +125,60 @@ def sizes_of(nodes: Iterable[torch.fx.Node]) -> dict[str, torch.SymInt]:
     return sizes
 
 
-def refuse_unknown(graph: torch.fx.Graph, inputs: Iterable[torch.fx.Node]) -> None:
-    """Refuse sizes that are no dimension of an input, nor computed from such.
+def refuse_assumed(graph: torch.fx.Graph, tangents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Refuse what the trace took sizes for that only a run tells.
+
+    That the gradient of an output has its size is true.
+
+    Args:
+        graph: the joint graph.
+        tangents: the gradient of each output, and the output.
 
     Raises:
-        UnsupportedOperatorError: there is one.
+        UnsupportedOperatorError: it took one for another.
     """
-    known = sizes_of(inputs).keys()
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-        unknown = set(symbols_in((node.args, node.kwargs, shape))) - known
-        if unknown:
-            raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} has a size {min(unknown)} that is that of no input, "
-                f"which the joint engine does not take. Call the model with sizes that do not vary"
-            )
+    same = {
+        frozenset(map(str, map(raw_expression, sizes)))
+        for tangent, output in tangents
+        for sizes in zip(tangent.shape, output.shape, strict=True)
+    }
+    for condition in assumed(graph):
+        if not isinstance(condition, sympy.Eq) or frozenset(map(str, condition.args)) not in same:
+            _refuse_condition("backward", condition)
+    forget_assumed(graph)
+
+
+def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool) -> None:
+    """Refuse what the translation of a half took sizes for that only a run tells.
+
+    A translation traces forward anew, where each of these sizes gets a other name; that both are one is true.
+
+    Args:
+        graph: the joint graph.
+        is_forward: whether it is the forward half.
+
+    Raises:
+        UnsupportedOperatorError: it took one for another.
+    """
+    values = (node.meta.get("val") for node in graph.nodes)
+    shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
+    own = {str(symbol) for shape in shapes for size in shape for symbol in raw_expression(size).free_symbols}
+    names: dict[str, str] = {}
+    for condition in assumed(graph):
+        symbols = sorted(map(str, condition.free_symbols), key=own.__contains__)
+        is_name = isinstance(condition, sympy.Eq) and all(arg.is_Symbol for arg in condition.args)
+        is_name = is_name and len(symbols) == 2 and symbols[0] not in own and symbols[1] in own
+        if not is_forward or not is_name or names.setdefault(*symbols) != symbols[1]:
+            _refuse_condition("translation", condition)
+    forget_assumed(graph)
+
+
+def _refuse_condition(what: str, condition: sympy.Basic) -> NoReturn:
+    raise UnsupportedOperatorError(
+        f"the {what} of the model holds only if {condition}, of sizes that values in tensors decide, which "
+        f"the joint engine cannot check. Select with one mask what is to have one size, or train with "
+        f"onnxruntime-training (engine='ort_training')"
+    )
 
 
 def carrier(symbols: Collection[str], inputs: Iterable[torch.fx.Node]) -> torch.fx.Node:
@@ -191,9 +241,13 @@ class SizeNodes:
     def _symbol(self, name: str) -> torch.fx.Node:
         key = expressions.symbol(name)
         if key not in self._known:
-            nodes = self._graph.find_nodes(op="placeholder")
-            found = ((node, carried(node.meta["val"]).get(name)) for node in nodes)
-            node, axis = next((node, axis) for node, axis in found if axis is not None)
+            found = ((node, carried(node.meta["val"]).get(name)) for node in self._graph.nodes)
+            node, axis = next(((node, axis) for node, axis in found if axis is not None), (None, None))
+            if node is None:
+                raise UnsupportedOperatorError(
+                    f"a size {name} that values in tensors decide is that of no tensor of the graph, which "
+                    f"the joint engine does not take. Train with onnxruntime-training (engine='ort_training')"
+                )
             made = self._known[key] = self._graph.call_function(_SIZE, (node, axis))
             made.meta = {"val": node.meta["val"].shape[axis]}
         return self._known[key]

@@ -108,7 +108,10 @@ class Split:
             shape = node.meta["val"].shape if node in self._dependent and _is_tensor(node) else ()
             wanted.update(symbols_in((node.args, node.kwargs, tuple(shape))))
         wanted.difference_update(*(carried(node.meta["val"]) for node in kept))
-        return carrier(wanted, self._joint.inputs) if wanted else None
+        if not wanted:
+            return None
+        nodes = self._joint.graph_module.graph.nodes
+        return carrier(wanted, [n for n in nodes if n not in self._dependent and _is_tensor(n)])
 
     def forward(self) -> Half:
         """The forward graph: outputs, new values of written inputs, what backward reads."""

@@ -17,7 +17,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
-from torch2ort.sizes.symbols import size_hint
+from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 
 _GETITEM = "getitem"
@@ -48,6 +48,8 @@ def stored_joint(joint: Joint, feeds: Sequence[int], calls: Mapping[str, Site]) 
     except UnstorableError as error:
         raise Unkeyable(f"the joint graph holds {error}") from error
     sizes = sizes_of(joint.inputs)
+    if not all(map(has_hint, sizes_of(joint.graph_module.graph.nodes).values())):
+        raise Unkeyable("values in tensors decide sizes of the model")
     data = {
         "sizes": {symbol: size_hint(size) for symbol, size in sizes.items()},
         "nodes": nodes,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
@@ -13,8 +14,9 @@ import torch
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import read_from_copies
+from torch2ort.engines.joint.masks import share_positions
 from torch2ort.engines.joint.reach import Reach, traced_reach
-from torch2ort.engines.joint.sizes import is_number, refuse_unknown, settle_sizes
+from torch2ort.engines.joint.sizes import is_number, refuse_assumed, settle_sizes
 from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.source import Source
@@ -22,7 +24,7 @@ from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
-from torch2ort.sizes.symbols import has_hint
+from torch2ort.sizes.guessed import forget_assumed
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, writes_outside
@@ -33,8 +35,10 @@ from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.unread_checks import keep_unread_checks
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
-_DETACH = torch.ops.aten.detach.default
+aten = torch.ops.aten
+_DETACH = aten.detach.default
 # What torch2ort itself says of them is not compared with a derivative.
+_NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
 _OWN = (operator.getitem, _PYTHON_OP, MAPPED_CALL, checked_index, must_compute)
 
 
@@ -106,25 +110,24 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
     # Autograd's graph is of what the caller's threads and modes do not change.
-    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+    with (
+        _named_errors(),
+        torch.enable_grad(),
+        torch.autograd.set_multithreading_enabled(False),
+    ):
         with mode:
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
             again = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
             results = program(*again)
+            private.forget_new_sizes(mode)
+            forget_assumed(program.graph)
         reach = traced_reach(results, again)
-        try:
-            joint = private.joint_graph(_Flat(program), arguments, mode)
-        except (Torch2OrtError, UserError):
-            raise
-        except Exception as error:
-            raise UnsupportedOperatorError(
-                f"PyTorch's autograd does not differentiate the program that torch.export traced ({error}). "
-                f"Put the part of the model that it names into a torch.autograd.Function"
-            ) from error
+        joint = private.joint_graph(_Flat(program), arguments, mode)
     settle_sizes(joint.graph)
     tell_eagers_types(joint.graph)
     described = _described(joint, source, _shared(results, again), len(results))
-    refuse_unknown(joint.graph, described.inputs)
+    pairs = [(t.meta["val"], described.outputs[i].meta["val"]) for t, i in described.tangents.items()]
+    refuse_assumed(joint.graph, pairs)
     outputs = described.outputs[: len(results) - unread]
     described = replace(described, outputs=outputs, sites=sites)
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
@@ -133,6 +136,24 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
             "onnxruntime-training (engine='ort_training')"
         )
     return described, reach
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """Say of what PyTorch raises that the program is not differentiated.
+
+    Raises:
+        UnsupportedOperatorError: it raised something.
+    """
+    try:
+        yield
+    except (Torch2OrtError, UserError):
+        raise
+    except Exception as error:
+        raise UnsupportedOperatorError(
+            f"PyTorch's autograd does not differentiate the program that torch.export traced ({error}). "
+            f"Put the part of the model that it names into a torch.autograd.Function"
+        ) from error
 
 
 def _prepared(source: Source, required: Sequence[bool]) -> tuple[torch.fx.GraphModule, list[Site], int]:
@@ -159,6 +180,7 @@ def _prepared(source: Source, required: Sequence[bool]) -> tuple[torch.fx.GraphM
     for node in list(program.graph.nodes):
         if node.op == "call_function" and "_assert_tensor_metadata" in str(node.target):
             program.graph.erase_node(node)
+    share_positions(program.graph)
     _stop_gradients(program.graph)
     unread = _give_unread(program.graph)
     program.recompile()
@@ -270,9 +292,7 @@ def _refuse(program: torch.fx.GraphModule) -> None:
         values = node.meta.get("val")
         flat = values if isinstance(values, (list, tuple)) else (values,)
         for value in flat:
-            if isinstance(value, torch.Tensor) and not all(map(has_hint, value.shape)):
-                what = "has a size that values decide"
-            elif _is_unknown(value):
+            if node.target in _NUMBERS:
                 what = "reads a number out of a tensor"
             elif isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 what = f"is on {value.device}"
@@ -297,11 +317,6 @@ def _refuse(program: torch.fx.GraphModule) -> None:
                 f"not differentiate it. Train with onnxruntime-training (engine='ort_training'), or put it "
                 f"into a torch.autograd.Function"
             )
-
-
-def _is_unknown(value: object) -> bool:
-    """Whether it is a number that no size of an input tells."""
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and not has_hint(value)
 
 
 def _has_sparse_gradient(node: torch.fx.Node) -> bool:

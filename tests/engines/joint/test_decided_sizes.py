@@ -1,0 +1,136 @@
+"""Sizes that values in tensors decide: what a mask selects, how often rows are repeated."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch2ort
+from tests.support.functions import Square
+from torch2ort.errors import UnsupportedOperatorError
+
+pytestmark = pytest.mark.joint("it is what is tried")
+
+
+class Model(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.register_buffer("held", torch.tensor([True, False, True, True]))
+        self.body = body
+
+    def forward(self, x, mask):
+        return self.body(self, self.layer(x), mask)
+
+
+class Positive(torch.autograd.Function):
+    """How many rows it gives, its argument says."""
+
+    @staticmethod
+    def forward(ctx, x):
+        kept = x[:, 0] > 0
+        ctx.save_for_backward(x, kept)
+        return x[kept] ** 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, kept = ctx.saved_tensors
+        return torch.zeros_like(x).index_put((kept,), 2 * x[kept] * grad)
+
+
+def written(h, mask):
+    made = torch.zeros_like(h)
+    made[mask] = h[mask].exp()
+    return made.square().sum()
+
+
+def twice(h, mask):
+    """The mask is another one after the first selection."""
+    mask = mask.clone()
+    first = h.detach()[mask].sum()
+    mask[0] = ~mask[0]
+    return first * h[mask].exp().sum()
+
+
+BODIES = {
+    "the selection itself": lambda m, h, k: h[k],
+    "columns": lambda m, h, k: h[:, m.held].tanh().sum(0),
+    "numbers": lambda m, h, k: h[h > 0].exp().sum(),
+    "masked_select of rows": lambda m, h, k: torch.masked_select(h, k[:, None]).exp().sum(),
+    "a layer": lambda m, h, k: m.layer(h[k].relu()).square().sum(),
+    "a norm": lambda m, h, k: m.norm(h[k]).exp().sum(),
+    "a Function": lambda m, h, k: Square.apply(h[k]).sum(),
+    "a Function's": lambda m, h, k: Positive.apply(h).sin(),
+    "a loss with one mask": lambda m, h, k: F.cross_entropy(
+        h[k], k.long().cumsum(0)[k].clamp(max=3), reduction="sum"
+    ),
+    "equal masks": lambda m, h, k: (h[h[:, 0] > 0] * h.detach()[h[:, 0] > 0]).exp().sum(),
+    "nonzero": lambda m, h, k: h[k.nonzero().squeeze(1)].exp().sum(0),
+    "put back": lambda m, h, k: torch.zeros_like(h).index_put((k,), m.layer(h[k])).exp().sum(),
+    "written back": lambda m, h, k: written(h, k),
+    "a mask that is written to": lambda m, h, k: twice(h, k),
+    "added back": lambda m, h, k: (i := k.nonzero()[:, 0], h.index_add(0, i, m.layer(h[i])))[1].exp().sum(),
+    "two selections": lambda m, h, k: (h[k].sum(0) * h[~k].exp().sum(0)).sum(),
+    "repeated": lambda m, h, k: h.repeat_interleave(k.long() + 1, 0).square().sum(),
+}
+# How many rows there are, and which of them are selected: a graph for its sizes, one for sizes that vary, and
+# selections of all, one and none.
+CALLS = ((6, 0b101101), (9, 0b111111111), (7, 0b0000100), (5, 0))
+
+
+def results(module, calls):
+    found = []
+    for rows, selected in calls:
+        torch.manual_seed(rows)
+        x = torch.randn(rows, 4, requires_grad=True)
+        mask = torch.tensor([bool(selected >> i & 1) for i in range(rows)])
+        module.zero_grad()
+        result = module(x, mask)
+        (result * torch.arange(1, result.numel() + 1).reshape(result.shape)).sum().backward()
+        found += [result, x.grad, *(p.grad for p in module.parameters())]
+    return found
+
+
+def wrapped(model):
+    return torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(engine="joint"))
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_what_values_select_trains_like_eager(body):
+    torch.manual_seed(0)
+    model = Model(body)
+    torch.testing.assert_close(
+        results(wrapped(model), CALLS), results(model, CALLS), equal_nan=True, check_stride=False
+    )
+
+
+def test_selections_by_masks_that_may_differ_are_refused_where_they_meet():
+    model = Model(lambda m, h, k: h[h[:, 0] > 0].sum(1) * h[h[:, 1] > 0].sum(1))
+    x = torch.tensor([[1.0, 1, 1, 1]] * 3)
+    message = (
+        r"^the (backward|translation) of the model holds only if Eq\(u\d+, u\d+\), of sizes that values in "
+        r"tensors decide, which the joint engine cannot check\. Select with one mask what is to have one "
+        r"size, or train with onnxruntime-training \(engine='ort_training'\)$"
+    )
+    with torch.no_grad():
+        model.layer.weight.copy_(torch.eye(4))
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        wrapped(model)(x, torch.ones(3, dtype=torch.bool))
+
+
+def test_what_autograd_cannot_trace_of_such_sizes_is_refused():
+    message = (
+        r"^PyTorch's autograd does not differentiate the program that torch\.export traced \(Could not guard"
+    )
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        wrapped(Model(lambda m, h, k: F.dropout(h[k])))(torch.randn(3, 4), torch.ones(3, dtype=torch.bool))
+
+
+def test_a_number_out_of_a_tensor_is_refused():
+    message = r"^aten\.item\.default at .* reads a number out of a tensor, which the joint engine"
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        wrapped(Model(lambda m, h, k: h * k.sum().item()))(torch.randn(3, 4), torch.ones(3, dtype=torch.bool))
