@@ -120,7 +120,7 @@ def sizes_of(nodes: Iterable[torch.fx.Node]) -> dict[str, torch.SymInt]:
     """The symbols of the sizes that are dimensions of what nodes give, in their order."""
     sizes: dict[str, torch.SymInt] = {}
     for node in nodes:
-        for symbol, axis in carried(node.meta["val"]).items():
+        for symbol, axis in carried(node.meta.get("val")).items():
             sizes.setdefault(symbol, node.meta["val"].shape[axis])
     return sizes
 
