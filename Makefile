@@ -113,6 +113,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/pythonop_overhead.py
 	$(BIN)/python benchmarks/large_tensors.py
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/compile.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/call_policy.py
 	$(BIN)/python benchmarks/io_schema.py
@@ -121,6 +122,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),bench]'
 	$(STOCK)/bin/python benchmarks/pythonop_overhead.py
 	$(STOCK)/bin/python benchmarks/train_step.py
+	$(STOCK)/bin/python benchmarks/compile.py
 	$(STOCK)/bin/python benchmarks/inference.py
 	$(STOCK)/bin/python benchmarks/cache_start.py
 

@@ -17,7 +17,7 @@ from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.errors import EngineError
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
-from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_tensor, to_value
+from torch2ort.runtime.values import bool_outputs, plain, restore_bools, shares_memory, to_tensor, to_value
 from torch2ort.sizes import expressions
 
 # A number of a call: of the values of the symbols.
@@ -55,6 +55,8 @@ class CompiledGraph:
             name = f"compiled_{kind}"
             self._session = HalfSession(name, lowered, bindings, options, frees_early=kind == "backward")
         self._interface = interface
+        # By position: address and shape of a parameter's memory, and its value.
+        self._parameters: dict[int, tuple[int, torch.Size | None, Any]] = {}
         self._constants = [to_value(plain(tensor)) for tensor in interface.constants]
         self._outputs = [_Result(output) for output in interface.outputs]
         self._bools = bool_outputs(lowered.proto.graph, lowered.outputs)
@@ -76,7 +78,7 @@ class CompiledGraph:
             if missing:
                 return self._without(missing)(arguments)
         interface = self._interface
-        values = [to_value(plain(arguments[i])) for i in interface.tensors]
+        values = [self._value(i, arguments[i]) for i in interface.tensors]
         sizes = {
             name: arguments[i] if axis is None else arguments[i].shape[axis]
             for name, (i, axis) in interface.symbols.items()
@@ -96,6 +98,18 @@ class CompiledGraph:
         fetched = [to_tensor(found[i]) for i in range(len(found))]
         restore_bools(fetched, self._bools)
         return self._results(fetched, given, sizes, run)
+
+    def _value(self, position: int, tensor: torch.Tensor) -> Any:
+        """The OrtValue of an argument; that of a parameter is made once and kept."""
+        if not isinstance(tensor, torch.nn.Parameter):
+            return to_value(plain(tensor))
+        address, shape, value = self._parameters.get(position, (-1, None, None))
+        if tensor.data_ptr() != address or tensor.shape != shape:
+            value = to_value(plain(tensor))
+            if tensor.is_contiguous() and shares_memory():
+                # It keeps the memory alive, so that the same address is the same memory.
+                self._parameters[position] = (tensor.data_ptr(), tensor.shape, value)
+        return value
 
     def _run(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
         if self._session is None:

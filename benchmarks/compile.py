@@ -1,0 +1,94 @@
+"""What a call of torch.compile costs on ONNX Runtime, beside Inductor's, aot_eager's and ORTModule's.
+
+A small net shows the cost around a graph, a BERT that of a step.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from _models import MODELS, batch
+from _timing import interleaved_medians
+from torch import Tensor, nn
+
+import torch2ort
+
+ROWS, WIDTH = 8, 64
+BACKENDS = ("torch2ort", "aot_eager", *(["inductor"] if shutil.which("g++") else []))
+
+
+def small() -> nn.Module:
+    """Three layers, whose calls cost more around the graph than in it."""
+    torch.manual_seed(1)
+    layers = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH))]
+    return nn.Sequential(*layers)
+
+
+def each_way(model: nn.Module) -> dict[str, nn.Module]:
+    """Copies of a model, by the name of what runs them."""
+    compiled = {name: torch.compile(copy.deepcopy(model), backend=name) for name in BACKENDS}
+    return {"eager": model, **compiled, "ORTModule": torch2ort.ORTModule(copy.deepcopy(model))}
+
+
+def compare(title: str, ways: dict[str, Callable[[], Tensor]], *, rounds: int, calls: int) -> None:
+    """Check that all ways agree, time them, and print one line."""
+    for way in ways.values():
+        torch.testing.assert_close(way(), ways["eager"](), rtol=1e-4, atol=1e-5)
+    seconds = interleaved_medians(ways, rounds=rounds, calls=calls, clock=time.thread_time)
+    ratios = ", ".join(f"{name} {seconds[name] / seconds['eager']:.2f}" for name in ways if name != "eager")
+    print(f"{title}, 1 thread, ratio to eager ({1e6 * seconds['eager']:.0f} us): {ratios}", flush=True)
+
+
+def inference(module: nn.Module, rows: Tensor) -> Callable[[], Tensor]:
+    """Return a call of `module` without gradients."""
+
+    def call() -> Tensor:
+        with torch.no_grad():
+            return module(rows)
+
+    return call
+
+
+def step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> Callable[[], Tensor]:
+    """Return forward and backward of `module`."""
+
+    def call() -> Tensor:
+        module.zero_grad()
+        loss = loss_of(module)
+        loss.backward()
+        return loss.detach()
+
+    return call
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def main() -> None:
+    """Print one line a model and kind of call."""
+    torch.set_num_threads(1)
+    print(f"on {processor()}:")
+    rows = torch.randn(ROWS, WIDTH)
+    what = f"3 layers {ROWS}x{WIDTH}"
+    ways = each_way(small())
+    compare(f"{what}, inference", {n: inference(m, rows) for n, m in ways.items()}, rounds=25, calls=50)
+    losses = {n: step(m, lambda module: module(rows).square().mean()) for n, m in ways.items()}
+    compare(f"{what}, forward + backward", losses, rounds=25, calls=20)
+    arguments = batch("BERT", 4)
+    ways = each_way(MODELS["BERT"]())
+    steps = {n: step(m, lambda module: module(**arguments).loss) for n, m in ways.items()}
+    compare("BERT 4x128, forward + backward", steps, rounds=11, calls=1)
+
+
+if __name__ == "__main__":
+    main()
