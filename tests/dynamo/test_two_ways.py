@@ -29,3 +29,21 @@ def test_an_ortmodule_of_what_is_compiled_is_refused() -> None:
     compiled = torch.compile(torch.nn.Linear(4, 3), backend="torch2ort")
     with pytest.raises(ExportError, match=r"what torch\.compile returned; wrap the model that was given to"):
         torch2ort.ORTModule(compiled)
+
+
+class Branching(torch.nn.Module):
+    """Asks for a value."""
+
+    def forward(self, x):
+        return x.sin() if x.sum() > 0 else x.cos()
+
+
+def test_what_an_ortmodule_says_of_torch_compile_is_true() -> None:
+    model, x = Branching(), torch.randn(3, requires_grad=True)
+    with pytest.raises(
+        ExportError, match=r"torch\.compile\(model, backend='torch2ort'\) runs such code as it is"
+    ):
+        torch2ort.ORTModule(model)(x)
+    for sign in (1, -1):
+        given = sign * x.detach().abs()
+        assert_same(torch.compile(model, backend="torch2ort")(given), model(given), "output")

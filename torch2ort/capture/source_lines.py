@@ -45,7 +45,10 @@ def way_out(error: BaseException) -> str:
         return (
             "It looks at the labels. Call the model without them, and compute the loss from what it returns"
         )
-    return "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function"
+    return (
+        "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function. "
+        "torch.compile(model, backend='torch2ort') runs such code as it is, in several graphs"
+    )
 
 
 @functools.lru_cache(maxsize=4096)

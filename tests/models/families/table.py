@@ -21,7 +21,10 @@ TRACED = (
     "asks whether it is compiled does something else then: pass the arguments that it makes itself in eager "
     "PyTorch, such as a mask, or put that part of the model into a torch.autograd.Function"
 )
-BRANCHES = "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function"
+BRANCHES = (
+    "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function. "
+    "torch.compile(model, backend='torch2ort') runs such code as it is, in several graphs"
+)
 READS_LABELS = (
     "It looks at the labels. Call the model without them, and compute the loss from what it returns"
 )
