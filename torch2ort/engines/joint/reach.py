@@ -50,7 +50,7 @@ class Reach:
     ) -> None:
         self._steps, self._outputs, self._arguments = tuple(steps), tuple(outputs), arguments
         self._calls = {step.call: position for position, step in enumerate(steps) if step.call}
-        self._known: dict[Any, frozenset[_Seen]] = {}
+        self._known: dict[Any, tuple[frozenset[_Seen], frozenset[int]]] = {}
 
     def description(self) -> dict[str, Any]:
         """The paths as JSON can hold them."""
@@ -90,9 +90,7 @@ class Reach:
             outputs: positions of those that have a gradient.
             undefined: arguments for which a Function's backward returned ``None`` in this run.
         """
-        seen = self._seen(outputs, undefined)
-        feeds = (self._steps[position].feed for position, _, defined in seen if defined)
-        return frozenset(feed for feed in feeds if feed >= 0)
+        return self._known_of(outputs, undefined)[1]
 
     def arrivals(
         self, call: str, outputs: Iterable[int], undefined: Collection[Edge] = ()
@@ -111,17 +109,22 @@ class Reach:
         position = self._calls.get(call)
         if position is None:
             return None
-        seen = self._seen(outputs, undefined)
+        seen, _ = self._known_of(outputs, undefined)
         results = [result for at, result, _ in seen if at == position]
         return tuple((position, i, True) in seen for i in range(max(results, default=-1) + 1))
 
-    def _seen(self, outputs: Iterable[int], undefined: Collection[Edge]) -> frozenset[_Seen]:
+    def _known_of(
+        self, outputs: Iterable[int], undefined: Collection[Edge]
+    ) -> tuple[frozenset[_Seen], frozenset[int]]:
+        """Results that a gradient arrives at, and the inputs among what it reaches."""
         key = tuple(outputs), frozenset(undefined)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_SETS:
                 self._known.clear()
-            known = self._known[key] = frozenset(self._walked(*key))
+            seen = frozenset(self._walked(*key))
+            feeds = (self._steps[position].feed for position, _, defined in seen if defined)
+            known = self._known[key] = seen, frozenset(feed for feed in feeds if feed >= 0)
         return known
 
     def _walked(self, outputs: tuple[int, ...], undefined: frozenset[Edge]) -> set[_Seen]:
