@@ -114,6 +114,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/large_tensors.py
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/compile.py
+	$(BIN)/python benchmarks/precision.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/call_policy.py
 	$(BIN)/python benchmarks/io_schema.py

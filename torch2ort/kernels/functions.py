@@ -41,7 +41,8 @@ class Call:
 
     Attributes:
         operator: the overload to call.
-        arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site, and
+        arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site,
+            ``{"permuted": [i, order]}`` for that tensor with its dimensions in another order, and
             ``{"size": d}`` for a number that varies: dimension ``d`` of the last one, which has no elements.
         keywords: keyword arguments, likewise.
         random: whether it draws from PyTorch's generator, so that it takes and gives a token.
@@ -89,8 +90,9 @@ def encode_call(
 
     Args:
         operator: an overload of an ``aten`` operator, or one of :data:`LIBRARY_OPERATORS`.
-        arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes, and ``{"size": d}``
-            where dimension ``d`` of the tensor behind them does.
+        arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes, or ``{"permuted": [i,
+            order]}`` with its dimensions in that order, and ``{"size": d}`` where dimension ``d`` of the
+            tensor behind them does.
         keywords: keyword arguments, likewise.
         random: whether the operator draws from PyTorch's generator.
 
@@ -150,7 +152,7 @@ def decode_call(text: str) -> Call:
     if base in _FORBIDDEN or operator._schema.is_mutable:
         raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
     views = any(r.alias_info is not None for r in operator._schema.returns)
-    tensors = _count([arguments, keywords], "tensor")
+    tensors = _count([arguments, keywords], "tensor") + _count([arguments, keywords], "permuted")
     own = not views and not keywords and abstract(operator) is operator
     own = own and [str(r.type) for r in operator._schema.returns] == ["Tensor"]
     front, rest = arguments[:tensors], tuple(arguments[tensors:])
@@ -335,7 +337,7 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [_encode(v) for v in value]
-    if isinstance(value, dict) and set(value) in ({"tensor"}, {"size"}):
+    if isinstance(value, dict) and set(value) in ({"tensor"}, {"size"}, {"permuted"}):
         return value
     for kind in (torch.dtype, torch.layout, torch.memory_format):
         if isinstance(value, kind):
@@ -355,6 +357,8 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tensors[content]
     if kind == "size":
         return tensors[-1].shape[content]
+    if kind == "permuted":
+        return tensors[content[0]].permute(content[1])
     if kind == "device":
         return torch.device(content)
     return getattr(torch, content)

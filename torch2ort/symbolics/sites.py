@@ -21,8 +21,11 @@ from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.permuted import unpermuted
 from torch2ort.symbolics.source import source_line
 
+# In other types ONNX Runtime takes most transpositions into its products.
+_HALF = (torch.float16, torch.bfloat16)
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
 _FULL = torch.ops.aten.full.default
@@ -71,7 +74,8 @@ class SiteMaker:
             text, tensors, _ = _call_of(node, positional=True)
             self._make(node, PairedKernel, [text], tensors, random=False, differentiable=True)
             return
-        text, tensors, sizes = _call_of(node, sizes_vary=not self._differentiated)
+        alone = not self._differentiated
+        text, tensors, sizes = _call_of(node, sizes_vary=alone, permutes=alone)
         if sizes:
             with self._graph.inserting_before(node):
                 # No number of it is read, but its shape.
@@ -176,7 +180,7 @@ def _draws_only(target: Any) -> bool:
 
 
 def _call_of(
-    node: torch.fx.Node, *, positional: bool = False, sizes_vary: bool = False
+    node: torch.fx.Node, *, positional: bool = False, sizes_vary: bool = False, permutes: bool = False
 ) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
     """The text of ``node``'s call, its tensor arguments in the order of their numbers, and its sizes.
 
@@ -184,6 +188,7 @@ def _call_of(
         node: a call of an ATen operator.
         positional: write every argument in its place, defaults too.
         sizes_vary: whether sizes that vary may be among the arguments.
+        permutes: whether the call itself may bring dimensions into another order.
     """
     target = original(node.target)
     tensors: list[torch.fx.Node] = []
@@ -193,8 +198,11 @@ def _call_of(
         if isinstance(value, torch.fx.Node):
             number = value.meta["val"]
             if isinstance(number, torch.Tensor):
-                tensors.append(value)
-                return {"tensor": len(tensors) - 1}
+                folds = permutes and number.dtype in _HALF
+                source, order = unpermuted(value) if folds else (value, None)
+                tensors.append(source)
+                i = len(tensors) - 1
+                return {"tensor": i} if order is None else {"permuted": [i, order]}
             if sizes_vary and isinstance(number, torch.SymInt) and private.is_known(number >= 0):
                 if value not in sizes:
                     sizes.append(value)

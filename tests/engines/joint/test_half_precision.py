@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,6 +113,30 @@ def test_training_and_inference_are_eagers_bit_by_bit(name, dtype) -> None:
     actual = steps(torch2ort.ORTModule(copy.deepcopy(model)), given)
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, rtol=0, atol=0)
+
+
+class Transposed(nn.Module):
+    """Products of what lies in memory in another order, which kernels get so, as in eager."""
+
+    def forward(self, x):
+        y = x.transpose(0, 2).permute(1, 2, 0) @ x.transpose(1, -1).permute(1, 2, 0)
+        return y.sum().tanh(), y, x[0].t() @ x[1]
+
+
+def test_kernels_bring_dimensions_into_another_order_themselves(tmp_path) -> None:
+    x = torch.randn(3, 4, 4).bfloat16().requires_grad_()
+    module = torch2ort.ORTModule(Transposed(), options=torch2ort.Options(save_onnx_dir=tmp_path))
+    gradients = []
+    for run in (module, Transposed()):
+        outputs = run(x)
+        outputs[0].backward()
+        gradients.append((*outputs, x.grad))
+        x.grad = None
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+    (file,) = tmp_path.glob("*_forward.onnx")
+    graph = onnx.load(file).graph
+    made = {name for node in graph.node if node.op_type == "Transpose" for name in node.output}
+    assert made.isdisjoint(name for node in graph.node if node.op_type == "PythonOp" for name in node.input)
 
 
 class Mixed(nn.Module):

@@ -19,6 +19,7 @@ from torch2ort.engines.joint.memory import VIEWS, held_by_functions, owner_of
 from torch2ort.engines.joint.sizes import elements
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.sizes.symbols import size_hint
+from torch2ort.symbolics.half_precision import rounds_in_half
 
 aten = torch.ops.aten
 
@@ -82,6 +83,9 @@ def _is_cheap(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
     name = node.target._schema.name.removeprefix("aten::")
+    if rounds_in_half(node):
+        # A call of PyTorch's kernel, which takes longer than one of ONNX Runtime's, and the memory is half.
+        return False
     if name in _PRODUCTS:
         first, second = (n.meta["val"] for n in node.all_input_nodes[-2:])
         rows = first.shape[-1]
