@@ -35,7 +35,8 @@ def lower_half(half: Half, target: Target) -> Lowered:
     """
     graph = half.graph_module.graph
     placeholders = graph.find_nodes(op="placeholder")
-    private.forget_new_sizes(placeholders[0].meta["val"].fake_mode)
+    if placeholders:
+        private.forget_new_sizes(placeholders[0].meta["val"].fake_mode)
     outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
     program = private.program_of(half.graph_module, list(placeholders), outputs)
     names = program_size_names(program)

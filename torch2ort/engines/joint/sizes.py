@@ -232,7 +232,7 @@ class SizeNodes:
             return int(wanted)
         if wanted not in self._known:
             symbols = [symbol.name for symbol in wanted.free_symbols]
-            last = next(reversed(self._graph.nodes))
+            last = next(iter(reversed(self._graph.nodes)))
             values = {name: torch.fx.Proxy(self._symbol(name)) for name in symbols}
             self._known[wanted] = expressions.evaluate(wanted, values).node
             self._note_values(last)
