@@ -123,6 +123,7 @@ def test_a_convolutional_net_trains_like_eager() -> None:
     assert_trains_like_eager(model, *(torch.randn(3, 2, 6, 6) for _ in range(3)))
 
 
+@pytest.mark.long
 def test_a_transformer_trains_like_eager() -> None:
     model = torch.nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True)
     assert_trains_like_eager(model, *(torch.randn(2, 5, 8) for _ in range(3)))
