@@ -49,6 +49,14 @@ def switched_off(m, x):
     return m.layer(h), other
 
 
+def called(m, x):
+    # What dynamo makes of a `with torch.autocast(...)`.
+    entered = torch.amp.autocast_mode._enter_autocast("cpu", torch.float16, True, True)
+    h = m.layer(x)
+    torch.amp.autocast_mode._exit_autocast(entered)
+    return h @ x.t(), h
+
+
 @torch.autocast("cpu", torch.bfloat16)
 def decorated(m, x):
     return m.layer(x)
@@ -81,6 +89,7 @@ CODE = {
     "without gradient": without_gradient,
     "switched off": switched_off,
     "decorated": decorated,
+    "called": called,
     "asks": asks,
 }
 

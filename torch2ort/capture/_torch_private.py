@@ -11,6 +11,7 @@
 | torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.nn.modules.module._global_buffer_registration_hooks | 2.11-2.15.0 |
+| torch.overrides._get_current_function_mode_stack | 2.13.0 |
 | torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.13.0 |
 | torch._functorch._aot_autograd.utils, whose hook on buffers a failed export leaves there | 2.11.0 |
 """
@@ -36,6 +37,7 @@ with private_names("torch"):
 
     need(OpOverload, "_schema")
     need(torch.amp, "_enter_autocast", "_exit_autocast")
+    need(torch.overrides, "_get_current_function_mode_stack")
     need(torch._VF, "_pack_padded_sequence")
     need(torch.export.ExportedProgram, "_guards_code")
     need(torch.nn.modules.transformer, "_detect_is_causal_mask")
@@ -138,14 +140,15 @@ def no_autocast_nodes(ended: Callable[[], None]) -> Iterator[None]:
     recorded = PreDispatchTorchFunctionMode.__torch_function__
 
     def torch_function(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _ENTER:
-            return None
-        if func is _EXIT:
-            torch.autocast_increment_nesting()
-            if torch.autocast_decrement_nesting() == 0:
-                ended()
-            return None
-        return recorded(self, func, types, args, kwargs)
+        if func is not _ENTER and func is not _EXIT:
+            return recorded(self, func, types, args, kwargs)
+        # Called by the code itself, as by dynamo's graphs: torch took this mode away, and nothing is set yet.
+        called = self not in torch.overrides._get_current_function_mode_stack()
+        result = func(*args, **(kwargs or {})) if called else None
+        torch.autocast_increment_nesting()
+        if torch.autocast_decrement_nesting() == 0:
+            ended()
+        return result
 
     PreDispatchTorchFunctionMode.__torch_function__ = torch_function  # type: ignore[method-assign]
     try:
