@@ -48,3 +48,18 @@ def test_a_graph_that_calls_what_stays_whole_is_not_kept(tmp_path: Path) -> None
 
     for _ in range(2):
         assert step(function, tmp_path, 3)[1] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("mkldnn::_is_mkldnn_bf16_supported", True), ("aten::cumsum", False)]
+)
+def test_what_a_function_of_this_process_translates_is_not_kept(
+    tmp_path: Path, name: str, kept: bool
+) -> None:
+    """A translation of an operator that is not in the graph does not matter."""
+    torch2ort.register_symbolic(name, lambda g, x, dim, dtype=None: None)
+    try:
+        for expected in (False, kept):
+            assert step(layer(2.0), tmp_path, 3, 2)[1][0] is expected
+    finally:
+        torch2ort.unregister(name)

@@ -69,8 +69,7 @@ def kept_or_lowered(
 
 def _shelf(graph: torch.fx.Graph, opset: int, options: Options) -> Shelf:
     assert options.cache_dir is not None
-    if user_operators():
-        raise Unkeyable("operators are translated by functions of this process (register_symbolic)")
+    _refuse_registered(graph)
     components = {
         **{name: str(value) for name, value in surroundings().items()},
         **identity(options),
@@ -80,6 +79,18 @@ def _shelf(graph: torch.fx.Graph, opset: int, options: Options) -> Shelf:
     }
     store = Store(options.cache_dir, options.cache_limit or DEFAULT_LIMIT)
     return Shelf(store, Key.of("torch.compile", components))
+
+
+def _refuse_registered(graph: torch.fx.Graph) -> None:
+    """Refuse what functions of this process translate; those of ATen's may come in by a decomposition.
+
+    Raises:
+        Unkeyable: there are such operators.
+    """
+    called = {node.target for node in graph.nodes}
+    for registered in user_operators():
+        if registered in called or registered.namespace == "aten":
+            raise Unkeyable(f"{registered} is translated by a function of this process (register_symbolic)")
 
 
 def _packed(lowered: Lowered) -> Kept:
