@@ -11,8 +11,8 @@
 | torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.nn.modules.module._global_buffer_registration_hooks | 2.11-2.15.0 |
-| torch.overrides._get_current_function_mode_stack | 2.13.0 |
-| torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.13.0 |
+| torch.overrides._get_current_function_mode_stack | 2.11-2.15.0 |
+| torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.11-2.15.0 |
 | torch._functorch._aot_autograd.utils, whose hook on buffers a failed export leaves there | 2.11.0 |
 """
 

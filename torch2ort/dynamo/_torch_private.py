@@ -2,21 +2,20 @@
 
 | name | tried on |
 | --- | --- |
-| torch._dynamo.backends.common.aot_autograd | 2.13.0 |
-| torch._functorch._aot_autograd.descriptors (TangentAOTInput.output), in a graph's metadata | 2.13.0 |
-| torch._dynamo.variables.misc.AutogradFunctionVariable (call_apply, fn_cls), builder.wrap_fx_proxy | 2.13.0 |
-| torch._dynamo.utils.proxy_args_kwargs, _torchdynamo_orig_backend, _TorchCompileWrapper | 2.13.0 |
-| torch._functorch.config (donated_buffer, force_non_lazy_backward_lowering) | 2.13.0 |
-| torch._C._autograd._get_current_graph_task_keep_graph | 2.13.0 |
-| torch._C._autograd._get_sequence_nr, torch.autograd.graph.Node._sequence_nr | 2.13.0 |
-| torch._C._jit_resolve_packet | 2.13.0 |
-| torch._guards.tracing, TracingContext (fw_metadata.bw_donated_idxs) | 2.13.0 |
-| torch.fx.experimental.symbolic_shapes.ShapeEnv (guards, var_to_range), torch.SymInt.node | 2.13.0 |
-| torch._ops (HigherOrderOperator, OpOverload) | 2.13.0 |
-| torch._subclasses.fake_tensor (FakeTensor, unset_fake_temporarily) | 2.13.0 |
-| torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0 |
-
-To be tried up to 2.15.0.
+| torch._dynamo.backends.common.aot_autograd | 2.11-2.15.0 |
+| torch._functorch._aot_autograd.descriptors (TangentAOTInput.output), in a graph's metadata | 2.11-2.15.0 |
+| torch._dynamo.variables.misc.AutogradFunctionVariable (call_apply, fn_cls) | 2.11-2.15.0 |
+| torch._dynamo.variables.builder.wrap_fx_proxy | 2.11-2.15.0 |
+| torch._dynamo.utils.proxy_args_kwargs, _torchdynamo_orig_backend, _TorchCompileWrapper | 2.11-2.15.0 |
+| torch._functorch.config (donated_buffer, force_non_lazy_backward_lowering) | 2.11-2.15.0 |
+| torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
+| torch._C._autograd._get_sequence_nr, torch.autograd.graph.Node._sequence_nr | 2.11-2.15.0 |
+| torch._C._jit_resolve_packet | 2.11-2.15.0 |
+| torch._guards.tracing, TracingContext (fw_metadata.bw_donated_idxs) | 2.11-2.15.0 |
+| torch.fx.experimental.symbolic_shapes.ShapeEnv (guards, var_to_range), torch.SymInt.node | 2.11-2.15.0 |
+| torch._ops (HigherOrderOperator, OpOverload) | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor (FakeTensor, unset_fake_temporarily) | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.11-2.15.0 |
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
 | torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes, remove_assertion_nodes | 2.11-2.15.0 |
 | torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
 | torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.11-2.15.0 |
-| torch._C._dispatch_has_kernel_for_dispatch_key | 2.13.0 |
-| torch.utils._python_dispatch.TorchDispatchMode | 2.13.0 |
+| torch._C._dispatch_has_kernel_for_dispatch_key | 2.11-2.15.0 |
+| torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch.fx.experimental._config | 2.11-2.15.0 |
 | torch._inductor.config.fallback_random | 2.11-2.15.0 |
