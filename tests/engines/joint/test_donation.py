@@ -120,7 +120,7 @@ def test_what_the_caller_holds_stays_as_it_is(model):
     assert all(map(torch.equal, (shown, end), expected))
 
 
-def test_activations_go_with_the_outputs_that_no_backward_came_for():
+def test_memory_of_activations_goes_with_the_outputs_that_no_backward_came_for():
     module, x = on_joint(Scaled(6, 1 << 20)), torch.ones(1 << 20)
     module(x).backward()
     module(x)
