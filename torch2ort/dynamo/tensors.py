@@ -17,7 +17,7 @@ import torch
 from torch2ort.dynamo import _torch_private as private
 from torch2ort.dynamo.refusals import refuse
 from torch2ort.engines.joint.sizes import SizeNodes, carried, settle_sizes, symbols_in, written
-from torch2ort.engines.joint.split import Half, Split
+from torch2ort.engines.joint.split import Half, Split, copied_node, placeholder_of
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
@@ -89,6 +89,11 @@ class _Parts:
     constants: dict[torch.fx.Node, torch.Tensor] = field(default_factory=dict)
     tokens: dict[torch.fx.Node, int | None] = field(default_factory=dict)
 
+    @property
+    def token(self) -> int | None:
+        """Position of the argument that is such a node; ``None`` if none is."""
+        return next((position for position in self.tokens.values() if position is not None), None)
+
 
 def tensors_only(
     graph_module: torch.fx.GraphModule, restrided: int, missing: frozenset[int] = frozenset()
@@ -109,14 +114,14 @@ def tensors_only(
     if missing:
         return _without(parts, missing)
     outputs, fetched = _outputs(parts, restrided)
-    wanted = _symbols_of_nodes(parts, fetched)
+    wanted = _symbols_of_nodes(parts)
     half, carrying = _half(parts, fetched, wanted)
     texts = [text for output in outputs for text in (output.number, *(output.strides or ())) if text]
     interface = Interface(
         tensors=tuple(parts.tensors.values()),
         carried=carrying,
         constants=tuple(parts.constants.values()),
-        token=next((position for position in parts.tokens.values() if position is not None), None),
+        token=parts.token,
         symbols=_sources(parts, {*carrying, *_names_in(texts)}),
         outputs=outputs,
     )
@@ -150,7 +155,7 @@ def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, Interface]:
         tensors=tuple(parts.tensors[n] for n in fed),
         carried=carrying,
         constants=tuple(parts.constants[n] for n in constants),
-        token=next((position for position in parts.tokens.values() if position is not None), None),
+        token=parts.token,
         symbols=_sources(parts, set(carrying)),
         outputs=tuple(
             Output(fetched=where[gradients[i]]) if i in gradients else Output() for i in range(len(results))
@@ -267,7 +272,7 @@ def _strides(value: torch.Tensor) -> tuple[str, ...] | None:
     return None
 
 
-def _symbols_of_nodes(parts: _Parts, fetched: Sequence[torch.fx.Node]) -> set[str]:
+def _symbols_of_nodes(parts: _Parts) -> set[str]:
     """The symbols of the sizes that nodes have among their arguments."""
     nodes = (n for n in parts.graph.nodes if n.op == "call_function")
     return {symbol for node in nodes for symbol in symbols_in((node.args, node.kwargs))}
@@ -315,29 +320,21 @@ def _names_in(texts: Sequence[str]) -> set[str]:
 def _half(parts: _Parts, fetched: Sequence[torch.fx.Node], wanted: set[str]) -> tuple[Half, tuple[str, ...]]:
     """The graph of tensors, and the symbols that one more input of it carries."""
     graph = torch.fx.Graph()
-    values = {node: _placeholder(graph, node) for node in parts.tensors}
+    values = {node: placeholder_of(graph, node) for node in parts.tensors}
     known = {symbol for node in parts.tensors for symbol in carried(node.meta["val"])}
     carrying = tuple(sorted(wanted - known))
     if carrying:
         _add_carrier(parts, graph, carrying)
-    values.update((node, _placeholder(graph, node)) for node in parts.constants)
+    values.update((node, placeholder_of(graph, node)) for node in parts.constants)
     sizes = SizeNodes(graph)
     for node in parts.graph.nodes:
         if node.op == "call_function" and node not in parts.tokens:
-            args, kwargs = sizes.mapped((node.args, node.kwargs), values.__getitem__)
-            made = values[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
-            made.meta = dict(node.meta)
+            values[node] = copied_node(graph, node, sizes, values.__getitem__)
     graph.output(tuple(values[node] for node in fetched))
     inputs = (*parts.tensors, *parts.constants)
     half = Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, tuple(fetched))
     half.graph_module.graph.eliminate_dead_code()
     return half, carrying
-
-
-def _placeholder(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    made = graph.placeholder(node.name)
-    made.meta = {"val": node.meta["val"].detach()}
-    return made
 
 
 def _add_carrier(parts: _Parts, graph: torch.fx.Graph, symbols: Sequence[str]) -> None:

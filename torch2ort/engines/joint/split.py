@@ -128,9 +128,9 @@ class Split:
         for node in joint.graph_module.graph.nodes:
             if node in joint.inputs:
                 if node in read:
-                    values[node] = _placeholder(graph, node)
+                    values[node] = placeholder_of(graph, node)
             elif node in self._forward and node not in self._tokens:
-                made = values[node] = _copied(graph, node, sizes, values.__getitem__)
+                made = values[node] = copied_node(graph, node, sizes, values.__getitem__)
                 if node.target is DIFFERENTIABLE_PYTHON_OP:
                     made.target, made.meta["val"] = _PYTHON_OP, list(node.meta["val"])[:-1]
         if self._sizes is not None:
@@ -164,7 +164,7 @@ class Split:
         present = _Present(joint, self._dependent, missing)
         graph = torch.fx.Graph()
         inputs = (*self.kept, *(n for n, output in joint.tangents.items() if output not in missing))
-        values = {node: _placeholder(graph, node) for node in inputs}
+        values = {node: placeholder_of(graph, node) for node in inputs}
         sizes = SizeNodes(graph)
         gradients = {i: n for i, n in joint.gradients.items() if not present.is_zero(n)}
         outputs = tuple(dict.fromkeys(gradients.values()))
@@ -208,7 +208,7 @@ class Split:
             made.meta = dict(node.meta)
             values[node] = made
         else:
-            values[node] = _copied(graph, node, sizes, lambda n: values[present.stands_for(n)])
+            values[node] = copied_node(graph, node, sizes, lambda n: values[present.stands_for(n)])
 
 
 class _Present:
@@ -249,12 +249,13 @@ def _is_plain_sum(node: torch.fx.Node, term: torch.fx.Node) -> bool:
     return not node.kwargs and same_sizes(total, value) and total.dtype == value.dtype
 
 
-def _copied(
+def copied_node(
     graph: torch.fx.Graph,
     node: torch.fx.Node,
     sizes: SizeNodes,
     nodes: Callable[[torch.fx.Node], torch.fx.Node],
 ) -> torch.fx.Node:
+    """A node of a joint graph in a half, which computes its sizes; ``nodes`` gives its arguments."""
     args, kwargs = sizes.mapped((node.args, node.kwargs), nodes)
     made = graph.create_node(node.op, node.target, args, kwargs, node.name)
     made.meta = dict(node.meta)
@@ -269,7 +270,8 @@ def _zeros(graph: torch.fx.Graph, node: torch.fx.Node, sizes: SizeNodes) -> torc
     return made
 
 
-def _placeholder(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+def placeholder_of(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    """An input of a half for a node of the joint graph."""
     made = graph.placeholder(node.name)
     made.meta = {"val": node.meta["val"].detach()}
     return made
