@@ -12,6 +12,7 @@ import torch
 
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import to_memory
+from torch2ort.engines.joint.sizes import same_sizes
 from torch2ort.symbolics.hidden_writes import written_by
 from torch2ort.symbolics.sites import is_random
 
@@ -33,7 +34,7 @@ def share_positions(graph: torch.fx.Graph) -> None:
             for index in node.args[1]:
                 given += masks.positions(index, node) if _is_mask(index) else [index]
             node.args = (node.args[0], given, *node.args[2:])
-        elif node.target is aten.masked_select.default and _is_of_all(*node.args):
+        elif node.target is aten.masked_select.default and same_sizes(*(n.meta["val"] for n in node.args)):
             tensor, mask = node.args
             node.target, node.args = aten.index.Tensor, (tensor, masks.positions(mask, node))
 
@@ -86,10 +87,6 @@ class _Text(str):
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.fx.Node) and index.meta["val"].dtype == torch.bool
-
-
-def _is_of_all(tensor: torch.fx.Node, mask: torch.fx.Node) -> bool:
-    return list(map(str, tensor.meta["val"].shape)) == list(map(str, mask.meta["val"].shape))
 
 
 def _memory(node: torch.fx.Node) -> torch.fx.Node:

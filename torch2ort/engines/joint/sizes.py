@@ -99,7 +99,7 @@ def carried(value: Any) -> dict[str, int]:
 
 def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same sizes, whatever those are that vary."""
-    return list(map(written, one.shape)) == list(map(written, other.shape))
+    return list(map(str, one.shape)) == list(map(str, other.shape))
 
 
 def written(size: int | torch.SymInt) -> str:
