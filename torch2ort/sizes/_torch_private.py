@@ -6,6 +6,7 @@
 | FakeTensor.fake_mode, FakeTensorMode.shape_env | 2.11-2.15.0 |
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
 | ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts, ShapeEnv.deferred_runtime_asserts | 2.11-2.15.0 |
+| ShapeEnv.pending_fresh_unbacked_symbols | 2.11-2.15.0 |
 | torch.utils._sympy.printers.PythonPrinter | 2.11-2.15.0 |
 | torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
 """
@@ -79,6 +80,14 @@ def assumed(environment: Any) -> list[sympy.Expr]:
 def forget_assumed(environment: Any) -> None:
     """Let go of the conditions that :func:`assumed` gives."""
     environment.deferred_runtime_asserts.clear()
+
+
+def forget_new_sizes(environment: Any) -> None:
+    """Let go of sizes that only a run tells, which an earlier trace made and no tensor of a later one has.
+
+    torch looks for each of them among the results of the next operator, and fails where it is not there.
+    """
+    environment.pending_fresh_unbacked_symbols.clear()
 
 
 def python_text(expression: sympy.Expr, symbols: Mapping[str, str]) -> str:

@@ -75,6 +75,13 @@ def forget_assumed(graph: torch.fx.Graph) -> None:
         private.forget_assumed(environment)
 
 
+def forget_new_sizes(graph: torch.fx.Graph) -> None:
+    """Let go of sizes that only a run tells, which an earlier trace made and no tensor of a later one has."""
+    environment = _environment(graph)
+    if environment is not None:
+        private.forget_new_sizes(environment)
+
+
 def _environment(graph: torch.fx.Graph) -> Any:
     found = (private.environment(node.meta.get("val")) for node in graph.nodes)
     return next((environment for environment in found if environment is not None), None)

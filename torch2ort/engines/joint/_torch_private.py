@@ -6,7 +6,6 @@
 | torch._functorch._aot_autograd.descriptors (PlainAOTInput, TangentAOTInput, ...) | 2.13.0, 2.15.0 |
 | torch._guards.tracing, TracingContext | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0, 2.15.0 |
-| torch.fx.experimental.symbolic_shapes.ShapeEnv.pending_fresh_unbacked_symbols | 2.13.0, 2.15.0 |
 | torch.fx.experimental.symbolic_shapes (ShapeEnv, DimDynamic, StatelessSymbolicContext) | 2.13.0 |
 | torch._dynamo.source.ConstantSource | 2.13.0 |
 """
@@ -57,15 +56,6 @@ def joint_graph(
 def fake_constant(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
     """A tensor of ``mode`` that stands for one of fixed sizes."""
     return mode.from_tensor(value, static_shapes=True)
-
-
-def forget_new_sizes(mode: FakeTensorMode) -> None:
-    """Let go of sizes that only a run tells, which an earlier trace made and no tensor of a later one has.
-
-    torch looks for each of them among the results of the next operator, and fails where it is not there.
-    """
-    if mode.shape_env is not None:
-        mode.shape_env.pending_fresh_unbacked_symbols.clear()
 
 
 def varying_sizes(hints: Sequence[int]) -> tuple[FakeTensorMode, list[Any]]:

@@ -17,6 +17,7 @@ import torch
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import to_memory
 from torch2ort.exports.source import Constant, Source
+from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import has_hint
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.hidden_writes import written_by
@@ -89,7 +90,7 @@ class _Folding:
                 self._find_again(node)
         self._graph.eliminate_dead_code(lambda node: node.op != "call_function" or self._has_effects(node))
         self._program.recompile()
-        private.forget_new_sizes(self._mode)
+        forget_new_sizes(self._graph)
         return replace(self._source, graph_module=self._program, feeds=tuple(self._feeds))
 
     def _has_effects(self, node: torch.fx.Node) -> bool:

@@ -13,6 +13,7 @@ from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.split import Half
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
+from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import program_size_names
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import separate_outputs
@@ -34,11 +35,9 @@ def lower_half(half: Half, target: Target) -> Lowered:
         UnsupportedOperatorError: an operator fits into no graph.
     """
     graph = half.graph_module.graph
-    placeholders = graph.find_nodes(op="placeholder")
-    if placeholders:
-        private.forget_new_sizes(placeholders[0].meta["val"].fake_mode)
+    forget_new_sizes(graph)
     outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
-    program = private.program_of(half.graph_module, list(placeholders), outputs)
+    program = private.program_of(half.graph_module, list(graph.find_nodes(op="placeholder")), outputs)
     names = program_size_names(program)
     nodes = SiteNodes(names, target)
     with translating(names, target), warnings.catch_warnings():

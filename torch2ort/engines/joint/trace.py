@@ -24,7 +24,7 @@ from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
-from torch2ort.sizes.guessed import forget_assumed
+from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, writes_outside
@@ -119,7 +119,7 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
             again = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
             results = program(*again)
-            private.forget_new_sizes(mode)
+            forget_new_sizes(program.graph)
             forget_assumed(program.graph)
         reach = traced_reach(results, again)
         joint = private.joint_graph(_Flat(program), arguments, mode)
