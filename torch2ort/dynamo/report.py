@@ -95,6 +95,8 @@ def forget() -> None:
 def compile_report() -> CompileReport:
     """What ``torch.compile(backend="torch2ort")`` compiled so far, and what runs where.
 
+    >>> import torch
+    >>> torch.compiler.reset()
     >>> compile_report().graphs
     ()
 
