@@ -27,6 +27,7 @@ RUNTIMES = ("training", "training-gpu", "cpu", "gpu")
 # inside of a function counts like any other.
 FLOORS = (
     {"errors", "options", "log", "places", "versions", "_native"},
+    {"optim"},
     {"io_schema", "sizes"},
     {"pythonop"},
     {"shape_infer", "cache"},

@@ -4,90 +4,53 @@
 >>> exported = torch2ort.export(torch.nn.Linear(4, 2), torch.randn(3, 4))
 >>> [value.name for value in exported.proto.graph.input]
 ['input']
+
+Names are imported when they are asked for: ``torch2ort.artifacts`` runs where there is no torch.
 """
 
-from torch2ort import io_schema
-from torch2ort.cache.report import CacheReport
-from torch2ort.dynamo.report import CompileReport, compile_report
-from torch2ort.errors import (
-    DtypeError,
-    EngineError,
-    ExportError,
-    FunctionNotFoundError,
-    InplaceMapError,
-    ModelLoadError,
-    OptionError,
-    RegistryError,
-    RuntimeNotFoundError,
-    SchemaError,
-    SchemaMismatchError,
-    ShapeInferenceError,
-    Torch2OrtError,
-    Torch2OrtWarning,
-    UnsupportedOperatorError,
-)
-from torch2ort.export import export
-from torch2ort.exported_model import ExportedModel, load
-from torch2ort.module import ORTModule
-from torch2ort.options import Options
-from torch2ort.pythonop import (
-    Exporter,
-    InplaceMap,
-    PythonOpSite,
-    Registration,
-    register_exporter,
-    register_function,
-    register_gradient,
-    register_inplace_map,
-    register_shape_inferer,
-    register_symbolic,
-    registered,
-    unregister,
-)
-from torch2ort.runtime import custom_ops_library_path
-from torch2ort.symbolics.registered import GraphBuilder, GraphValue
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from torch2ort.versions import warn_of_untested
 
-__all__ = [
-    "CacheReport",
-    "CompileReport",
-    "DtypeError",
-    "EngineError",
-    "ExportError",
-    "ExportedModel",
-    "Exporter",
-    "FunctionNotFoundError",
-    "GraphBuilder",
-    "GraphValue",
-    "InplaceMap",
-    "InplaceMapError",
-    "ModelLoadError",
-    "ORTModule",
-    "OptionError",
-    "Options",
-    "PythonOpSite",
-    "Registration",
-    "RegistryError",
-    "RuntimeNotFoundError",
-    "SchemaError",
-    "SchemaMismatchError",
-    "ShapeInferenceError",
-    "Torch2OrtError",
-    "Torch2OrtWarning",
-    "UnsupportedOperatorError",
-    "compile_report",
-    "custom_ops_library_path",
-    "export",
-    "io_schema",
-    "load",
-    "register_exporter",
-    "register_function",
-    "register_gradient",
-    "register_inplace_map",
-    "register_shape_inferer",
-    "register_symbolic",
-    "registered",
-    "unregister",
-]
+if TYPE_CHECKING:
+    from torch2ort._public import *  # noqa: F403
+
+
+class _Package(ModuleType):
+    """The package, in which a function keeps its name although the file that it is in has the same."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return importlib.import_module(f"{self.__name__}._public").__all__
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        # A file goes first: what is public may be half imported by now, and what imports it asks for files.
+        if importlib.util.find_spec(f"{self.__name__}.{name}") is None:
+            public = importlib.import_module(f"{self.__name__}._public")
+            if name not in public.__all__:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            setattr(self, name, getattr(public, name))
+            return vars(self)[name]
+        module = importlib.import_module(f"{self.__name__}.{name}")
+        return vars(self).get(name, module)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What an import leaves: torch2ort.export is the function, whoever imports the file first.
+        if isinstance(value, ModuleType) and callable(vars(value).get(name)):
+            value = vars(value)[name]
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        public = importlib.import_module(f"{self.__name__}._public")
+        return sorted({*super().__dir__(), *public.__all__})
+
+
+sys.modules[__name__].__class__ = _Package
 
 warn_of_untested()

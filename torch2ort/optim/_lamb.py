@@ -1,0 +1,97 @@
+"""LAMB."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.optim._optimizer import Optimizer, Settings, Tensors, missing_to_one, no_steps, zeros
+
+
+class Lamb(Optimizer):
+    """LAMB, as algorithm 2 of https://arxiv.org/abs/1904.00962: each parameter's step has its own norm.
+
+    The direction is Adam's, with weight decay added. It is scaled by the ratio of the parameter's norm to the
+    direction's, which is 1 where one of the two is 0.
+
+    Args:
+        lr: learning rate to begin with.
+        betas: how much is kept of the running means of the gradient and of its square.
+        eps: added to the root of the second, against a division by zero.
+        weight_decay: multiple of the parameter that is added to its direction.
+        bias_correction: correct both means for their beginning at zero.
+        min_ratio: the least that the ratio may be.
+        max_ratio: the most that the ratio may be.
+        groups: settings of some parameters, see :class:`torch2ort.optim.Optimizer`.
+        max_grad_norm: the most that the norm of all gradients together may be.
+        max_grad_value: the most that a number in a gradient may be.
+
+    Raises:
+        OptionError: a setting is unknown or has a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        bias_correction: bool = True,
+        min_ratio: float = 0.0,
+        max_ratio: float = float("inf"),
+        *,
+        groups: Sequence[Mapping[str, Any]] = (),
+        max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
+    ) -> None:
+        settings = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "min_ratio": min_ratio,
+            "max_ratio": max_ratio,
+        }
+        super().__init__(settings, groups=groups, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value)
+
+    def init(self, parameters: Tensors) -> dict[str, Any]:
+        """Running means of zero."""
+        return {
+            "step": no_steps(parameters),
+            "exp_avg": zeros(parameters),
+            "exp_avg_sq": zeros(parameters),
+        }
+
+    def _check(self, settings: Settings) -> None:
+        self._need(settings["eps"] >= 0, "eps", settings["eps"], "a number that is not negative")
+        ordered = settings["min_ratio"] <= settings["max_ratio"]
+        self._need(ordered, "max_ratio", settings["max_ratio"], "a number of at least min_ratio")
+
+    def _update(
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        state: Tensors,
+        lr: torch.Tensor,
+        shared: Tensors,
+        settings: Settings,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        one, two = settings["betas"]
+        mean = one * state["exp_avg"] + (1 - one) * gradient
+        square = two * state["exp_avg_sq"] + (1 - two) * (gradient * gradient)
+        kept = {"exp_avg": mean, "exp_avg_sq": square}
+        if settings["bias_correction"]:
+            mean = mean / missing_to_one(one, shared["step"]).to(mean.dtype)
+            square = square / missing_to_one(two, shared["step"]).to(square.dtype)
+        direction = mean / (torch.sqrt(square) + settings["eps"])
+        if settings["weight_decay"]:
+            direction = direction + settings["weight_decay"] * parameter
+        norm, length = torch.linalg.vector_norm(parameter), torch.linalg.vector_norm(direction)
+        both = (norm > 0) & (length > 0)
+        ratio = torch.where(both, norm / torch.where(both, length, 1.0), 1.0)
+        if settings["min_ratio"] > 0 or settings["max_ratio"] < float("inf"):
+            ratio = torch.clamp(ratio, settings["min_ratio"], settings["max_ratio"])
+        return parameter - (lr * ratio).to(parameter.dtype) * direction, kept

@@ -1,0 +1,210 @@
+"""What all optimizers share: groups of parameters with settings of their own, and clipping."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from torch2ort.errors import OptionError
+
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
+# State by its name: one tensor, or one for each parameter by the parameter's name.
+State: TypeAlias = Mapping[str, Any]
+Settings: TypeAlias = Mapping[str, Any]
+
+# What torch.nn.utils.clip_grad_norm_ adds to the norm.
+_SMALL = 1e-6
+
+
+class Optimizer:
+    """An optimizer as a function of tensors: it changes none of them, and can be traced into a graph.
+
+    Args:
+        settings: of each parameter that no group says otherwise of; ``lr`` among them.
+        groups: dicts with ``"params"`` (a name, a glob or several of them, or a predicate over names) and the
+            settings that those parameters have instead. The first group that a name is in counts.
+        max_grad_norm: what the norm of all gradients together is clipped to, before anything else.
+        max_grad_value: what each number of a gradient is clipped to, on both sides of zero.
+
+    Attributes:
+        lr: the learning rate to begin with.
+
+    Raises:
+        OptionError: a setting is unknown or has a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        groups: Sequence[Mapping[str, Any]] = (),
+        max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
+    ) -> None:
+        self._name = type(self).__name__
+        self._settings = dict(settings)
+        self._check_all(self._settings)
+        for what, limit in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
+            if limit is not None:
+                self._need(limit > 0, what, limit, "a number above 0, or None")
+        self._groups = [self._checked_group(i, group) for i, group in enumerate(groups)]
+        self._max_norm, self._max_value = max_grad_norm, max_grad_value
+        self.lr = float(settings["lr"])
+
+    def init(self, parameters: Tensors) -> dict[str, Any]:
+        """The state before the first step.
+
+        Args:
+            parameters: name -> tensor.
+        """
+        raise NotImplementedError
+
+    def __call__(
+        self, parameters: Tensors, gradients: Tensors, state: State, lr: torch.Tensor | float
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """One step.
+
+        Args:
+            parameters: name -> tensor.
+            gradients: name -> tensor of the parameter's shape and dtype. A parameter without one stays as it
+                is, and so does its state.
+            state: what :meth:`init` or the last step gave.
+            lr: the learning rate, a number or a tensor of shape () in float32; groups scale it.
+
+        Returns:
+            The new parameters and the new state, as dicts of new tensors.
+        """
+        rate = torch.as_tensor(lr, dtype=torch.float32)
+        clipped = self._clipped(gradients)
+        shared = self._shared(state)
+        found = {name: dict(value) for name, value in state.items() if isinstance(value, Mapping)}
+        result = dict(parameters)
+        for name, gradient in clipped.items():
+            settings = self._settings_of(name)
+            scale = self._scale(settings)
+            own = {what: values[name] for what, values in found.items() if name in values}
+            parameter = parameters[name]
+            scaled = rate if scale == 1 else rate * scale
+            new, kept = self._update(parameter, gradient, own, scaled, shared, settings)
+            result[name] = new.to(parameter.dtype)
+            for what, value in kept.items():
+                found[what][name] = value
+        return result, {**shared, **found}
+
+    def _shared(self, state: State) -> dict[str, torch.Tensor]:
+        """The state that all parameters have together, after this step: the number of steps."""
+        return {"step": state["step"] + 1} if "step" in state else {}
+
+    def _update(
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        state: Tensors,
+        lr: torch.Tensor,
+        shared: Tensors,
+        settings: Settings,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """One parameter after the step, and its state."""
+        raise NotImplementedError
+
+    def _check(self, settings: Settings) -> None:
+        """Refuse values that are not allowed.
+
+        Raises:
+            OptionError: one is not.
+        """
+
+    def _check_all(self, settings: Settings) -> None:
+        lr, decay = settings["lr"], settings.get("weight_decay", 0.0)
+        self._need(math.isfinite(lr) and lr >= 0, "lr", lr, "a number that is not negative")
+        self._need(decay >= 0, "weight_decay", decay, "a number that is not negative")
+        for beta in settings.get("betas", ()):
+            self._need(0 <= beta < 1, "betas", settings["betas"], "two numbers from 0 to below 1")
+        self._check(settings)
+
+    def _need(self, holds: bool, what: str, given: object, expected: str) -> None:
+        if not holds:
+            raise OptionError(f"{self._name}({what}={given!r}): expected {expected}")
+
+    def _checked_group(self, index: int, group: Mapping[str, Any]) -> tuple[Callable[[str], bool], Settings]:
+        own = {key: value for key, value in group.items() if key != "params"}
+        unknown = sorted(own.keys() - self._settings.keys())
+        if "params" not in group or unknown:
+            lacks = f"has {unknown[0]!r}" if unknown else "has no 'params'"
+            raise OptionError(
+                f"{self._name}: groups[{index}] {lacks}; expected 'params' (a name, a glob, several of them "
+                f"or a predicate) and some of {sorted(self._settings)}"
+            )
+        settings = {**self._settings, **own}
+        self._check_all(settings)
+        if settings["lr"] != self._settings["lr"] and not self._settings["lr"]:
+            raise OptionError(
+                f"{self._name}: groups[{index}] has lr={settings['lr']!r}, a multiple of the optimizer's "
+                f"own, which is 0; expected an lr above 0 there"
+            )
+        return matcher(group["params"]), settings
+
+    def _settings_of(self, name: str) -> Settings:
+        return next((settings for holds, settings in self._groups if holds(name)), self._settings)
+
+    def _scale(self, settings: Settings) -> float:
+        """What a group makes of the learning rate, whose value comes with each step."""
+        if settings["lr"] == self._settings["lr"]:
+            return 1.0
+        return float(settings["lr"] / self._settings["lr"])
+
+    def _clipped(self, gradients: Tensors) -> dict[str, torch.Tensor]:
+        clipped = {name: value for name, value in gradients.items() if value is not None}
+        if self._max_norm is not None and clipped:
+            norms = [torch.linalg.vector_norm(value) for value in clipped.values()]
+            total = torch.linalg.vector_norm(torch.stack(norms))
+            factor = torch.clamp(self._max_norm / (total + _SMALL), max=1.0)
+            clipped = {name: value * factor.to(value.dtype) for name, value in clipped.items()}
+        if self._max_value is not None:
+            limit = self._max_value
+            clipped = {name: torch.clamp(value, -limit, limit) for name, value in clipped.items()}
+        return clipped
+
+    def __repr__(self) -> str:
+        return f"{self._name}({', '.join(f'{key}={value!r}' for key, value in self._settings.items())})"
+
+
+def matcher(patterns: Any) -> Callable[[str], bool]:
+    """A predicate over names.
+
+    Args:
+        patterns: a name, a glob, several of them, or a predicate.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    if callable(patterns):
+        return lambda name: bool(patterns(name))
+    given = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
+        raise OptionError(
+            f"{patterns!r}: expected a name, a glob, several of them, or a predicate over names"
+        )
+    wanted = tuple(given)
+    return lambda name: any(name == one or fnmatch.fnmatchcase(name, one) for one in wanted)
+
+
+def zeros(parameters: Tensors) -> dict[str, torch.Tensor]:
+    """A tensor of zeros for each parameter."""
+    return {name: torch.zeros_like(value, requires_grad=False) for name, value in parameters.items()}
+
+
+def no_steps(parameters: Tensors) -> torch.Tensor:
+    """The number of steps before the first: float32, shape (), where the parameters are."""
+    device = next((value.device for value in parameters.values()), None)
+    return torch.zeros((), dtype=torch.float32, device=device)
+
+
+def missing_to_one(beta: float, step: torch.Tensor) -> torch.Tensor:
+    """``1 - beta ** step``, in double: in float32 the first steps would lose most of its digits."""
+    kept = torch.full((), beta, dtype=torch.float64, device=step.device)
+    return 1 - torch.pow(kept, step.to(torch.float64))

@@ -1,0 +1,90 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.optim._optimizer import Optimizer, Settings, Tensors, no_steps, zeros
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum, as ``torch.optim.SGD``.
+
+    Args:
+        lr: learning rate to begin with.
+        momentum: part of the last step's direction that is kept.
+        dampening: part of the gradient that does not get into it, after the first step.
+        weight_decay: multiple of the parameter that is added to its gradient.
+        nesterov: look ahead by one momentum.
+        groups: settings of some parameters, see :class:`torch2ort.optim.Optimizer`.
+        max_grad_norm: the most that the norm of all gradients together may be.
+        max_grad_value: the most that a number in a gradient may be.
+
+    Raises:
+        OptionError: a setting is unknown or has a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        groups: Sequence[Mapping[str, Any]] = (),
+        max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
+    ) -> None:
+        super().__init__(
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+            },
+            groups=groups,
+            max_grad_norm=max_grad_norm,
+            max_grad_value=max_grad_value,
+        )
+
+    def init(self, parameters: Tensors) -> dict[str, Any]:
+        """The momentum of each parameter that has one, zero."""
+        settings = {name: self._settings_of(name) for name in parameters}
+        moved = {name: value for name, value in parameters.items() if settings[name]["momentum"]}
+        state: dict[str, Any] = {"momentum_buffer": zeros(moved)} if moved else {}
+        if any(settings[name]["dampening"] for name in moved):
+            state["step"] = no_steps(parameters)
+        return state
+
+    def _check(self, settings: Settings) -> None:
+        momentum = settings["momentum"]
+        self._need(momentum >= 0, "momentum", momentum, "a number that is not negative")
+        plain = not settings["nesterov"] or (momentum > 0 and settings["dampening"] == 0)
+        self._need(plain, "nesterov", True, "a momentum above 0 and no dampening with it")
+
+    def _update(
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        state: Tensors,
+        lr: torch.Tensor,
+        shared: Tensors,
+        settings: Settings,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        momentum, dampening = settings["momentum"], settings["dampening"]
+        if settings["weight_decay"]:
+            gradient = gradient + settings["weight_decay"] * parameter
+        kept = {}
+        if momentum:
+            given = gradient
+            if dampening:
+                part = torch.where(shared["step"] == 1, 1.0, 1.0 - dampening)
+                given = gradient * part.to(gradient.dtype)
+            buffer = kept["momentum_buffer"] = momentum * state["momentum_buffer"] + given
+            gradient = gradient + momentum * buffer if settings["nesterov"] else buffer
+        return parameter - lr * gradient, kept
