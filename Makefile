@@ -118,6 +118,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/call_policy.py
 	$(BIN)/python benchmarks/io_schema.py
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/guards.py
 	$(BIN)/python benchmarks/cache_start.py
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),bench]'

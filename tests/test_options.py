@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import pickle
 import re
 from pathlib import Path
@@ -12,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from torch2ort.errors import OptionError
-from torch2ort.log import apply_level, logger
 from torch2ort.options import Options, with_arguments
 
 FOLDER = "the path of a folder as str or os.PathLike, or None"
 BYTES = "an integer of at least 1 (bytes), or None for 1 GiB"
 OPSET = "an integer from 18 to 21, or None for 18"
 THREADS = "an integer of at least 1, or None for PyTorch's number of threads"
-LEVEL = "one of debug, info, warning, error, critical, or None"
+LEVEL = "one of debug, devinfo, info, warning, error, critical, or None"
 ENGINE = "one of joint, ort_training, or None for the best that there is"
 SWITCH = "True or False (in the environment 1/true/yes/on or 0/false/no/off)"
 
@@ -194,41 +192,3 @@ def test_options_of_another_type_are_refused() -> None:
     message = "options is a dict; allowed is torch2ort.Options, or None for defaults."
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         with_arguments({"opset": 18})  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def _fresh_logger() -> object:
-    """Give the logger back its level and handlers."""
-    level, handlers = logger.level, logger.handlers[:]
-    logger.handlers.clear()
-    yield
-    logger.setLevel(level)
-    logger.handlers[:] = handlers
-
-
-@pytest.mark.usefixtures("_fresh_logger")
-def test_no_log_level_leaves_the_logger_alone() -> None:
-    logger.setLevel("ERROR")
-    apply_level(Options())
-    assert (logger.level, logger.handlers) == (logging.ERROR, [])
-
-
-@pytest.mark.usefixtures("_fresh_logger")
-def test_a_log_level_shows_records_where_logging_is_not_set_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    apply_level(Options(log_level="info"))
-    logger.info("exported")
-    logger.debug("detail")
-    assert capsys.readouterr().err == "torch2ort [INFO] exported\n"
-
-
-@pytest.mark.usefixtures("_fresh_logger")
-def test_records_go_to_the_applications_handlers_alone(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    apply_level(Options(log_level="debug"))
-    logger.debug("detail")
-    assert caplog.messages == ["detail"]
-    assert capsys.readouterr().err == ""

@@ -6,6 +6,7 @@ model + sample ─ io_schema ─► tensors ─ trace ─► ExportedProgram + s
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from torch2ort.exports.build import build
 from torch2ort.graph.weights import frozen
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
+from torch2ort.startup import TRACE, Startup
 
 
 def export(
@@ -70,9 +72,12 @@ def export(
     tensors = [ordinary(t) for t in tensors]
     call = Call(signature, tensors, schema, flat_dim_specs(bound, dynamic_shapes, len(tensors)))
     mode = model.training if training is None else training
-    built = build(
-        model, call, training=training, target=target_of(options, differentiate=mode), options=options
-    )
+    startup = Startup(type(model).__name__)
+    with startup.recording(TRACE):
+        built = build(
+            model, call, training=training, target=target_of(options, differentiate=mode), options=options
+        )
+    startup.tell(logging.INFO)
     return ExportedModel(
         *frozen(built.graph, built.weights),
         built.interface,

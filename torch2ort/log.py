@@ -1,12 +1,69 @@
-"""The logger ``torch2ort``: what the package does, for people who want to watch it."""
+"""The logger ``torch2ort``: what the package does, by level and by rank, and the noise that it keeps out.
+
+| level | rank 0 | other ranks |
+| --- | --- | --- |
+| ``ERROR``, ``WARNING`` (the default), ``INFO`` | what a user can act on | nothing |
+| ``DEVINFO`` | with onnxruntime's own INFO and the exporter's report | the same |
+| ``DEBUG`` | everything | the same |
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 from torch2ort.options import Options
 
 logger = logging.getLogger("torch2ort")
+
+DEVINFO = 15
+logging.addLevelName(DEVINFO, "DEVINFO")
+
+# Severities of onnxruntime.
+_ORT_VERBOSE, _ORT_INFO, _ORT_ERROR = 0, 1, 3
+
+# Libraries that an export runs through, whose records and deprecations no user of an export can act on.
+_LIBRARIES = ("torch", "onnxscript", "onnx_ir", "onnx", "onnx_shape_inference", "onnxruntime", "sympy")
+_MODULES = rf"({'|'.join(_LIBRARIES)})(\.|$)"
+_OLD_NAMES = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
+
+
+def rank() -> int:
+    """The process's rank in ``torch.distributed``; 0 where that is not in use."""
+    distributed = _distributed()
+    return 0 if distributed is None else int(distributed.get_rank())
+
+
+def is_shown(level: int) -> bool:
+    """Whether a record of this level is shown by this rank."""
+    return logger.isEnabledFor(level) and _is_for_this_rank(None)
+
+
+def _is_for_this_rank(record: logging.LogRecord | None) -> bool:
+    """Whether this rank speaks: the first one always, others for who develops; a record says whose it is."""
+    number = rank()
+    if number and logger.getEffectiveLevel() > DEVINFO:
+        return False
+    if record is not None and logger.getEffectiveLevel() <= DEVINFO and _has_others():
+        record.msg = f"[rank {number}] {record.msg}"
+    return True
+
+
+def _has_others() -> bool:
+    distributed = _distributed()
+    return distributed is not None and distributed.get_world_size() > 1
+
+
+def _distributed() -> Any:
+    """``torch.distributed`` if it is in use; a process that never imported torch does not now."""
+    found = sys.modules.get("torch.distributed")
+    return found if found is not None and found.is_available() and found.is_initialized() else None
 
 
 def _root_is_silent(record: logging.LogRecord) -> bool:
@@ -14,12 +71,29 @@ def _root_is_silent(record: logging.LogRecord) -> bool:
     return not logging.getLogger().handlers
 
 
-def _fallback_handler() -> logging.Handler:
-    """Return a handler that writes to stderr what no other handler would show."""
-    handler = logging.StreamHandler()
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to what ``sys.stderr`` is at that moment."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+
+def fallback_handler() -> logging.Handler:
+    """A handler that writes to stderr what no handler of the application's would show."""
+    handler = _Stderr()
     handler.setFormatter(logging.Formatter("%(name)s [%(levelname)s] %(message)s"))
     handler.addFilter(_root_is_silent)
     return handler
+
+
+logger.addFilter(_is_for_this_rank)
+# Without a handler Python drops records below WARNING, and log_level="info" would show nothing. It is added
+# once, here, so that no export adds one.
+logger.addHandler(fallback_handler())
 
 
 def apply_level(options: Options) -> None:
@@ -30,9 +104,68 @@ def apply_level(options: Options) -> None:
     Args:
         options: Settings of which ``log_level`` is read.
     """
-    if options.log_level is None:
+    if options.log_level is not None:
+        logger.setLevel(options.log_level.upper())
+
+
+def onnxruntime_severity() -> int:
+    """What a session of onnxruntime may write to stderr, for ``SessionOptions.log_severity_level``."""
+    level = logger.getEffectiveLevel()
+    if level <= logging.DEBUG:
+        return _ORT_VERBOSE
+    return _ORT_INFO if level <= DEVINFO else _ORT_ERROR
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep out what libraries say in this thread while they export, unless the level is DEVINFO or below.
+
+    Deprecations that a library raises in its own code, and its records below ERROR. What the model's code
+    says, logs or prints stays, and no descriptor is touched, so that a debugger and a crash are seen.
+    ``TORCH_LOGS`` in the environment asks for torch's records, and gets them.
+    """
+    if logger.getEffectiveLevel() <= DEVINFO:
+        yield
         return
-    logger.setLevel(options.log_level.upper())
-    # Without a handler Python drops records below WARNING, and log_level="info" would show nothing.
-    if not logger.handlers:
-        logger.addHandler(_fallback_handler())
+    noise = _Noise()
+    handlers = _handlers()
+    for handler in handlers:
+        handler.addFilter(noise)
+    try:
+        with warnings.catch_warnings():
+            for category in _OLD_NAMES:
+                warnings.filterwarnings("ignore", category=category, module=_MODULES)
+            yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(noise)
+
+
+class _Noise(logging.Filter):
+    """Drops what libraries log below ERROR in the thread that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+        wanted = bool(os.environ.get("TORCH_LOGS"))
+        self._libraries = frozenset(_LIBRARIES) - ({"torch"} if wanted else set())
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether somebody may want to see the record."""
+        return (
+            record.levelno >= logging.ERROR
+            or record.name.partition(".")[0] not in self._libraries
+            or record.thread != self._thread
+        )
+
+
+def _handlers() -> list[logging.Handler]:
+    """Every handler that shows records of the libraries."""
+    found = {*logging.getLogger().handlers}
+    if logging.lastResort is not None:
+        found.add(logging.lastResort)
+    # A copy: another thread may make a logger meanwhile.
+    for name, known in list(logging.root.manager.loggerDict.items()):
+        if isinstance(known, logging.Logger) and name.partition(".")[0] in _LIBRARIES:
+            found.update(known.handlers)
+    return list(found)

@@ -149,6 +149,15 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         """What trains the model: ``"joint"`` or ``"ort_training"``; see :class:`torch2ort.Options`."""
         return engine_name(type(self)._torch2ort_runner.options)
 
+    @_Offered
+    def startup(self) -> dict[str, float]:
+        """What starting took so far, in seconds by phase; empty before the first call.
+
+        The phases are ``"cache look-up"``, ``"trace"``, ``"translate"``, ``"shapes"``, ``"differentiate"``,
+        ``"session"`` and ``"first run"``. They add up to what was waited for.
+        """
+        return dict(type(self)._torch2ort_runner.startup.seconds)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles carry the model and the options; the graphs are built again."""
         runner = type(self)._torch2ort_runner

@@ -19,7 +19,7 @@ MAX_OPSET = 21
 _ENV_PREFIX = "TORCH2ORT_"
 # Read by the project's own tests, so not a misspelt option.
 _RESERVED_ENV = frozenset({"TORCH2ORT_LONG"})
-_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_LOG_LEVELS = ("debug", "devinfo", "info", "warning", "error", "critical")
 _GUARDS = ("complete", "trust")
 _ENGINES = ("joint", "ort_training")
 _TRUE = ("1", "true", "yes", "on")
@@ -47,8 +47,9 @@ class Options:
             :class:`pathlib.Path` with ``~`` expanded.
         cache_limit: Bytes on disk beyond which the export cache drops what was not used for longest,
             at least 1; ``None`` means 1 GiB.
-        log_level: Level of the logger ``torch2ort``: ``"debug"``, ``"info"``, ``"warning"``,
-            ``"error"`` or ``"critical"``, in any case. ``None`` leaves the logger as it is.
+        log_level: Level of the logger ``torch2ort``: ``"debug"``, ``"devinfo"``, ``"info"``, ``"warning"``,
+            ``"error"`` or ``"critical"``, in any case. ``None`` leaves the logger as it is. Of a distributed
+            run, rank 0 alone speaks from ``"info"`` on.
         opset: ONNX opset of the graph, 18 to 21; ``None`` means 18.
         intra_op_threads: Threads that ONNX Runtime uses inside one operator, at least 1. ``None``
             means as many as PyTorch uses.

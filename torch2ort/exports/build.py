@@ -15,14 +15,16 @@ from torch2ort.capture.trace import trace
 from torch2ort.capture.traceable import backward_hook
 from torch2ort.errors import ExportError
 from torch2ort.exports.built import Built
+from torch2ort.exports.report import report
 from torch2ort.exports.reuse import reuse_or_build
 from torch2ort.exports.source import Program, Source, kept_program, source_of
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.stages import save_stage
-from torch2ort.log import logger
+from torch2ort.log import DEVINFO, logger, quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
+from torch2ort.startup import TRACE, TRANSLATE, phase
 from torch2ort.symbolics.autocast import settle_autocast
 from torch2ort.symbolics.lowering import lower, sizes_of
 from torch2ort.symbolics.target import Target
@@ -103,7 +105,7 @@ def _export(
     with_hooks: bool,
 ) -> Built:
     """Trace, translate and infer shapes."""
-    with exclusive.exporting(), traceable_modes(modes):
+    with phase(TRACE), quiet(), exclusive.exporting(), traceable_modes(modes):
         traced = trace(
             model,
             call.signature,
@@ -130,8 +132,11 @@ def _export(
             settle_autocast(traced.program.graph_module, model, gradients=modes.gradients)
             if target.keeps_program:
                 program = kept_program(traced)
-            graph, weights = lower(model, traced, call.schema, target)
+            with phase(TRANSLATE):
+                graph, weights = lower(model, traced, call.schema, target)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
+    if logger.isEnabledFor(DEVINFO):
+        logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, report(graph))
     nodes = len(graph.proto.graph.node)
     logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, nodes, len(graph.sites))
     sizes = sizes_of(traced, graph.inputs)

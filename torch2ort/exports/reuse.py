@@ -32,6 +32,7 @@ from torch2ort.graph.nodes import load_sites
 from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.startup import LOOK_UP, timed
 
 _FILE = "graph.onnx"
 _KIND = "graph"
@@ -39,6 +40,7 @@ _FAILED = "failed export"
 _VARIES = "varies like"
 
 
+@timed(LOOK_UP)
 def reuse_or_build(
     model: torch.nn.Module,
     call: Call,

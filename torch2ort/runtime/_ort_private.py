@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 from typing import Any
 
 from torch2ort.errors import RuntimeNotFoundError
@@ -42,6 +43,8 @@ def onnxruntime() -> Any:
     Raises:
         RuntimeNotFoundError: none is installed.
     """
+    root = logging.getLogger()
+    before = list(root.handlers)
     try:
         return importlib.import_module("onnxruntime")
     except ImportError as error:
@@ -49,6 +52,10 @@ def onnxruntime() -> Any:
             f"running a model needs an ONNX Runtime package, and `import onnxruntime` failed ({error}). "
             f"For inference: pip install 'torch2ort[cpu]'. For training: {_TRAINING_HINT}"
         ) from error
+    finally:
+        # onnxruntime-training 1.19.2 sets up logging, which is the application's to do.
+        for handler in [h for h in root.handlers if h not in before]:
+            root.removeHandler(handler)
 
 
 def version() -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch2ort.cache.store.shelf import Shelf
 from torch2ort.errors import EngineError
 from torch2ort.graph.graph import Graph
+from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import off
@@ -21,6 +22,7 @@ from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import surroundings, take_error, tuned_session
 from torch2ort.runtime.values import bool_outputs, restore_bools, to_tensor
+from torch2ort.startup import SESSION, timed
 
 
 class InferenceEngine:
@@ -32,10 +34,11 @@ class InferenceEngine:
         shelf: where the optimised graph is kept for the next process.
     """
 
+    @timed(SESSION)
     def __init__(self, graph: Graph, options: Options, shelf: Shelf | None = None) -> None:
         self._graph = graph
         settings = private.onnxruntime().SessionOptions()
-        settings.log_severity_level = 3
+        settings.log_severity_level = onnxruntime_severity()
         settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
         settings.use_deterministic_compute = options.deterministic
         if graph.weights:

@@ -12,6 +12,7 @@ import torch
 
 from torch2ort.errors import EngineError
 from torch2ort.graph.large import loadable
+from torch2ort.log import onnxruntime_severity
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
@@ -52,6 +53,7 @@ def inference_session(
     """
     if session_options is None:
         settings = private.onnxruntime().SessionOptions()
+        settings.log_severity_level = onnxruntime_severity()
         settings.use_deterministic_compute = torch.are_deterministic_algorithms_enabled()
         return tuned_session(proto, sites, settings, providers=providers)
     if sites and not private.has_training():

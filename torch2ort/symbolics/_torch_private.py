@@ -24,11 +24,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import logging
 import operator
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -37,6 +35,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch2ort.errors import ExportError, UnsupportedOperatorError
+from torch2ort.log import quiet
 from torch2ort.symbolics.source import source_line
 from torch2ort.versions import need, private_names
 
@@ -312,24 +311,6 @@ def sync_output_names(program: torch.export.ExportedProgram) -> None:
             spec = dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))
         specs.append(spec)
     program._graph_signature = dataclasses.replace(signature, output_specs=specs)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep torch.onnx from logging about packages and operators that are none of our business."""
-    logger = logging.getLogger("torch.onnx._internal.exporter")
-    loggers = [
-        logger,
-        *(logging.getLogger(f"{logger.name}.{n}") for n in ("_registration", "_core", "_schemas")),
-    ]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
 
 
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}

@@ -21,6 +21,7 @@ from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.sizes.guessed import added_conditions
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
+from torch2ort.startup import SHAPES, phase
 from torch2ort.symbolics.cleanup import drop_unread_constants
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import name_interface, separate_outputs
@@ -67,7 +68,8 @@ def lower(
     returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
     left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
     name_interface(graph, names, [*returned, *left], PREFIX)
-    shape_infer.infer(translated.model, size_names)
+    with phase(SHAPES):
+        shape_infer.infer(translated.model, size_names)
     proto = ir.to_proto(translated.model)
     onnx.checker.check_model(proto)
     report_unmatched(site.function for site in traced.sites.values() if site.function is not None)

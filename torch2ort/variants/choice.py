@@ -14,6 +14,7 @@ from torch2ort.capture.numbers import Numbers, ReadInPythonError
 from torch2ort.errors import Torch2OrtWarning
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.startup import DIFFERENTIATE, TRACE, Startup
 from torch2ort.variants.assumptions import Assumed, Assumptions
 from torch2ort.variants.family import Shapes, Variant
 from torch2ort.variants.given import Given
@@ -30,14 +31,16 @@ class Choice:
     Args:
         model: the model.
         options: settings.
+        startup: what exports take is added to it.
 
     Attributes:
         assumptions: which graphs hold for what the model and its surroundings are.
     """
 
-    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+    def __init__(self, model: torch.nn.Module, options: Options, startup: Startup) -> None:
         self._model = model
         self._options = options
+        self._startup = startup
         self.assumptions = Assumptions(model, trust=options.guards == "trust")
         # Per all else that a graph depends on: the constants that were met.
         self._constants: dict[Hashable, list[io_schema.Schema]] = {}
@@ -54,8 +57,9 @@ class Choice:
                     given._replace(tensors=tensors, schema=schema, numbers=numbers)
                 )
                 # What the engine cannot do with a number as an input shows when it is built.
-                if variant.requires_grad:
-                    variant.training_engine()
+                if variant.requires_grad and not variant.started:
+                    with self._startup.recording(DIFFERENTIATE):
+                        variant.training_engine()
             except (Exception, ReadInPythonError) as error:
                 # Not only torch2ort's: a number that is an input breaks code that runs with any value.
                 logger.info("no graph for varying numbers (%s)", error or type(error).__name__)
@@ -80,7 +84,8 @@ class Choice:
         shapes: Shapes = tuple([t.shape for t in tensors])
         variant = assumed.family.find(shapes)
         if variant is None:
-            variant = export_variant(self._model, self._options, assumed.family, given, shapes)
+            with self._startup.recording(TRACE):
+                variant = export_variant(self._model, self._options, assumed.family, given, shapes)
             self.assumptions.after_export(assumed, tensors, schema, variant.built.effects.unread)
         return assumed, variant
 

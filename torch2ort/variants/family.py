@@ -12,9 +12,11 @@ from torch2ort.engines.choose import engine_of
 from torch2ort.engines.interface import Engine
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
+from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
+from torch2ort.startup import DIFFERENTIATE, phase
 
 Shapes = tuple[torch.Size, ...]
 DimSpecs = tuple[DimSpec, ...]
@@ -31,6 +33,7 @@ class Variant:
         requires_grad: the graph inputs that gradients are wanted of; empty if autograd does not record.
         options: threads and debugging.
         verified: whether a run was compared with eager PyTorch.
+        started: whether it has run.
     """
 
     built: Built
@@ -39,6 +42,7 @@ class Variant:
     requires_grad: frozenset[str]
     options: Options
     verified: bool = False
+    started: bool = False
     _training: Engine | None = None
     _inference: InferenceEngine | None = None
     _picks: tuple[tuple[str, ...], list[int | torch.Tensor]] | None = None
@@ -67,14 +71,14 @@ class Variant:
     def training_engine(self) -> Engine:
         """The engine that computes gradients, too."""
         if self._training is None:
-            with off():
+            with phase(DIFFERENTIATE), quiet(), off():
                 self._training = engine_of(self.built, self.requires_grad, self.options)
         return self._training
 
     def inference_engine(self) -> InferenceEngine:
         """The engine that runs forward only."""
         if self._inference is None:
-            with off():
+            with quiet(), off():
                 self._inference = InferenceEngine(self.built.graph, self.options, self.built.shelf)
         return self._inference
 

@@ -20,7 +20,9 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
 from torch2ort.log import apply_level
 from torch2ort.options import Options
+from torch2ort.startup import FIRST_RUN, Startup
 from torch2ort.variants import _torch_private as private
+from torch2ort.variants.assumptions import Assumed
 from torch2ort.variants.choice import Choice
 from torch2ort.variants.family import Variant
 from torch2ort.variants.given import Given
@@ -33,6 +35,7 @@ class Runner:
         model: the model.
         options: settings.
         exported: the exported model behind the last call; ``None`` before the first.
+        startup: what exports and first runs took.
     """
 
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
@@ -42,7 +45,8 @@ class Runner:
         apply_level(options)
         self._own_forward = model.__dict__.get("forward")
         self._signature = io_schema.Signature.of(model.forward)
-        self._choice = Choice(model, options)
+        self.startup = Startup(type(model).__name__)
+        self._choice = Choice(model, options, self.startup)
         self._last_schema: io_schema.Schema | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -64,16 +68,12 @@ class Runner:
         built = variant.built
         feeds = [*tensors, *variant.pick(names, weights)]
         verification = self._verification(variant, given)
-        fetched: list[torch.Tensor] = []
-        if not built.graph.fetches:
-            pass  # A model of no tensors, for which there is no session.
-        elif variant.requires_grad and variant.differentiable:
-            engine, around = variant.training_engine(), assumed.while_functions_run
-            fetched = list(Boundary.apply(engine, verification, around, *feeds))
+        if variant.started:
+            if self.startup.expects_more:
+                self.startup.tell()
+            fetched = _fetched(variant, assumed, verification, feeds)
         else:
-            inference = variant.inference_engine()
-            with assumed.while_functions_run():
-                fetched = inference.run(feeds)
+            fetched = self._first_run(variant, assumed, verification, feeds)
         count = len(built.graph.outputs)
         if len(fetched) > count:
             self._write_back(built, tensors, fetched[count:])
@@ -91,6 +91,21 @@ class Runner:
             built.effects.leave(outputs[returned:])
             assumed.guards.accept(built.effects.owners)
         return built.interface.result(bound, outputs[:returned])
+
+    def _first_run(
+        self,
+        variant: Variant,
+        assumed: Assumed,
+        verification: Verification | None,
+        feeds: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """As :func:`_fetched`, with the engine built; tells what the start took."""
+        with self.startup.recording(FIRST_RUN):
+            fetched = _fetched(variant, assumed, verification, feeds)
+        variant.started = True
+        if not self.startup.expects_more:
+            self.startup.tell()
+        return fetched
 
     def _verification(self, variant: Variant, given: Given) -> Verification | None:
         """The eager run that the first run of a graph is compared with, if that was asked for."""
@@ -117,6 +132,20 @@ class Runner:
             for mutation, value in zip(built.graph.mutations, values, strict=True):
                 target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
                 target.copy_(value)
+
+
+def _fetched(
+    variant: Variant, assumed: Assumed, verification: Verification | None, feeds: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """What one run of a graph gives, in the order of its fetches."""
+    if not variant.built.graph.fetches:
+        return []  # A model of no tensors, for which there is no session.
+    if variant.requires_grad and variant.differentiable:
+        engine, around = variant.training_engine(), assumed.while_functions_run
+        return list(Boundary.apply(engine, verification, around, *feeds))
+    inference = variant.inference_engine()
+    with assumed.while_functions_run():
+        return inference.run(feeds)
 
 
 def _refuse_surroundings() -> None:

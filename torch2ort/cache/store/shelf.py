@@ -9,6 +9,7 @@ from typing import Any
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store.store import Store, manifest_of
 from torch2ort.log import logger
+from torch2ort.startup import LOOK_UP, timed
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,13 @@ class Shelf:
                     keep(self.store, key, kind, kept)
         return kept
 
+    @timed(LOOK_UP)
     def _read(self, key: Key) -> Kept | None:
         entry = self.store.read(key.digest)
         return None if entry is None else Kept(entry.manifest.data, entry.files)
 
 
+@timed(LOOK_UP)
 def keep(store: Store, key: Key, kind: str, kept: Kept) -> None:
     """Add an entry to the store."""
     store.write(manifest_of(key.digest, kind, key.name, key.components, kept.data), kept.files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +15,12 @@ from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.exports.built import Built
+from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.values import bool_outputs, own_items, plain, restore_bools, to_tensor, to_value
+from torch2ort.startup import DIFFERENTIATE, FIRST_RUN, current, phase
 from torch2ort.symbolics.target import Target
 
 
@@ -66,6 +69,7 @@ class JointEngine:
 
     def __init__(self, built: Built, requires_grad: frozenset[str], options: Options, target: Target) -> None:
         self._graph, self._options = built.graph, options
+        self._startup = current()
         self._plans = Plans(built, requires_grad, options, target)
         plan = self._plans.forward
         self._plan = plan
@@ -86,6 +90,8 @@ class JointEngine:
         self.read_outputs = plan.read_outputs
         self.copied = tuple(i for i in plan.needed if i in written)
         self.weights = tuple(self._graph.weights.values())
+        if self._startup is not None:
+            self._startup.expects_more = True
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
         """See :class:`torch2ort.engines.interface.Engine`."""
@@ -113,7 +119,19 @@ class JointEngine:
     ) -> list[torch.Tensor | None]:
         """See :class:`torch2ort.engines.interface.Engine`."""
         missing = frozenset(i for i in self._plan.tangents if gradients[i] is None)
-        backward = self._backward(missing)
+        known = self._backwards.get(missing)
+        if known is not None:
+            return self._half(known, state, gradients, keep=keep)
+        with contextlib.nullcontext() if self._startup is None else self._startup.recording(FIRST_RUN):
+            found = self._half(self._built(missing), state, gradients, keep=keep)
+        if self._startup is not None:
+            self._startup.tell()
+        return found
+
+    def _half(
+        self, backward: _Backward, state: JointState, gradients: Sequence[torch.Tensor | None], *, keep: bool
+    ) -> list[torch.Tensor | None]:
+        """One entry per feed; see :meth:`backward`."""
         plan = backward.plan
         run = state.run
         values = [*state.kept, *(to_value(plain(gradients[i])) for i in plan.given)]  # type: ignore[arg-type]
@@ -147,9 +165,9 @@ class JointEngine:
         """The name of the call that a native site stands for."""
         return self._nodes[self._bindings.names[native_key]]
 
-    def _backward(self, missing: frozenset[int]) -> _Backward:
-        known = self._backwards.get(missing)
-        if known is None:
+    def _built(self, missing: frozenset[int]) -> _Backward:
+        """The backward without the gradients of some outputs."""
+        with phase(DIFFERENTIATE), quiet():
             plan = self._plans.backward(missing)
             session = None
             if plan.half is not None:
@@ -161,5 +179,5 @@ class JointEngine:
                     frees_early=True,
                     donated=self._donated,
                 )
-            known = self._backwards[missing] = _Backward(plan, session)
+        known = self._backwards[missing] = _Backward(plan, session)
         return known

@@ -13,6 +13,7 @@ from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.errors import EngineError
 from torch2ort.graph.large import loadable
 from torch2ort.graph.stages import save_stage
+from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
@@ -28,6 +29,7 @@ from torch2ort.runtime.order import free_early
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.training_kernel.run_lock import contexts_in
 from torch2ort.runtime.values import shares_memory
+from torch2ort.startup import SESSION, timed
 
 
 class Bindings:
@@ -99,6 +101,7 @@ class HalfSession:
         takes_memory: whether values of another session may be donated to one like it without a copy.
     """
 
+    @timed(SESSION)
     def __init__(
         self,
         name: str,
@@ -111,7 +114,7 @@ class HalfSession:
     ) -> None:
         self._inputs, self._outputs = lowered.inputs, list(lowered.outputs)
         settings = onnxruntime().SessionOptions()
-        settings.log_severity_level = 3
+        settings.log_severity_level = onnxruntime_severity()
         settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
         settings.inter_op_num_threads = 1
         settings.enable_mem_pattern = False

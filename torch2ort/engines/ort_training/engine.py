@@ -28,6 +28,7 @@ from torch2ort.errors import EngineError
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.nodes import ancestors
 from torch2ort.graph.stages import save_optimized, save_stage
+from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, training_pybind
@@ -38,6 +39,7 @@ from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
 from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule
+from torch2ort.startup import SESSION, timed
 
 _UNREAD = (
     "the loss does not read all outputs of the model, and the zeros in the place of the others' gradients "
@@ -52,7 +54,7 @@ def session_settings(options: Options) -> Any:
     settings.enable_mem_pattern = False
     # Buffers cross to PyTorch and back; their lifetime is the tensors', not the plan's.
     settings.enable_mem_reuse = False
-    settings.log_severity_level = 3
+    settings.log_severity_level = onnxruntime_severity()
     settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
     settings.inter_op_num_threads = 1
     # Backward's branches, the gradients of weights, run as soon as they can, which frees activations early.
@@ -67,6 +69,7 @@ def session_settings(options: Options) -> Any:
     return settings
 
 
+@timed(SESSION)
 def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Options) -> Any:
     settings = session_settings(options)
     if gradient.optimized:

@@ -16,6 +16,7 @@ from torch2ort.engines.ort_training.stop_gradient import lower_stop_gradients
 from torch2ort.engines.ort_training.user_gradients import hide_operators
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import Graph
+from torch2ort.log import onnxruntime_severity
 from torch2ort.runtime import training_pybind
 from torch2ort.runtime.binding import bind_nodes
 from torch2ort.runtime.chains import Chain
@@ -183,6 +184,6 @@ def _configuration(graph: Graph, requires_grad: frozenset[str]) -> Any:
     configuration.input_names_require_grad = [n for n in graph.inputs if n in requires_grad]
     configuration.build_gradient_graph = True
     configuration.enable_caching = False
-    configuration.loglevel = ort.Severity.ERROR
+    configuration.loglevel = ort.Severity(onnxruntime_severity())
     configuration.use_memory_efficient_gradient = False
     return configuration

@@ -1,0 +1,92 @@
+"""A line that says which phase of a long start-up runs, on a terminal, where rich is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from torch2ort.log import is_shown
+
+# Before that nobody has begun to wonder.
+PATIENCE = 2.0
+_REFRESH = 0.2
+_DEBUGGERS = frozenset({"bdb", "pdb", "cmd", "code", "IPython.terminal.debugger", "pudb.debugger"})
+
+
+@contextlib.contextmanager
+def shown(name: str, now: Callable[[], tuple[str, float]]) -> Iterator[None]:
+    """Show a progress line while the block runs, once it has taken :data:`PATIENCE` seconds.
+
+    Args:
+        name: of the model.
+        now: the phase that runs, and the seconds since the beginning.
+    """
+    if not _can_show():
+        yield
+        return
+    done = threading.Event()
+    watched = threading.get_ident()
+    thread = threading.Thread(
+        target=_show, args=(name, now, done, watched), name="torch2ort-progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _can_show() -> bool:
+    try:
+        terminal = sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+    return terminal and is_shown(logging.WARNING) and _has_rich()
+
+
+@functools.cache
+def _has_rich() -> bool:
+    """Whether rich is installed; it is imported when there is something to show."""
+    return importlib.util.find_spec("rich") is not None
+
+
+def _show(name: str, now: Callable[[], tuple[str, float]], done: threading.Event, watched: int) -> None:
+    if done.wait(PATIENCE):
+        return
+    live_module, text_module = importlib.import_module("rich.live"), importlib.import_module("rich.text")
+    console = importlib.import_module("rich.console").Console(stderr=True)
+    while not done.is_set():
+        if _is_debugged(watched):
+            done.wait(_REFRESH)
+            continue
+        # What is printed meanwhile is the model's, and goes its own way.
+        with live_module.Live(
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as live:
+            while not done.is_set() and not _is_debugged(watched):
+                phase, seconds = now()
+                line = text_module.Text(f"torch2ort: {name}: {phase} ({seconds:.0f} s)")
+                live.update(line, refresh=True)
+                done.wait(_REFRESH)
+
+
+def _is_debugged(thread: int) -> bool:
+    """Whether a thread sits in a debugger, whose prompt nothing may write over."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,171 @@
+"""How long a model takes to start, by phase: timed always, told at the end.
+
+A phase that runs inside of another one interrupts it, so that the seconds of all phases add up to what was
+waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import ParamSpec, TypeVar
+
+from torch2ort.log import is_shown, logger
+from torch2ort.progress import shown
+
+LOOK_UP = "cache look-up"
+TRACE = "trace"
+TRANSLATE = "translate"
+SHAPES = "shapes"
+DIFFERENTIATE = "differentiate"
+SESSION = "session"
+FIRST_RUN = "first run"
+
+PHASES = (LOOK_UP, TRACE, TRANSLATE, SHAPES, DIFFERENTIATE, SESSION, FIRST_RUN)
+# What an export is made of, whatever runs the graph.
+EXPORT = (LOOK_UP, TRACE, TRANSLATE, SHAPES)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Recording:
+    """The phases of one stretch of work in one thread.
+
+    Args:
+        owner: whose start-up it is a part of.
+    """
+
+    def __init__(self, owner: Startup) -> None:
+        self.owner = owner
+        self.seconds: dict[str, float] = {}
+        self._open: list[str] = []
+        self._since = time.perf_counter()
+        self.began = self._since
+
+    @property
+    def phase(self) -> str:
+        """The phase that runs."""
+        return self._open[-1] if self._open else ""
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase; the one around it waits."""
+        self._charge()
+        self._open.append(phase)
+
+    def leave(self) -> None:
+        """End the phase that runs."""
+        self._charge()
+        self._open.pop()
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] = self.seconds.get(self._open[-1], 0.0) + now - self._since
+        self._since = now
+
+
+class _Here(threading.local):
+    recording: Recording | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Count what the block takes for a phase of the start-up that this thread works on, if it does.
+
+    Args:
+        name: one of :data:`PHASES`.
+    """
+    recording = _here.recording
+    if recording is None:
+        yield
+        return
+    recording.enter(name)
+    try:
+        yield
+    finally:
+        recording.leave()
+
+
+def current() -> Startup | None:
+    """The start-up that this thread works on."""
+    return None if _here.recording is None else _here.recording.owner
+
+
+def timed(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorate a function whose whole work is one phase."""
+    return phase(name)
+
+
+class Startup:
+    """What a model's start took so far.
+
+    Args:
+        name: of the model.
+
+    Attributes:
+        seconds: by phase, in the order of :data:`PHASES`; empty before anything was done.
+        expects_more: whether an engine builds its other half when that is asked for, so that the sum is told
+            then, or at the next call.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._told: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+        self.expects_more = False
+
+    @contextlib.contextmanager
+    def recording(self, name: str) -> Iterator[None]:
+        """Add what the block takes; inside of another such block of this thread it is a phase of that one.
+
+        Args:
+            name: the phase that counts what belongs to no other.
+        """
+        outer = _here.recording
+        if outer is not None and outer.owner is self:
+            with phase(name):
+                yield
+            return
+        recording = _here.recording = Recording(self)
+        recording.enter(name)
+        try:
+            with shown(self._name, lambda: (recording.phase, time.perf_counter() - recording.began)):
+                yield
+        finally:
+            recording.leave()
+            _here.recording = outer
+            with self._lock:
+                before = self.seconds
+                self.seconds = {p: before.get(p, 0.0) + recording.seconds.get(p, 0.0) for p in PHASES}
+
+    def tell(self, level: int = logging.WARNING) -> None:
+        """Log what was added since the last time: one line, and at INFO a table.
+
+        Args:
+            level: of the line.
+        """
+        with self._lock:
+            what = "another graph was ready" if self._told else "ready"
+            added = {p: s - self._told.get(p, 0.0) for p, s in self.seconds.items()}
+            self._told, self.expects_more = self.seconds, False
+        export = sum(added[p] for p in EXPORT)
+        total = sum(added.values())
+        logger.log(level, "%s: %s after %.2f s (export %.2f s)", self._name, what, total, export)
+        if is_shown(logging.INFO):
+            logger.info("start-up of %s\n%s", self._name, table(added))
+
+
+def table(seconds: Mapping[str, float]) -> str:
+    """A line per phase, with seconds and share."""
+    total = sum(seconds.values()) or 1.0
+    lines = [f"  {'phase':<14} {'seconds':>9} {'share':>7}"]
+    lines += [f"  {p:<14} {s:>9.3f} {100 * s / total:>5.0f} %" for p, s in seconds.items()]
+    return "\n".join([*lines, f"  {'total':<14} {sum(seconds.values()):>9.3f}"])
