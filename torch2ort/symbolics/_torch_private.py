@@ -15,6 +15,10 @@
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch.fx.experimental._config | 2.11-2.15.0 |
 | torch._inductor.config.fallback_random | 2.11-2.15.0 |
+| torch._export.utils: how composites are collected, see ``_composites`` | 2.11-2.15.0 |
+| torch.export.exported_program: how composites are overridden, see ``_overridden`` | 2.11-2.15.0 |
+| torch._higher_order_ops.utils.autograd_not_implemented | 2.11-2.15.0 |
+| torch._subclasses.fake_impls: rules of composites for fake tensors | 2.11-2.15.0 |
 | ExportedProgram._graph_signature | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.statically_known_true | 2.13.0 |
 """
@@ -26,7 +30,8 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -40,10 +45,18 @@ from torch2ort.symbolics.source import source_line
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
+    from torch._export import utils as _export_utils
+    from torch._higher_order_ops.utils import autograd_not_implemented
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_impls import (
+        _deregister_op_impl,
+        _is_op_registered_to_fake_rule,
+        register_op_impl,
+    )
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.export import decomp_utils, exported_program
     from torch.fx.experimental import _config
     from torch.fx.experimental.symbolic_shapes import statically_known_true
     from torch.onnx._internal.exporter import (
@@ -59,6 +72,10 @@ with private_names("torch"):
 
     need(torch._C, "_dispatch_has_kernel_for_dispatch_key")
     need(OpOverload, "_schema", "_can_decompose")
+    need(_export_utils, "_collect_all_valid_cia_ops", "_get_decomp_for_cia", "_materialize_cpp_cia_ops")
+    need(decomp_utils, "_collect_all_valid_cia_ops")
+    need(exported_program, "_collect_all_valid_cia_ops", "_override_composite_implicit_decomp")
+    need(exported_program, "_AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE", "_BACKEND_KEYS_TO_OVERRIDE")
     need(torch.export.ExportedProgram, "_graph_signature")
     need(_config, "patch", "backed_size_oblivious")
     need(_building.OpRecorder, "nodes")
@@ -123,6 +140,77 @@ def _own(value: Any) -> Any:
     return node.outputs[0]
 
 
+@contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+@contextmanager
+def _composites_found_once() -> Iterator[None]:
+    """Have torch.export find all composites once, and give each its kernels without ceremony.
+
+    torch asks the dispatcher for them again for each of some thirty namespaces, three times a program,
+    and sets fifteen kernels of each of hundreds of them through a decorator that writes its type down:
+    most of the time that a small program takes. What it finds and sets is the same. The caller sees to
+    it that one thread at a time is here.
+    """
+    found = functools.cache(_composites)
+    with (
+        _replaced(exported_program, "_collect_all_valid_cia_ops", found),
+        _replaced(decomp_utils, "_collect_all_valid_cia_ops", found),
+        _replaced(exported_program, "_override_composite_implicit_decomp", _overridden),
+    ):
+        yield
+
+
+def _composites() -> set[Any]:
+    """All composites, for which the dispatcher was asked once instead of for each namespace."""
+    _export_utils._materialize_cpp_cia_ops()
+    with _replaced(_export_utils, "_materialize_cpp_cia_ops", lambda: None):
+        return _export_utils._collect_all_valid_cia_ops()
+
+
+@contextmanager
+def _overridden(composites: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
+    """What torch.export.exported_program._override_composite_implicit_decomp does."""
+    before = {composite: composite.py_kernels.copy() for composite in composites}
+    for composite, decomposition in composites.items():
+        _override(composite, decomposition)
+    try:
+        yield
+    finally:
+        for composite, kernels in before.items():
+            composite.py_kernels.clear()
+            composite.py_kernels.update(kernels)
+            composite._dispatch_cache.clear()
+            _deregister_op_impl(composite)
+
+
+def _override(composite: OpOverload, decomposition: Callable[..., Any]) -> None:
+    kernels = composite.py_kernels
+    refusal = autograd_not_implemented(composite, deferred_error=True)
+    for key in exported_program._AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE:
+        kernels.setdefault(key, refusal)
+    own = _export_utils._get_decomp_for_cia(composite)
+    kernels[torch._C.DispatchKey.CompositeImplicitAutograd] = decomposition
+    if not _is_op_registered_to_fake_rule(composite):
+        register_op_impl(composite)(functools.partial(_as_it_was, own))
+    for key in exported_program._BACKEND_KEYS_TO_OVERRIDE:
+        kernels.setdefault(key, own)
+    composite._dispatch_cache.clear()
+
+
+def _as_it_was(own: Callable[..., Any], mode: FakeTensorMode, _: Any, *args: Any, **kwargs: Any) -> Any:
+    with mode:
+        return own(*args, **kwargs)
+
+
+@_composites_found_once()
 def decompose(
     program: torch.export.ExportedProgram,
     table: Table,
