@@ -63,5 +63,13 @@ class EngineError(Torch2OrtError, RuntimeError):
     """ONNX Runtime failed while it ran a graph."""
 
 
+class TrainerError(Torch2OrtError, RuntimeError):
+    """A trainer's state, checkpoint or processes do not fit together."""
+
+
+class TrainerNotStartedError(Torch2OrtError, RuntimeWarning):
+    """A trainer is asked for what its first step makes; a ``RuntimeWarning``, as its reference says."""
+
+
 class Torch2OrtWarning(UserWarning):
     """Class of every Python warning that torch2ort issues."""

@@ -15,6 +15,7 @@ from torch2ort.cache.report import CacheReport
 from torch2ort.graph.file import read, save
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
+from torch2ort.graph.renamed import renamed
 from torch2ort.graph.weights import state_of, with_weights
 from torch2ort.options import Options, with_arguments
 from torch2ort.pythonop import PythonOpSite
@@ -79,6 +80,18 @@ class ExportedModel:
             PythonOpSite(site.func_name, site.function, name, site.constants)
             for name, site in self._graph.sites.items()
             if not site.internal
+        )
+
+    def renamed(self, names: Mapping[str, str]) -> ExportedModel:
+        """Return the same model with other names of values: inputs, outputs, initializers.
+
+        Args:
+            names: old name -> new name.
+        """
+        graph, interface = renamed(self._graph, self._interface, names)
+        weights = {names.get(name, name): value for name, value in self._weights.items()}
+        return ExportedModel(
+            graph, weights, interface, training=self.training, options=self._options, cache=self.cache
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -19,6 +19,7 @@ class Adam(Optimizer):
         eps: added to the root of the second, against a division by zero.
         weight_decay: how strongly parameters are pulled to zero.
         amsgrad: divide by the largest running mean of squares that there was.
+        bias_correction: correct both means for their beginning at zero.
         groups: settings of some parameters, see :class:`torch2ort.optim.Optimizer`.
         max_grad_norm: the most that the norm of all gradients together may be.
         max_grad_value: the most that a number in a gradient may be.
@@ -36,13 +37,21 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
+        bias_correction: bool = True,
         *,
         groups: Sequence[Mapping[str, Any]] = (),
         max_grad_norm: float | None = None,
         max_grad_value: float | None = None,
     ) -> None:
         super().__init__(
-            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad},
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsgrad": amsgrad,
+                "bias_correction": bias_correction,
+            },
             groups=groups,
             max_grad_norm=max_grad_norm,
             max_grad_value=max_grad_value,
@@ -80,6 +89,8 @@ class Adam(Optimizer):
         kept = {"exp_avg": mean, "exp_avg_sq": square}
         if settings["amsgrad"]:
             square = kept["max_exp_avg_sq"] = torch.maximum(state["max_exp_avg_sq"], square)
+        if not settings["bias_correction"]:
+            return parameter - lr * (mean / (torch.sqrt(square) + settings["eps"])), kept
         # Both corrections in one number for all elements: a division less for each.
         root = torch.sqrt(missing_to_one(two, shared["step"]))
         rate = (lr * root / missing_to_one(one, shared["step"])).to(gradient.dtype)
@@ -96,6 +107,7 @@ class AdamW(Adam):
         eps: added to the root of the second, against a division by zero.
         weight_decay: how strongly parameters are pulled to zero, in multiples of the learning rate.
         amsgrad: divide by the largest running mean of squares that there was.
+        bias_correction: correct both means for their beginning at zero.
         groups: settings of some parameters, see :class:`torch2ort.optim.Optimizer`.
         max_grad_norm: the most that the norm of all gradients together may be.
         max_grad_value: the most that a number in a gradient may be.
@@ -113,6 +125,7 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
+        bias_correction: bool = True,
         *,
         groups: Sequence[Mapping[str, Any]] = (),
         max_grad_norm: float | None = None,
@@ -124,6 +137,7 @@ class AdamW(Adam):
             eps,
             weight_decay,
             amsgrad,
+            bias_correction,
             groups=groups,
             max_grad_norm=max_grad_norm,
             max_grad_value=max_grad_value,

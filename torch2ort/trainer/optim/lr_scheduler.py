@@ -1,0 +1,170 @@
+"""Learning rates that depend on how many times weights have been updated."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from torch2ort.errors import OptionError
+
+if TYPE_CHECKING:
+    # It speaks of optimizers itself.
+    from torch2ort.trainer.step_info import TrainStepInfo
+
+
+class _LRScheduler(ABC):
+    """Gives each step's learning rate; derive from it for a rule of your own."""
+
+    def __init__(self) -> None:
+        self._last_lr: list[float] = []
+
+    def _step(self, train_step_info: TrainStepInfo) -> list[float]:
+        """Compute the learning rate, and keep it for :meth:`get_last_lr`."""
+        self._last_lr = self.get_lr(train_step_info)
+        return self._last_lr
+
+    @abstractmethod
+    def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
+        """Return a list of one number, the learning rate of the step that `train_step_info` is about."""
+
+    def get_last_lr(self) -> list[float]:
+        """Return what the last step got; an empty list before the first."""
+        return self._last_lr
+
+
+class _WarmupLRScheduler(_LRScheduler):
+    """Rises from 0 to the optimizer's learning rate, then follows a curve.
+
+    Args:
+        total_steps: updates of weights in the whole training, at least 1.
+        warmup: part of them in which the rate rises, from 0 on, below 1.
+
+    Raises:
+        OptionError: a value that is not allowed.
+    """
+
+    def __init__(self, total_steps: int, warmup: float) -> None:
+        super().__init__()
+        if not isinstance(total_steps, int) or isinstance(total_steps, bool) or total_steps < 1:
+            raise OptionError(f"total_steps is {total_steps!r}; allowed is an integer of at least 1.")
+        if not _is_number(warmup) or not 0 <= warmup < 1:
+            raise OptionError(f"warmup is {warmup!r}; allowed is a number from 0 on, below 1.")
+        self.total_steps = total_steps
+        self.warmup = warmup
+        self._num_warmup_steps = warmup * total_steps
+
+    def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
+        """See the base class."""
+        step, lr = train_step_info.optimization_step, train_step_info.optimizer_config.lr
+        if step < self._num_warmup_steps:
+            return [lr * (step / max(1, self._num_warmup_steps))]
+        return [lr * self._curve(step, lr)]
+
+    @abstractmethod
+    def _curve(self, step: int, lr: float) -> float:
+        """The part of the learning rate `lr` behind the warm-up, in update number `step` from 0 on."""
+
+    def _progress(self, step: int) -> float:
+        """How much of the training behind the warm-up is done: 0 at its start, 1 at its end."""
+        return (step - self._num_warmup_steps) / max(1, self.total_steps - self._num_warmup_steps)
+
+
+class ConstantWarmupLRScheduler(_WarmupLRScheduler):
+    """Rises from 0 to the optimizer's learning rate, and stays there.
+
+    Args:
+        total_steps: updates of weights in the whole training, at least 1.
+        warmup: part of them in which the rate rises, from 0 on, below 1.
+
+    Raises:
+        OptionError: a value that is not allowed.
+    """
+
+    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
+        super().__init__(total_steps, warmup)
+
+    def _curve(self, step: int, lr: float) -> float:
+        return 1.0
+
+
+class LinearWarmupLRScheduler(_WarmupLRScheduler):
+    """Rises from 0 to the optimizer's learning rate, and falls to 0 in a straight line.
+
+    Args:
+        total_steps: updates of weights in the whole training, at least 1.
+        warmup: part of them in which the rate rises, from 0 on, below 1.
+
+    Raises:
+        OptionError: a value that is not allowed.
+    """
+
+    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
+        super().__init__(total_steps, warmup)
+
+    def _curve(self, step: int, lr: float) -> float:
+        return max(0.0, (self.total_steps - step) / max(1, self.total_steps - self._num_warmup_steps))
+
+
+class CosineWarmupLRScheduler(_WarmupLRScheduler):
+    """Rises from 0 to the optimizer's learning rate, and follows a cosine.
+
+    Args:
+        total_steps: updates of weights in the whole training, at least 1.
+        cycles: waves of the cosine behind the warm-up; 0.5 falls to 0 once.
+        warmup: part of the updates in which the rate rises, from 0 on, below 1.
+
+    Raises:
+        OptionError: a value that is not allowed.
+    """
+
+    def __init__(self, total_steps: int, cycles: float = 0.5, warmup: float = 0.002) -> None:
+        super().__init__(total_steps, warmup)
+        if not _is_number(cycles) or not cycles > 0:
+            raise OptionError(f"cycles is {cycles!r}; allowed is a number above 0.")
+        self.cycles = cycles
+
+    def _curve(self, step: int, lr: float) -> float:
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * self._progress(step))))
+
+
+class PolyWarmupLRScheduler(_WarmupLRScheduler):
+    """Rises from 0 to the optimizer's learning rate, and falls to `lr_end` by a power of what is left to do.
+
+    Args:
+        total_steps: updates of weights in the whole training, at least 1.
+        lr_end: the learning rate at the end, below the optimizer's.
+        power: 1 is a straight line.
+        warmup: part of the updates in which the rate rises, from 0 on, below 1.
+
+    Raises:
+        OptionError: a value that is not allowed; that `lr_end` is not below the optimizer's is seen in a
+            step.
+    """
+
+    def __init__(
+        self, total_steps: int, lr_end: float = 1e-7, power: float = 1.0, warmup: float = 0.002
+    ) -> None:
+        super().__init__(total_steps, warmup)
+        for name, value in (("lr_end", lr_end), ("power", power)):
+            if not _is_number(value) or not value >= 0:
+                raise OptionError(f"{name} is {value!r}; allowed is a number of at least 0.")
+        self.lr_end = lr_end
+        self.power = power
+
+    def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
+        """See the base class."""
+        lr = train_step_info.optimizer_config.lr
+        if not lr > self.lr_end:
+            raise OptionError(f"lr_end is {self.lr_end!r}; allowed is less than the optimizer's lr, {lr!r}.")
+        return super().get_lr(train_step_info)
+
+    def _curve(self, step: int, lr: float) -> float:
+        if step > self.total_steps:
+            return self.lr_end / lr
+        left = 1 - (step - self._num_warmup_steps) / (self.total_steps - self._num_warmup_steps)
+        return float(((lr - self.lr_end) * left**self.power + self.lr_end) / lr)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,179 @@
+"""Data parallelism: what the processes of a training tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch2ort.errors import OptionError
+from torch2ort.trainer.options import ORTTrainerOptions
+
+
+class Processes:
+    """This process and the others, each with the whole model and a part of the data.
+
+    Args:
+        options: the trainer's; ``distributed`` is read.
+
+    Raises:
+        OptionError: the sizes do not fit each other, or not torch.distributed.
+
+    Attributes:
+        rank: of this process.
+        size: how many there are.
+        partitions: whether each keeps a part of the optimizer's state alone (ZeRO, stage 1).
+    """
+
+    def __init__(self, options: ORTTrainerOptions) -> None:
+        given = options.distributed
+        self.rank, self.size = given.world_rank, given.world_size
+        self.partitions = given.deepspeed_zero_optimization.stage == 1 and self.size > 1
+        self._adasum = given.enable_adasum
+        # The reference: True overlaps the reduction with backward, False waits for all gradients.
+        self._overlaps = given.allreduce_post_accumulation and not self._adasum
+        self._pending: dict[str, Any] = {}
+        _check(options)
+
+    def start_with(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give every process the first one's weights and buffers."""
+        if self.size > 1:
+            with torch.no_grad():
+                for tensor in tensors.values():
+                    dist.broadcast(tensor, src=0)
+
+    def watch(self, parameters: Mapping[str, torch.nn.Parameter], is_last: Callable[[], bool]) -> None:
+        """Begin to reduce each gradient as soon as backward has it, where the options ask for that.
+
+        Args:
+            parameters: those that are trained.
+            is_last: whether this backward is the last one before an update.
+        """
+        if self.size == 1 or not self._overlaps:
+            return
+        for name, parameter in parameters.items():
+
+            def begin(tensor: torch.Tensor, name: str = name) -> None:
+                if is_last() and tensor.grad is not None:
+                    self._pending[name] = dist.all_reduce(tensor.grad, async_op=True)
+
+            parameter.register_post_accumulate_grad_hook(begin)
+
+    def reduce(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Make each gradient the mean of all processes' gradients, or their Adasum.
+
+        A parameter that no process has a gradient of keeps none.
+        """
+        if self.size == 1:
+            return
+        present = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.int32)
+        present = present.to(next(iter(parameters.values())).device)
+        dist.all_reduce(present, op=dist.ReduceOp.MAX)
+        for (name, parameter), somewhere in zip(parameters.items(), present.tolist(), strict=True):
+            if not somewhere:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if self._adasum:
+                parameter.grad = self._combined(parameter.grad)
+                continue
+            begun = self._pending.pop(name, None)
+            if begun is None:
+                dist.all_reduce(parameter.grad)
+            else:
+                begun.wait()
+            parameter.grad /= self.size
+
+    def _combined(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The Adasum of all processes' gradients, by pairs, pairs of pairs and so on."""
+        distance = 1
+        while distance < self.size:
+            other = torch.empty_like(gradient)
+            partner = self.rank ^ distance
+            requests = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, gradient.contiguous(), partner),
+                    dist.P2POp(dist.irecv, other, partner),
+                ]
+            )
+            for request in requests:
+                request.wait()
+            # In one order on both sides, so that both get the same bits.
+            first, second = (gradient, other) if self.rank < partner else (other, gradient)
+            gradient = adasum(first, second)
+            distance *= 2
+        return gradient
+
+    def owners(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Return which process keeps the optimizer's state of which weight; all keep all without ZeRO.
+
+        Large weights go first, each to the process that has least so far.
+        """
+        if not self.partitions:
+            return dict.fromkeys(tensors, self.rank)
+        loads = [0] * self.size
+        owners = {}
+        for name in sorted(tensors, key=lambda name: (-tensors[name].numel(), name)):
+            owners[name] = loads.index(min(loads))
+            loads[owners[name]] += tensors[name].numel()
+        return owners
+
+    def share(self, tensors: Mapping[str, torch.Tensor], owners: Mapping[str, int]) -> None:
+        """Give every process the weights that their owners have updated."""
+        if self.partitions:
+            for name, tensor in tensors.items():
+                dist.broadcast(tensor, src=owners[name])
+
+    def all_agree(self, flag: bool, device: torch.device) -> bool:
+        """Tell whether a flag is set in every process."""
+        if self.size == 1:
+            return flag
+        value = torch.tensor(int(flag), dtype=torch.int32, device=device)
+        dist.all_reduce(value, op=dist.ReduceOp.MIN)
+        return bool(value.item())
+
+
+def adasum(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return the Adasum of two gradients: their sum if they are orthogonal, their mean if equal.
+
+    See https://arxiv.org/abs/2006.02924, equation 4.
+    """
+    product = torch.sum(first * second)
+    squares = torch.sum(first * first), torch.sum(second * second)
+    parts = [1 - torch.where(square > 0, product / (2 * square), 0.0) for square in squares]
+    return parts[0] * first + parts[1] * second
+
+
+def _check(options: ORTTrainerOptions) -> None:
+    given = options.distributed
+    if given.world_rank >= given.world_size:
+        raise OptionError(
+            f"Option distributed.world_rank is {given.world_rank}; allowed is less than world_size, "
+            f"{given.world_size}."
+        )
+    if given.data_parallel_size not in (1, given.world_size):
+        raise OptionError(
+            f"Option distributed.data_parallel_size is {given.data_parallel_size}; allowed is world_size, "
+            f"{given.world_size}, as there is no other parallelism."
+        )
+    if given.world_size == 1:
+        return
+    if not dist.is_available() or not dist.is_initialized():
+        raise OptionError(
+            f"Option distributed.world_size is {given.world_size}, and torch.distributed is not "
+            f"initialised; call "
+            f"torch.distributed.init_process_group first."
+        )
+    there = (dist.get_rank(), dist.get_world_size())
+    if there != (given.world_rank, given.world_size):
+        raise OptionError(
+            f"Options distributed.world_rank and world_size are {given.world_rank} and {given.world_size}; "
+            f"torch.distributed has {there[0]} and {there[1]}."
+        )
+    if given.enable_adasum and given.world_size & (given.world_size - 1):
+        raise OptionError(
+            f"Option distributed.enable_adasum is True and world_size {given.world_size}; Adasum takes a "
+            f"power of 2."
+        )

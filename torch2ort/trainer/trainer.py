@@ -1,0 +1,442 @@
+"""ORTTrainer: the documented front end, over ORTModule."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.errors import OptionError, SchemaMismatchError, TrainerError
+from torch2ort.module import ORTModule
+from torch2ort.trainer import checkpoint, state
+from torch2ort.trainer.amp.loss_scaler import DynamicLossScaler, LossScaler
+from torch2ort.trainer.graphs import Graphs
+from torch2ort.trainer.model_desc import ModelDesc, ModelDescription
+from torch2ort.trainer.optim.config import _OptimizerConfig
+from torch2ort.trainer.options import ORTTrainerOptions
+from torch2ort.trainer.outputs import StepOutputs, outputs_of
+from torch2ort.trainer.processes import Processes
+from torch2ort.trainer.settings import device_of, module_options, refuse_what_is_missing
+from torch2ort.trainer.step_info import TrainStepInfo
+from torch2ort.trainer.update import Update, finite
+from torch2ort.trainer.whole_model import whole_model
+
+
+class ORTTrainer:
+    """Trains a model on ONNX Runtime: forward, backward, update, step by step.
+
+    >>> import torch
+    >>> from torch2ort.trainer import ORTTrainer, ORTTrainerOptions, optim
+    >>> description = {
+    ...     "inputs": [("input", ["batch", 4]), ("label", ["batch"])],
+    ...     "outputs": [("loss", [], True), ("logits", ["batch", 3])],
+    ... }
+    >>> trainer = ORTTrainer(
+    ...     torch.nn.Linear(4, 3), description, optim.SGDConfig(lr=0.1), torch.nn.functional.cross_entropy,
+    ...     ORTTrainerOptions({"device": {"id": "cpu"}}),
+    ... )
+    >>> x, y = torch.ones(2, 4), torch.tensor([0, 0])
+    >>> losses = [trainer.train_step(x, y)[0].item() for _ in range(3)]
+    >>> losses[0] > losses[1] > losses[2]
+    True
+
+    Args:
+        model: a ``torch.nn.Module``, whose weights are trained where they are; or an ``onnx.ModelProto``,
+            which is not changed.
+        model_desc: ``{"inputs": [(name, shape)], "outputs": [(name, shape, is_loss)]}``, see
+            :class:`~torch2ort.trainer.model_desc.ModelDesc`, or a :class:`ModelDescription`. The names of
+            inputs are those of ``forward``'s arguments, or of the ONNX model's inputs.
+        optim_config: an ``AdamConfig``, ``LambConfig`` or ``SGDConfig``.
+        loss_fn: takes what `model` returns and the last input, and gives the loss, which becomes the first
+            output; ``None`` where the model returns its loss itself.
+        options: see :class:`ORTTrainerOptions`.
+
+    Raises:
+        OptionError: a ``ValueError``: an argument is of another kind, arguments do not fit each other, or an
+            option cannot be followed here.
+        UnsupportedOperatorError: an ONNX model has an operator that cannot be trained.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | onnx.ModelProto,
+        model_desc: Mapping[str, Any] | ModelDescription,
+        optim_config: _OptimizerConfig,
+        loss_fn: Callable[[Any, torch.Tensor], torch.Tensor] | None = None,
+        options: ORTTrainerOptions | None = None,
+    ) -> None:
+        _check_arguments(model, optim_config, loss_fn, options)
+        self.options = ORTTrainerOptions() if options is None else options
+        refuse_what_is_missing(self.options)
+        self.model_desc = ModelDesc(model_desc)
+        self.optim_config = optim_config
+        self.loss_fn = loss_fn
+        self._train_step_info = TrainStepInfo(optim_config)
+        self._processes = Processes(self.options)
+        self._device = device_of(self.options)
+        self._scaler = self._chosen_scaler()
+        self._loss = self.model_desc.loss_position()
+        if isinstance(model, onnx.ModelProto):
+            raise OptionError(
+                "An ONNX model is not trained yet; give the torch.nn.Module that it was made of."
+            )
+        self._whole = whole_model(model, loss_fn, self.model_desc).to(self._device)
+        self._parameters = self._trained()
+        self._processes.start_with(self._whole.tensors())
+        self._processes.watch(self._parameters, self._is_last_backward)
+        self._owners = self._processes.owners(self._parameters)
+        owned = {n: p for n, p in self._parameters.items() if self._owners[n] == self._processes.rank}
+        clips = self.options.utils.grad_norm_clip
+        self._update = Update(optim_config, self._parameters, owned, clips=clips)
+        self._graphs = Graphs(self._whole, self.model_desc, self.options)
+        self._module = ORTModule(self._whole, options=module_options(self.options, self._graphs.folder))
+
+    def train_step(
+        self, *args: torch.Tensor, fetches: Sequence[str] | None = None, **kwargs: torch.Tensor
+    ) -> StepOutputs:
+        """Run forward and backward, and update the weights, every ``gradient_accumulation_steps`` calls.
+
+        Args:
+            *args: inputs in the order of the description; or one list of all.
+            fetches: names of the outputs to return; ``TrainStepInfo.fetches`` by default, and else all.
+            **kwargs: inputs by their names.
+
+        Returns:
+            The outputs as a list, without a history; see :class:`~torch2ort.trainer.outputs.StepOutputs`.
+            The loss is not scaled.
+
+        Raises:
+            SchemaMismatchError: inputs or outputs are not as described; before anything is updated.
+            OptionError: `fetches` names what is no output.
+        """
+        wanted = self._wanted(fetches)
+        inputs, sizes = self._inputs(args, kwargs)
+        self._graphs.before_training(inputs)
+        if not self._whole.training:
+            self._module.train()
+        with self._autocast():
+            outputs = self._module(*inputs)
+        self.model_desc.check_outputs(outputs, sizes)
+        self._train_step_info.step += 1
+        self._backward(outputs[self._loss])
+        lr = self._learning_rate()
+        if self._is_last_backward():
+            self._apply(lr)
+        self._graphs.after_training()
+        return outputs_of(outputs[position] for position in wanted)
+
+    def eval_step(
+        self, *args: torch.Tensor, fetches: Sequence[str] | None = None, **kwargs: torch.Tensor
+    ) -> StepOutputs:
+        """Run the model in evaluation mode.
+
+        Args:
+            *args: inputs in the order of the description; or one list of all.
+            fetches: names of the outputs to return; ``TrainStepInfo.fetches`` by default, and else all.
+            **kwargs: inputs by their names.
+
+        Returns:
+            The outputs as a list.
+
+        Raises:
+            SchemaMismatchError: inputs or outputs are not as described.
+            OptionError: `fetches` names what is no output.
+        """
+        wanted = self._wanted(fetches)
+        inputs, sizes = self._inputs(args, kwargs)
+        if self._whole.training:
+            self._module.eval()
+        with torch.no_grad(), self._autocast():
+            outputs = self._module(*inputs)
+        self.model_desc.check_outputs(outputs, sizes)
+        self._graphs.sample = inputs
+        return outputs_of(outputs[position] for position in wanted)
+
+    def save_as_onnx(self, path: str) -> None:
+        """Write the model with its present weights, in evaluation mode, as an ONNX file.
+
+        Inputs, outputs and sizes that vary have the description's names, weights those of the model.
+
+        Args:
+            path: of the file; its folder exists.
+
+        Raises:
+            TrainerNotStartedError: a ``RuntimeWarning``: there was no ``train_step`` or ``eval_step`` yet,
+                whose inputs the export needs.
+            OptionError: a ``ValueError``: `path` is no path of a file in a folder that exists.
+            ExportError: the model cannot be exported with sizes that vary, or in the opset that was asked
+                for.
+        """
+        self._graphs.save(path)
+
+    def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
+        """Return weights, the optimizer's state, some options and how many steps there were.
+
+        Args:
+            pytorch_format: return the weights and buffers alone, as the model's ``state_dict`` has them.
+
+        Returns:
+            By default a dict with ``"model"``, ``"optimizer"``, ``"trainer_options"``,
+            ``"train_step_info"``, arrays of NumPy in it, and ``"partition_info"`` where this process has a
+            part of the optimizer's state alone, ``"loss_scaler"`` with mixed precision,
+            ``"accumulated_gradients"`` between two updates. Copies, all of them.
+        """
+        if pytorch_format:
+            return {name: value.detach().cpu().clone() for name, value in self._whole.tensors().items()}
+        found: dict[str, Any] = {
+            state.MODEL: {state.FULL: {k: state.array(v) for k, v in self._whole.tensors().items()}},
+            state.OPTIMIZER: state.optimizer_state(
+                self._update.state, counts_by_weight=self.optim_config.name == "AdamOptimizer"
+            ),
+            state.OPTIONS: self._state_of_options(),
+            state.INFO: {
+                "optimization_step": self._train_step_info.optimization_step,
+                "step": self._train_step_info.step,
+            },
+        }
+        if self._processes.partitions:
+            mine = [name for name, owner in self._owners.items() if owner == self._processes.rank]
+            found[state.PARTITION] = {name: self._partition(name) for name in mine}
+        if self._scaler is not None:
+            found[state.SCALER] = self._scaler.state_dict()
+        accumulated = {n: state.array(p.grad) for n, p in self._parameters.items() if p.grad is not None}
+        if accumulated:
+            found[state.ACCUMULATED] = accumulated
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over what :meth:`state_dict` returned, all of it or nothing.
+
+        Args:
+            state_dict: without ``pytorch_format``. Without an ``"optimizer"``, the optimizer's state stays
+                as it is.
+            strict: refuse names that are missing or unexpected, of weights and of the optimizer's state.
+
+        Raises:
+            TrainerError: it is no such state, or one of another model or optimizer.
+        """
+        if state.MODEL not in state_dict or state.FULL not in state_dict[state.MODEL]:
+            raise TrainerError(
+                f"The state has {sorted(state_dict)}; expected what ORTTrainer.state_dict() returns, "
+                f"with 'model'."
+            )
+        weights, present = state_dict[state.MODEL][state.FULL], self._whole.tensors()
+        state.check_keys("weights", weights, present, strict=strict)
+        new = {k: state.fitting(f"weight {k!r}", v, present[k]) for k, v in weights.items() if k in present}
+        optimizer = self._loaded_optimizer(state_dict, strict=strict)
+        gradients = {
+            name: state.fitting(f"gradient of {name!r}", value, self._parameters[name])
+            for name, value in state_dict.get(state.ACCUMULATED, {}).items()
+            if name in self._parameters
+        }
+        with torch.no_grad():
+            for name, value in new.items():
+                present[name].copy_(value)
+        self._update.state = optimizer
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients.get(name)
+        info = state_dict.get(state.INFO, {})
+        self._train_step_info.optimization_step = int(info.get("optimization_step", 0))
+        self._train_step_info.step = int(info.get("step", 0))
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state_dict.get(state.SCALER, {}))
+
+    def save_checkpoint(
+        self, path: Any, user_dict: Mapping[str, Any] | None = None, include_optimizer_states: bool = True
+    ) -> None:
+        """Write the state to a file that does not exist yet.
+
+        Args:
+            path: of the file, one for each process; or a binary file object.
+            user_dict: what :meth:`load_checkpoint` shall return: tensors, arrays, plain values, and dicts,
+                lists and tuples of them.
+            include_optimizer_states: whether the optimizer's state is a part of it.
+
+        Raises:
+            FileExistsError: there is a file at `path`.
+            TrainerError: `user_dict` holds something else.
+        """
+        found = self.state_dict()
+        if not include_optimizer_states:
+            for key in (state.OPTIMIZER, state.PARTITION, state.ACCUMULATED):
+                found.pop(key, None)
+        checkpoint.save(path, found, {} if user_dict is None else user_dict)
+
+    def load_checkpoint(self, *paths: Any, strict: bool = True) -> dict[str, Any]:
+        """Take over the state in a file, or in the files of several processes together.
+
+        Args:
+            *paths: of the files, in any order. A process of as many as there were may read its own file
+                alone.
+            strict: see :meth:`load_state_dict`.
+
+        Returns:
+            The ``user_dict`` of the file with the lowest rank.
+
+        Raises:
+            TrainerError: a file is none of a trainer, files do not belong together, one is missing, or the
+                state is another model's.
+        """
+        if not paths:
+            raise TrainerError("load_checkpoint was given no file; expected one or more paths.")
+        loaded = [checkpoint.load(path) for path in paths]
+        first = min(range(len(loaded)), key=lambda i: loaded[i][0][state.OPTIONS]["world_rank"])
+        if len(loaded) == 1 and self._state_of_options() == loaded[0][0][state.OPTIONS]:
+            self.load_state_dict(loaded[0][0], strict=strict)
+        else:
+            whole = checkpoint.joined([one[0] for one in loaded], [str(path) for path in paths])
+            self.load_state_dict(whole, strict=strict)
+        return loaded[first][1]
+
+    def _wanted(self, fetches: Sequence[str] | None) -> list[int]:
+        """Positions of the outputs to return."""
+        names = self._train_step_info.fetches if fetches is None else fetches
+        return self.model_desc.named_outputs(names) if names else list(range(len(self.model_desc.outputs)))
+
+    def _inputs(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, int]]:
+        """The inputs in their order, on the device, and the sizes that vary."""
+        if len(args) == 1 and isinstance(args[0], (list, tuple)):
+            args = args[0]
+        names = [one.name for one in self.model_desc.inputs]
+        given = dict(zip(names, args, strict=False))
+        wrong = [
+            *given.keys() & kwargs.keys(),
+            *(kwargs.keys() - set(names)),
+            *(set(names) - {*given, *kwargs}),
+        ]
+        if len(args) > len(names) or wrong:
+            raise SchemaMismatchError(
+                f"A step was given {len(args)} inputs by position and {sorted(kwargs)} by name; expected "
+                f"each of {names} "
+                f"once."
+            )
+        given.update(kwargs)
+        for name, value in given.items():
+            if not isinstance(value, torch.Tensor):
+                raise SchemaMismatchError(
+                    f"input {name!r} is a {type(value).__name__}; expected a torch.Tensor."
+                )
+        tensors = tuple(given[name].to(self._device) for name in names)
+        return tensors, self.model_desc.check_inputs(tensors)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.options.mixed_precision.enabled:
+            return torch.autocast(self._device.type, dtype=torch.float16)
+        return contextlib.nullcontext()
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Add to the gradients, each the mean over the calls between two updates."""
+        if loss.numel() != 1:
+            raise SchemaMismatchError(f"The loss has shape {list(loss.shape)}; expected a single number.")
+        steps = self.options.batch.gradient_accumulation_steps
+        part = loss / steps if steps > 1 else loss
+        if self._scaler is not None:
+            part = part * self._scaler.loss_scale
+        part.sum().backward() if part.dim() else part.backward()
+
+    def _is_last_backward(self) -> bool:
+        """Tell whether the present call ends with an update."""
+        steps: int = self.options.batch.gradient_accumulation_steps
+        return self._train_step_info.step % steps == 0
+
+    def _learning_rate(self) -> float:
+        if self.options.lr_scheduler is None:
+            return self.optim_config.lr
+        return float(self.options.lr_scheduler._step(self._train_step_info)[0])
+
+    def _apply(self, lr: float) -> None:
+        """Update the weights by the gradients, unless one of these overflowed."""
+        self._processes.reduce(self._parameters)
+        info = self._train_step_info
+        if self._scaler is not None:
+            for parameter in self._parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad /= self._scaler.loss_scale
+            info.all_finite = self._processes.all_agree(finite(self._parameters), self._device)
+        if self._scaler is None or info.all_finite:
+            self._update.step(lr)
+            self._processes.share(self._parameters, self._owners)
+            info.optimization_step += 1
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        if self._scaler is not None:
+            self._scaler.update(info)
+
+    def _chosen_scaler(self) -> LossScaler | None:
+        if not self.options.mixed_precision.enabled:
+            return None
+        return self.options.mixed_precision.loss_scaler or DynamicLossScaler()
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        """The weights to train, by name; those that are frozen require no gradients from now on."""
+        tensors = self._whole.tensors()
+        frozen = self.options.utils.frozen_weights
+        unknown = [name for name in frozen if name not in tensors]
+        if unknown:
+            raise OptionError(
+                f"Option utils.frozen_weights names {unknown[0]!r}, which is no weight; allowed is some of "
+                f"{', '.join(tensors)}."
+            )
+        for name in frozen:
+            tensors[name].requires_grad_(False)
+        named = {self._whole.public_name(name): p for name, p in self._whole.named_parameters()}
+        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        if not trained:
+            raise OptionError("All weights of the model are frozen; leave some to train.")
+        return trained
+
+    def _loaded_optimizer(self, given: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+        """The optimizer's state out of a trainer's."""
+        if state.OPTIMIZER not in given:
+            return self._update.state
+        name = given.get(state.OPTIONS, {}).get("optimizer_name", self.optim_config.name)
+        if name != self.optim_config.name:
+            raise TrainerError(f"The state is of {name}; this trainer has {self.optim_config.name}.")
+        optimizer = given[state.OPTIMIZER]
+        if not self._processes.partitions:
+            present = [] if name == "SGDOptimizer" else list(self._parameters)
+            state.check_keys("optimizer", optimizer.keys() - {state.SHARED}, present, strict=strict)
+        return state.into_optimizer_state(optimizer, self._update.state, strict=strict)
+
+    def _state_of_options(self) -> dict[str, Any]:
+        distributed = self.options.distributed
+        return {
+            "mixed_precision": self.options.mixed_precision.enabled,
+            "zero_stage": distributed.deepspeed_zero_optimization.stage,
+            "world_rank": distributed.world_rank,
+            "world_size": distributed.world_size,
+            "optimizer_name": self.optim_config.name,
+            "data_parallel_size": distributed.world_size,
+            "horizontal_parallel_size": distributed.horizontal_parallel_size,
+        }
+
+    def _partition(self, name: str) -> dict[str, Any]:
+        shape = torch.tensor(self._parameters[name].shape, dtype=torch.int64)
+        return {"original_dim": state.array(shape), "megatron_row_partition": -1}
+
+
+def _check_arguments(model: Any, optim_config: Any, loss_fn: Any, options: Any) -> None:
+    if not isinstance(model, (torch.nn.Module, onnx.ModelProto)):
+        raise OptionError(
+            f"model is a {type(model).__name__}; allowed is a torch.nn.Module or an onnx.ModelProto."
+        )
+    if not isinstance(optim_config, _OptimizerConfig):
+        raise OptionError(
+            f"optim_config is a {type(optim_config).__name__}; allowed is an AdamConfig, LambConfig or "
+            f"SGDConfig."
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise OptionError(
+            f"loss_fn is a {type(loss_fn).__name__}; allowed is a function of two arguments, or None."
+        )
+    if loss_fn is not None and isinstance(model, onnx.ModelProto):
+        raise OptionError(
+            "loss_fn is given with an ONNX model; allowed is None, as the model has its loss as an output."
+        )
+    if options is not None and not isinstance(options, ORTTrainerOptions):
+        raise OptionError(f"options is a {type(options).__name__}; allowed is an ORTTrainerOptions, or None.")
