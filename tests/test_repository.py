@@ -39,7 +39,7 @@ FLOORS = (
     {"runtime"},
     {"engines"},
     {"exported_model"},
-    {"variants", "dynamo"},
+    {"variants", "dynamo", "hooks"},
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from torch2ort._commands import cache, info
+from torch2ort._commands import cache, compare, info
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m torch2ort", description="Tools around torch2ort.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (info, cache):
+    for command in (info, cache, compare):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed))

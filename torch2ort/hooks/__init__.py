@@ -1,0 +1,7 @@
+"""What sees the tensors of a model while it runs, in eager PyTorch and on ONNX Runtime alike."""
+
+from torch2ort.hooks.statistics import StatisticsSubscriber
+from torch2ort.hooks.subscriber import RunContext, SubscriberBase
+from torch2ort.hooks.subscription import Subscription, subscribe
+
+__all__ = ["RunContext", "StatisticsSubscriber", "SubscriberBase", "Subscription", "subscribe"]
