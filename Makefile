@@ -62,6 +62,8 @@ test: build build-stock  ## Run the tests, and those of the joint engine on both
 test-long: build build-stock  ## Run the tests that take minutes, and more of the tests on today's onnxruntime
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) -m long
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
+	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),loops]'
+	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) tests/loops
 
 # Python's objects come from the C library's heap, where AddressSanitizer sees them. What a process still holds at
 # its end is no report: CPython, torch and onnxruntime hold much on purpose. Tests that measure memory are left out,

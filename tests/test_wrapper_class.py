@@ -123,6 +123,60 @@ def test_attributes_of_the_models_own_are_not_hidden():
     assert isinstance(torch2ort.ORTModule.exported.fget(module), torch2ort.ExportedModel)
 
 
+class Switched(Model):
+    """A property with a setter, by a name that the wrapper offers."""
+
+    @property
+    def engine(self):
+        return f"the {self.kind}"
+
+    @engine.setter
+    def engine(self, value):
+        self.kind = value
+
+
+def test_a_property_of_the_models_own_is_read_and_set_as_it_says():
+    module = torch2ort.ORTModule(Switched())
+    module.engine = "diesel"
+    assert module.engine == module.module.engine == "the diesel"
+    assert type(module).engine is Switched.engine
+
+
+class Delegating(Model):
+    """Finds what it lacks in the model that it holds, as peft's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = Owner()
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.held, name)
+
+
+def test_what_the_models_getattr_finds_is_not_hidden():
+    model = Delegating()
+    assert torch2ort.ORTModule(model).exported is model.held.exported
+
+
+def test_the_class_shows_the_models_arguments():
+    kind = type(torch2ort.ORTModule(Model()))
+    assert inspect.signature(kind.__init__) == inspect.signature(Model.__init__)
+    assert inspect.signature(kind) == inspect.signature(Model)
+
+
+@pytest.mark.parametrize("make", [torch.nn.ModuleList, torch.nn.Module])
+def test_a_model_without_forward_is_refused(make):
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.ORTModule(make())
+    assert str(caught.value) == (
+        f"ORTModule: {make.__name__} defines no forward, and forward is what runs on ONNX Runtime; define "
+        f"it, or wrap the module below it whose forward is called"
+    )
+
+
 class Doubling(torch2ort.ORTModule):
     def __init__(self, model, name: str = "") -> None:
         super().__init__(model)

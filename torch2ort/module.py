@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -36,13 +37,11 @@ class _Offered:
     def __get__(self, module: ORTModule | None, kind: type | None = None) -> Any:
         if module is None:
             return self
-        model = type(module)._torch2ort_runner.model
-        for held in (model._parameters, model._buffers, model._modules):
-            if self._name in held:
-                return held[self._name]
-        if hasattr(type(model), self._name):
-            return getattr(model, self._name)
-        return self.fget(module)
+        try:
+            # A parameter, buffer or submodule, or what the model's `__getattr__` finds, as peft's does.
+            return getattr(type(module)._torch2ort_runner.model, self._name)
+        except AttributeError:
+            return self.fget(module)
 
 
 class _Forward:
@@ -112,8 +111,8 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         namespace: dict[str, Any] = {
             "__doc__": type(model).__doc__,
             "__module__": type(model).__module__,
-            # Code that makes another model of the same class (`type(model)(config)`) gets one.
-            "__new__": lambda kind, *args, **kwargs: type(model)(*args, **kwargs),
+            **_constructor_of(type(model), cls),
+            **_attributes_of(type(model), cls),
             "_torch2ort_runner": runner,
             "_torch2ort_state": {},
             "_torch2ort_forward": _forward_of(type(model), runner),
@@ -173,6 +172,34 @@ def _rebuild(kind: type[ORTModule], model: torch.nn.Module, options: Options) ->
     return kind.__new__(kind, model, options=options)
 
 
+def _constructor_of(kind: type[torch.nn.Module], wrapper: type[ORTModule]) -> dict[str, Any]:
+    """``__new__`` and ``__init__`` of the class that wraps a model of class ``kind``.
+
+    Code that makes another model of the same class (``type(model)(config)``) gets one. Code that asks which
+    arguments the class takes, as Lightning's ``load_from_checkpoint`` does, sees the model's.
+    """
+
+    @functools.wraps(kind.__init__)
+    def make(_: type, *args: Any, **kwargs: Any) -> Any:
+        return kind(*args, **kwargs)
+
+    @functools.wraps(kind.__init__)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        wrapper.__init__(self, *args, **kwargs)
+
+    return {"__new__": make, "__init__": initialise}
+
+
+def _attributes_of(kind: type[torch.nn.Module], wrapper: type[ORTModule]) -> dict[str, Any]:
+    """What a model's class has by the names that ORTModule offers; properties keep their setters."""
+    names = (name for name in dir(ORTModule) if isinstance(vars(ORTModule).get(name), _Offered))
+    return {
+        name: inspect.getattr_static(kind, name)
+        for name in names
+        if hasattr(kind, name) and inspect.getattr_static(wrapper, name) is vars(ORTModule)[name]
+    }
+
+
 def _forward_of(kind: type[torch.nn.Module], runner: Runner) -> Callable[..., Any]:
     """The function ``forward`` of the class that wraps a model of class ``kind``."""
 
@@ -182,6 +209,10 @@ def _forward_of(kind: type[torch.nn.Module], runner: Runner) -> Callable[..., An
 
     # torch.compile cannot look into a run of ONNX Runtime.
     disabled: Callable[..., Any] = torch.compiler.disable(forward, reason="ORTModule runs on ONNX Runtime")
+    # Code that takes wrappers off, as accelerate does with autocast's, stops here: below is no other wrapper,
+    # but the model's own forward in eager PyTorch.
+    vars(disabled)["__signature__"] = inspect.signature(kind.forward)
+    del vars(disabled)["__wrapped__"]
     return disabled
 
 
@@ -207,4 +238,19 @@ def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             "ORTModule: the model is what torch.compile returned; wrap the model that was given to "
             "torch.compile instead"
         )
+    if _has_no_forward(model):
+        raise ExportError(
+            f"ORTModule: {type(model).__name__} defines no forward, and forward is what runs on ONNX "
+            f"Runtime; define it, or wrap the module below it whose forward is called"
+        )
     refuse_untraceable(model)
+
+
+def _has_no_forward(model: torch.nn.Module) -> bool:
+    """Whether a call of ``model`` only says that there is no forward, as in Lightning's base class."""
+    forward = type(model).forward
+    package = getattr(forward, "__module__", "").split(".")[0]
+    undefined = forward is torch.nn.Module.forward or (
+        package in ("lightning", "pytorch_lightning") and forward.__qualname__ == "LightningModule.forward"
+    )
+    return undefined and "forward" not in vars(model)

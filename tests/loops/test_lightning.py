@@ -1,0 +1,142 @@
+"""Lightning trains an ORTModule as it trains the model: the whole LightningModule, or the network in one."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+
+import torch2ort
+from tests.loops.models import Classifier, ran_on_onnx_runtime, rows
+
+lightning = pytest.importorskip("lightning")
+
+JOINT = torch2ort.Options(engine="joint")
+
+
+class Learner(lightning.LightningModule):
+    """Trains a classifier, and notes losses and where they come from."""
+
+    def __init__(self, width: int = 8, rate: float = 0.05) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.network = Classifier(width)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.network(self.norm(x))
+
+    def training_step(self, batch, index):
+        x, y = batch
+        output = self(x)
+        loss = torch.nn.functional.cross_entropy(output, y)
+        self.notes.append((loss.item(), ran_on_onnx_runtime(output)))
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch, index):
+        x, y = batch
+        self.log("validation", torch.nn.functional.cross_entropy(self(x), y))
+
+    def predict_step(self, batch, index):
+        return self(batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=self.hparams.rate)
+
+
+class Outside(Learner):
+    """Only its network is on ONNX Runtime."""
+
+    def __init__(self, width: int = 8, rate: float = 0.05) -> None:
+        super().__init__(width, rate)
+        self.network = torch2ort.ORTModule(self.network, options=JOINT)
+
+
+def learner(where: str, seed: int = 1):
+    torch.manual_seed(seed)
+    made = Outside() if where == "the network" else Learner()
+    # Apart from what a graph depends on.
+    notes = []
+    object.__setattr__(made, "notes", notes)
+    return torch2ort.ORTModule(made, options=JOINT) if where == "the whole" else made
+
+
+def fit(where: str, precision: str, folder):
+    """Validate, train an epoch, predict, save; then a new model goes on from the file."""
+    data = torch.utils.data.DataLoader(rows(), batch_size=8)
+
+    def trainer(epochs: int):
+        return lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            precision=precision,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+        )
+
+    model, run = learner(where), trainer(1)
+    found = [run.validate(model, data, verbose=False)[0]["validation"]]
+    run.fit(model, data, data)
+    predictions = run.predict(model, data)
+    path = folder / "last.ckpt"
+    run.save_checkpoint(path)
+    later = learner(where, seed=9)
+    trainer(2).fit(later, data, data, ckpt_path=path, weights_only=False)
+    notes = [*model.notes, *later.notes]
+    assert {on_onnx_runtime for _, on_onnx_runtime in notes} == {where != "nowhere"}
+    found += [loss for loss, _ in notes]
+    return torch.tensor(found), predictions, later.state_dict(), (model, path)
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        # Of the number of workers that load data, and of the like.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", torch2ort.Torch2OrtWarning)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("where", "precision"),
+    [
+        pytest.param("the whole", "32-true", marks=pytest.mark.long),
+        ("the whole", "bf16-mixed"),
+        pytest.param("the network", "32-true", marks=pytest.mark.long),
+        pytest.param("the network", "bf16-mixed", marks=pytest.mark.long),
+    ],
+)
+def test_validate_first_fit_predict_and_go_on(where, precision, tmp_path):
+    *expected, _ = fit("nowhere", precision, tmp_path)
+    *actual, (model, path) = fit(where, precision, tmp_path)
+    assert len(actual[0]) == 13
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    loaded = type(model).load_from_checkpoint(path, weights_only=False)
+    assert dict(loaded.hparams) == {"width": 8, "rate": 0.05}
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+class WithoutForward(lightning.LightningModule):
+    def training_step(self, batch, index):
+        return self.network(batch)
+
+
+def test_a_lightning_module_without_forward_is_refused():
+    with pytest.raises(torch2ort.ExportError, match=r"^ORTModule: WithoutForward defines no forward, and"):
+        torch2ort.ORTModule(WithoutForward())
+
+
+def test_load_from_checkpoint_gives_other_arguments_to_the_model(tmp_path):
+    model = torch2ort.ORTModule(Learner(width=6))
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    trainer.strategy.connect(model)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    loaded = type(model).load_from_checkpoint(tmp_path / "x.ckpt", weights_only=False, rate=0.5)
+    assert type(loaded) is Learner
+    assert (loaded.hparams.width, loaded.hparams.rate) == (6, 0.5)
