@@ -117,11 +117,52 @@ def test_two_forwards_have_a_state_each() -> None:
     assert_same([first.grad, second.grad], [2 * first.detach(), 2 * second.detach()], "gradients")
 
 
-def test_a_gradient_that_backward_leaves_out_is_an_error() -> None:
-    loss = kept(lambda x, y: Nothing.apply(x, y * 1).sum())(tracked(3), tracked(3))
-    with pytest.raises(
-        EngineError, match="a Function's backward returned None for argument 1, which requires"
-    ):
+class Unread(torch.autograd.Function):
+    """Tells by its gradient whether one arrived for its second result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first * (10 if second is None else 100)
+
+
+def apart(x, y):
+    return Nothing.apply(x * 2, y.tanh() * 3)
+
+
+def joined(x, y):
+    return Nothing.apply(x, y * 1) + y * 5
+
+
+def behind_each_other(x, y):
+    return Nothing.apply(Square.apply(x), Square.apply(Nothing.apply(y, x)))
+
+
+def in_two_parts(x, y):
+    parts = torch.stack([Nothing.apply(x, y * 3), y * 2]).unbind(0)
+    return Nothing.apply(parts[1], parts[0])
+
+
+def told_of_none(x, y):
+    first, second = Unread.apply(x)
+    return first * 2 + Nothing.apply(y, second)
+
+
+@pytest.mark.parametrize("function", [apart, joined, behind_each_other, in_two_parts, told_of_none])
+def test_a_gradient_that_backward_leaves_out_is_none(function) -> None:
+    assert_like_eager(function, tracked(3), tracked(3))
+
+
+def test_zeros_for_a_gradient_that_is_left_out_make_no_nan() -> None:
+    def function(x, y):
+        return Nothing.apply(x, y.abs().sqrt()) + y * 2
+
+    loss = kept(function)(tracked(3), torch.zeros(3, requires_grad=True)).sum()
+    with pytest.raises(EngineError, match=r"torch\.compile: a gradient has a NaN, which eager PyTorch's may"):
         loss.backward()
 
 

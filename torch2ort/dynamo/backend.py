@@ -12,6 +12,7 @@ from torch2ort.dynamo import _torch_private as private
 from torch2ort.dynamo.described import described_graph, described_half
 from torch2ort.dynamo.functions import calls_in
 from torch2ort.dynamo.kept import kept_or_lowered
+from torch2ort.dynamo.left_out import LeftOut
 from torch2ort.dynamo.missing import watched
 from torch2ort.dynamo.opaque import give_unread, keep_operators_whole
 from torch2ort.dynamo.partition import partition
@@ -122,4 +123,10 @@ class _Step:
             )
             self._report.halves.append(described_half(kind, lowered, cached=cached))
             save_stage(self._options, f"compiled_{kind}_exported", lowered.proto)
-            return CompiledGraph(kind, lowered, interface, self._bindings, self._options, gradients, without)
+            left_out = None
+            if kind == "backward" and interface.token is not None:
+                given = set(arguments[i] for i in range(len(arguments)) if i not in missing)
+                left_out = LeftOut(graph_module.graph, lambda n: n in given and private.is_tangent(n))
+            return CompiledGraph(
+                kind, lowered, interface, self._bindings, self._options, gradients, without, left_out
+            )

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from torch2ort.dynamo import _torch_private as private
+from torch2ort.dynamo.left_out import Edge, LeftOut
 from torch2ort.dynamo.missing import take_missing
 from torch2ort.dynamo.tensors import Interface, Output
 from torch2ort.dynamo.tokens import run_of, token_of
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.session import Bindings, HalfSession
-from torch2ort.errors import EngineError
+from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.values import bool_outputs, plain, restore_bools, shares_memory, to_tensor, to_value
@@ -35,6 +36,7 @@ class CompiledGraph:
         options: threads and debugging.
         gradients: of a backward: number of an output of forward -> position of its gradient's argument.
         without: makes the one for a backward of which some of these arguments are not there.
+        left_out: of a backward: which results Functions leave out.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class CompiledGraph:
         options: Options,
         gradients: Mapping[int, int] | None = None,
         without: Callable[[frozenset[int]], CompiledGraph] | None = None,
+        left_out: LeftOut | None = None,
     ) -> None:
         self._gradients = gradients or {}
         self._without = None if without is None else functools.cache(without)
@@ -54,7 +57,7 @@ class CompiledGraph:
         if lowered.proto.graph.node:
             name = f"compiled_{kind}"
             self._session = HalfSession(name, lowered, bindings, options, frees_early=kind == "backward")
-        self._interface = interface
+        self._interface, self._bindings, self._left_out = interface, bindings, left_out
         # By position: address and shape of a parameter's memory, and its value.
         self._parameters: dict[int, tuple[int, torch.Size | None, Any]] = {}
         self._constants = [to_value(plain(tensor)) for tensor in interface.constants]
@@ -70,8 +73,8 @@ class CompiledGraph:
             arguments: tensors and numbers; emptied.
 
         Raises:
-            EngineError: ONNX Runtime failed, or a Function's backward returned ``None`` where a number is
-                needed.
+            EngineError: ONNX Runtime failed, or a gradient has a NaN where a Function's backward returned
+                ``None``.
         """
         if self._without is not None:
             missing = frozenset(self._gradients[i] for i in take_missing() if i in self._gradients)
@@ -93,11 +96,16 @@ class CompiledGraph:
         given = {o.argument: arguments[o.argument] for o in interface.outputs if o.argument is not None}
         run = native.Run() if interface.token is None else run_of(arguments[interface.token])
         arguments.clear()
-        found = self._run(values, run)
+        found, undefined = self._run(values, run)
         del values
         fetched = [to_tensor(found[i]) for i in range(len(found))]
         restore_bools(fetched, self._bools)
-        return self._results(fetched, given, sizes, run)
+        results = self._results(fetched, given, sizes, run)
+        if self._left_out is not None and undefined:
+            for i in self._left_out.results(undefined):
+                results[i] = None
+            refuse_nan((r for r in results if isinstance(r, torch.Tensor)), LEFT_OUT, "torch.compile")
+        return results
 
     def _value(self, position: int, tensor: torch.Tensor) -> Any:
         """The OrtValue of an argument; that of a parameter is made once and kept."""
@@ -111,24 +119,27 @@ class CompiledGraph:
                 self._parameters[position] = (tensor.data_ptr(), tensor.shape, value)
         return value
 
-    def _run(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
+    def _run(self, values: Sequence[Any], run: native.Run) -> tuple[Sequence[Any], frozenset[Edge]]:
+        """What the session gives, and the arguments for which backwards returned ``None``."""
         if self._session is None:
-            return ()
+            return (), frozenset()
         if self._interface.token is None:
-            return self._session.run(values, run)
+            return self._session.run(values, run), frozenset()
         run.keeps = private.backward_keeps_graph()
         run.undefined.clear()
+        left_out = self._left_out
+        if left_out is not None:
+            names = self._bindings.names
+            run.arrivals = lambda site: left_out.arrivals(names[site], self._edges(run))
         found = self._session.run(values, run)
-        if run.undefined:
-            _, argument = min(run.undefined)
-            raise EngineError(
-                f"torch.compile: a Function's backward returned None for argument {argument}, which requires "
-                f"a gradient; eager PyTorch leaves that gradient out, and a compiled graph has numbers. "
-                f"Detach the argument before the Function, or return zeros"
-            )
+        run.arrivals = None
+        undefined = self._edges(run)
         if not run.keeps:
             run.clear()
-        return found
+        return found, undefined
+
+    def _edges(self, run: native.Run) -> frozenset[Edge]:
+        return frozenset((self._bindings.names[site], argument) for site, argument in run.undefined)
 
     def _results(
         self, fetched: Sequence[torch.Tensor], given: dict[int, Any], sizes: dict[str, int], run: native.Run

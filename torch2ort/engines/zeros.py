@@ -13,18 +13,19 @@ import torch
 from torch2ort.errors import EngineError
 
 
-def refuse_nan(gradients: Iterable[torch.Tensor | None], why: str) -> None:
+def refuse_nan(gradients: Iterable[torch.Tensor | None], why: str, way_in: str = "ORTModule") -> None:
     """Refuse a gradient that may be NaN by such zeros alone.
 
     Args:
         gradients: what a backward computed.
         why: whose gradient was missing, and what to do.
+        way_in: what the user called.
 
     Raises:
         EngineError: one has a NaN.
     """
     if any(gradient is not None and bool(torch.isnan(gradient).any()) for gradient in gradients):
-        raise EngineError(f"ORTModule: a gradient has a NaN, which eager PyTorch's may not have: {why}")
+        raise EngineError(f"{way_in}: a gradient has a NaN, which eager PyTorch's may not have: {why}")
 
 
 LEFT_OUT = (
