@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import platform
 from collections.abc import Sequence
+from importlib import metadata
 
-from torch2ort._commands import cache, compare, info
+from torch2ort._commands import cache, compare, info, show
+
+_RUNTIMES = ("onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime", "onnxruntime-gpu")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,12 +22,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 if the subcommand could not do what was asked.
     """
-    parser = argparse.ArgumentParser(prog="python -m torch2ort", description="Tools around torch2ort.")
+    parser = argparse.ArgumentParser(
+        prog="python -m torch2ort",
+        description="Tools around torch2ort.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # which leaves the versions in one line
+    )
+    parser.add_argument("--version", action="version", version=_versions())
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (info, cache, compare):
+    for command in (info, show, compare, cache):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed))
+
+
+def _versions() -> str:
+    """Those of torch2ort and of what it stands on, a line."""
+    found = []
+    for name in ("torch2ort", "torch", "onnx", *_RUNTIMES):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return ", ".join([*found, f"Python {platform.python_version()}"])
 
 
 if __name__ == "__main__":

@@ -66,7 +66,25 @@ def test_it_lists_inputs_outputs_and_calls_with_their_arguments(saved, capsys):
         "    argument 10: {'k': 1.5}",
         "    argument 11: torch.float32",
         "    output y: float32 [batch, 6]",
+        "costs (batch = 1):",
+        "  operator                              nodes      FLOPs      bytes",
+        "  Add                                       1          1         24",
+        "  com.microsoft::PythonOp                   2          ?        120",
+        "  Constant                                  1          0          8",
+        "  total                                     4          1        152",
     ]
+
+
+def test_sizes_that_vary_are_given_for_the_costs(saved, capsys):
+    assert main(["info", str(saved), "--size", "batch=100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "costs (batch = 100):" in lines
+    assert "  com.microsoft::PythonOp                   2          ?     9.62 k" in lines
+
+
+def test_a_size_that_is_none_is_an_error(saved, capsys):
+    assert main(["info", str(saved), "--size", "batch"]) == 1
+    assert capsys.readouterr().err == "--size batch: expected NAME=N, as in --size batch=8\n"
 
 
 def test_it_works_where_no_onnxruntime_and_no_function_is(saved):
@@ -97,6 +115,10 @@ def test_a_file_of_another_producer_is_described_too(tmp_path, capsys):
         "outputs:",
         "  y: float64 of unknown rank",
         "PythonOps: 0",
+        "costs:",
+        "  operator                              nodes      FLOPs      bytes",
+        "  Neg                                       1          ?          ?",
+        "  total                                     1          ?          ?",
     ]
 
 

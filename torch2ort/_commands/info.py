@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from torch2ort._commands.reading import read_model
 from torch2ort.errors import ModelLoadError
+from torch2ort.graph.costs import Cost, Costs
 from torch2ort.graph.file import METADATA_KEY
 from torch2ort.graph.nodes import python_op_nodes
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
@@ -21,19 +23,26 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
     parser = commands.add_parser("info", help="inputs, outputs and PythonOps of a saved model")
     parser.add_argument("model", metavar="model.onnx", help="the file")
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="a size that varies, for the costs (default: 1); may be repeated",
+    )
     parser.set_defaults(run=_info)
 
 
 def _info(arguments: argparse.Namespace) -> int:
     path = Path(arguments.model)
     try:
-        model = onnx.load(path, load_external_data=False)
-        if not model.HasField("graph"):
-            raise ModelLoadError("it holds no graph: the file is empty, cut off or no ONNX model")
-        lines = list(_describe(model))
-    except FileNotFoundError:
-        print(f"{path}: there is no such file", file=sys.stderr)
+        sizes = dict(map(_size, arguments.size))
+        model = read_model(path)
+    except (ModelLoadError, ValueError) as error:
+        print(error, file=sys.stderr)
         return 1
+    try:
+        lines = [*_describe(model), *_costs(model.graph, sizes)]
     except ModelLoadError as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 1
@@ -61,6 +70,52 @@ def _describe(model: onnx.ModelProto) -> Iterator[str]:
     yield f"PythonOps: {len(nodes)}"
     for node in nodes:
         yield from _describe_node(node, types)
+
+
+def _size(text: str) -> tuple[str, int]:
+    """``("batch", 8)`` for ``batch=8``.
+
+    Raises:
+        ValueError: it is written otherwise.
+    """
+    name, _, number = text.partition("=")
+    if not name.isidentifier() or not number.isdecimal():
+        raise ValueError(f"--size {text}: expected NAME=N, as in --size batch=8")
+    return name, int(number)
+
+
+def _costs(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> Iterator[str]:
+    """A table: nodes, operations and bytes by kind of operator, the most operations first."""
+    costs = Costs(graph, sizes)
+    kinds: dict[str, list[Cost]] = {}
+    for cost in costs:
+        kinds.setdefault(cost.kind, []).append(cost)
+    chosen = {**dict.fromkeys(sorted(costs.free), 1), **sizes}
+    where = f" ({', '.join(f'{name} = {size}' for name, size in chosen.items())})" if chosen else ""
+    yield f"costs{where}:"
+    yield f"  {'operator':<36} {'nodes':>6} {'FLOPs':>10} {'bytes':>10}"
+    rows = [(kind, len(found), *_sums(found)) for kind, found in kinds.items()]
+    rows.sort(key=lambda row: (-(row[2] or 0), -(row[3] or 0), row[0]))
+    everything = [cost for found in kinds.values() for cost in found]
+    for kind, count, flops, size in [*rows, ("total", len(everything), *_sums(everything))]:
+        yield f"  {kind:<36} {count:>6} {_number(flops):>10} {_number(size):>10}"
+
+
+def _sums(costs: Sequence[Cost]) -> tuple[int | None, int | None]:
+    """Operations and bytes of those whose are known; ``None`` if of no one."""
+    flops = [c.flops for c in costs if c.flops is not None]
+    sizes = [c.bytes for c in costs if c.bytes is not None]
+    return sum(flops) if flops or not costs else None, sum(sizes) if sizes or not costs else None
+
+
+def _number(value: int | None) -> str:
+    """``1.23 M``; ``?`` for what nobody knows."""
+    if value is None:
+        return "?"
+    for unit, least in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if value >= least:
+            return f"{value / least:.2f} {unit}"
+    return str(value)
 
 
 def _origin(model: onnx.ModelProto) -> str:
