@@ -33,13 +33,14 @@ FLOORS = (
     {"shape_infer", "cache"},
     {"kernels"},
     {"graph"},
+    {"artifacts"},
     {"capture", "effects"},
     {"symbolics"},
     {"exports"},
     {"runtime"},
     {"engines"},
     {"exported_model"},
-    {"variants", "dynamo", "hooks"},
+    {"variants", "dynamo", "hooks", "training_files"},
 )
 
 

@@ -21,6 +21,7 @@ from torch2ort.errors import (
     UnsupportedOperatorError,
 )
 from torch2ort.export import export
+from torch2ort.export_training import export_training
 from torch2ort.exported_model import ExportedModel, load
 from torch2ort.module import ORTModule
 from torch2ort.options import Options
@@ -40,6 +41,7 @@ from torch2ort.pythonop import (
 )
 from torch2ort.runtime import custom_ops_library_path
 from torch2ort.symbolics.registered import GraphBuilder, GraphValue
+from torch2ort.training_artifacts import TrainingArtifacts
 
 __all__ = [
     "CacheReport",
@@ -67,10 +69,12 @@ __all__ = [
     "ShapeInferenceError",
     "Torch2OrtError",
     "Torch2OrtWarning",
+    "TrainingArtifacts",
     "UnsupportedOperatorError",
     "compile_report",
     "custom_ops_library_path",
     "export",
+    "export_training",
     "io_schema",
     "load",
     "optim",

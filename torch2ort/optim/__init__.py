@@ -15,7 +15,7 @@ from torch2ort.optim._adagrad import Adagrad
 from torch2ort.optim._adam import Adam, AdamW
 from torch2ort.optim._lamb import Lamb
 from torch2ort.optim._lion import Lion
-from torch2ort.optim._optimizer import Optimizer
+from torch2ort.optim._optimizer import Optimizer, matcher
 from torch2ort.optim._sgd import SGD
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lamb", "Lion", "Optimizer"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lamb", "Lion", "Optimizer", "matcher"]

@@ -206,5 +206,7 @@ def no_steps(parameters: Tensors) -> torch.Tensor:
 
 def missing_to_one(beta: float, step: torch.Tensor) -> torch.Tensor:
     """``1 - beta ** step``, in double: in float32 the first steps would lose most of its digits."""
-    kept = torch.full((), beta, dtype=torch.float64, device=step.device)
-    return 1 - torch.pow(kept, step.to(torch.float64))
+    if beta == 0:
+        return torch.ones_like(step, dtype=torch.float64)
+    # By the exponential: a power of two tensors is not as exact everywhere.
+    return 1 - torch.exp(step.to(torch.float64) * math.log(beta))

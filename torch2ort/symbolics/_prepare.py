@@ -94,14 +94,14 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     decompositions = target.gradients.decompositions(dict(EVERY))
     program = private.decompose(
         program,
-        translation_table(),
+        translation_table(target.translations),
         {operator: function for operator, function in decompositions.items() if operator not in users},
         whole_in_half if target.rounds_as_eager else dict,
         decomposed=DECOMPOSED - users,
         whole=(WHOLE | target.gradients.whole) - users,
         over_fixed_sizes=OVER_FIXED_SIZES,
         # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
-        composites_only=target.differentiates or target.is_half,
+        composites_only=target.differentiates or (target.is_half and target.has_kernels),
     )
     _refuse_fixed_sizes(varying, _varying_sizes(program))
     refuse_other_orders(program)
@@ -156,6 +156,9 @@ def _refuse_fixed_sizes(
 def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.Node], bool]) -> None:
     """Give each chosen node of a program to PyTorch's kernel, in the order of the program."""
     program = prepared.program
+    if not target.has_kernels:
+        _refuse_kernels(program, chosen)
+        return
     carrying = requires_grad(program) if target.differentiates else None
     maker = SiteMaker(program.graph_module.graph, carrying)
     for node in list(program.graph_module.graph.nodes):
@@ -174,6 +177,17 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
         private.sync_output_names(program)
         program.graph_module.graph.lint()
         program.graph_module.recompile()
+
+
+def _refuse_kernels(program: torch.export.ExportedProgram, chosen: Callable[[torch.fx.Node], bool]) -> None:
+    """Refuse what belongs to PyTorch's kernels, in a graph that runs without them."""
+    for node in program.graph_module.graph.nodes:
+        if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} has no exact translation to ONNX's own operators, and "
+                f"a file of a training step runs without PyTorch. Write it with others, or register a "
+                f"translation with torch2ort.register_symbolic"
+            )
 
 
 def _drop_own_checks(node: torch.fx.Node) -> None:
@@ -197,7 +211,7 @@ def _forget_strides(program: torch.export.ExportedProgram) -> None:
 
 
 def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Callable[[torch.fx.Node], bool]:
-    known = private.registry(translation_table())
+    known = private.registry(translation_table(target.translations))
     users = user_operators()
     gradient = requires_grad(program) if target.differentiates else frozenset()
     rules = target.gradients
@@ -205,7 +219,8 @@ def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Call
     def chosen(node: torch.fx.Node) -> bool:
         if node.target in _OPAQUE or not isinstance(node.target, OpOverload):
             return False
-        if node.target not in users and (wants_kernel(node) or rules.prefers_kernel(node)):
+        own = node.target in users or node.target in target.translations
+        if not own and (wants_kernel(node) or rules.prefers_kernel(node)):
             return True
         if node.target not in users and target.rounds_as_eager and rounds_in_half(node):
             return True

@@ -82,7 +82,7 @@ def translate(
     """
     program = prepared.program
     table: dict[Any, Callable[..., Any]] = {
-        **translation_table(),
+        **translation_table(target.translations),
         **(others or {}),
         _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -99,12 +100,17 @@ class Target:
             where eager rounds; else ONNX Runtime computes it in float32, within bounds that docs/precision.md
             gives.
         gradients: what the engine asks for the sake of gradients.
+        has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, what ONNX's
+            own operators cannot do is refused.
+        translations: of operators that are translated for this target otherwise than for all.
     """
 
     opset: int
     can_run: CanRun
     gradients: GradientRules = GradientRules()
     rounds_as_eager: bool = False
+    has_kernels: bool = True
+    translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, hash=False)
 
     @property
     def differentiates(self) -> bool:

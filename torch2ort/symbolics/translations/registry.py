@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch2ort.symbolics.registered import user_translations
@@ -22,6 +23,13 @@ def translates(*operators: Any) -> Callable[[_F], _F]:
     return register
 
 
-def translation_table() -> dict[Any, Callable[..., Any]]:
-    """Translations by operator: those that users registered, then our own."""
-    return {**OWN, **user_translations(OWN)}
+def translation_table(
+    instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+) -> dict[Any, Callable[..., Any]]:
+    """Translations by operator: those that users registered, then those of a target, then our own.
+
+    Args:
+        instead: the target's.
+    """
+    own = {**OWN, **instead}
+    return {**own, **user_translations(own)}

@@ -1,0 +1,130 @@
+"""Checkpoints: parameters, buffers and the optimizer's state in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from torch2ort.artifacts.description import Tensor
+from torch2ort.errors import ModelLoadError
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training is.
+
+    Attributes:
+        step: number of steps done.
+        seed: what random numbers are drawn from.
+        lr: the learning rate.
+    """
+
+    step: int
+    seed: int
+    lr: float
+
+
+def write_checkpoint(
+    path: str | os.PathLike[str], arrays: Mapping[str, Any], aliases: Mapping[str, str], progress: Progress
+) -> None:
+    """Write a checkpoint, atomically.
+
+    Args:
+        path: the file.
+        arrays: name -> array.
+        aliases: second names, under which an array is written once more.
+        progress: how far it is.
+    """
+    # Without the axis that numpy gives to a number.
+    found = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
+    found.update({alias: found[name] for alias, name in aliases.items() if name in found})
+    checks = {name: zlib.crc32(value.tobytes()) for name, value in found.items()}
+    metadata = {
+        "step": str(progress.step),
+        "seed": str(progress.seed),
+        "learning_rate": repr(progress.lr),
+        "crc32": json.dumps(checks),
+    }
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        safetensors.numpy.save_file(found, str(beside), metadata)
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_checkpoint(
+    path: str | os.PathLike[str], expected: Mapping[str, Tensor], aliases: Mapping[str, str], start: Progress
+) -> tuple[Arrays, Progress]:
+    """Read a checkpoint.
+
+    Args:
+        path: the file.
+        expected: name -> what the tensor of that name must be.
+        aliases: second names, which may be there.
+        start: what a file that does not say how far it is stands for.
+
+    Raises:
+        ModelLoadError: the file is damaged, or not of this training step; names the tensor, what was expected
+            and what was given.
+    """
+    try:
+        with safetensors.safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path}: there is no such file; expected a checkpoint") from error
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
+        raise ModelLoadError(
+            f"{path}: damaged, or no checkpoint ({error}); expected a safetensors file"
+        ) from error
+    _check(path, arrays, expected, aliases)
+    try:
+        checks = json.loads(metadata.get("crc32", "{}"))
+        progress = Progress(
+            int(metadata.get("step", start.step)),
+            int(metadata.get("seed", start.seed)),
+            float(metadata.get("learning_rate", start.lr)),
+        )
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: damaged: its metadata is no checkpoint's ({error})") from error
+    for name, check in checks.items():
+        if name in arrays and zlib.crc32(arrays[name].tobytes()) != check:
+            given = zlib.crc32(arrays[name].tobytes())
+            raise ModelLoadError(
+                f"{path}: damaged: tensor {name!r} was expected to have CRC-32 {check}, given {given}"
+            )
+    return {name: arrays[name] for name in expected}, progress
+
+
+def _check(
+    path: str | os.PathLike[str],
+    arrays: Arrays,
+    expected: Mapping[str, Tensor],
+    aliases: Mapping[str, str],
+) -> None:
+    for name, wanted in expected.items():
+        if name not in arrays:
+            raise ModelLoadError(f"{path}: has no tensor {name!r}; expected {wanted}")
+        given = wanted.difference(arrays[name].dtype.name, arrays[name].shape)
+        if given is not None:
+            raise ModelLoadError(f"{path}: tensor {name!r}: expected {wanted}, given {given}")
+    unknown = sorted(arrays.keys() - expected.keys() - aliases.keys())
+    if unknown:
+        given = f"{arrays[unknown[0]].dtype.name} of shape {arrays[unknown[0]].shape}"
+        raise ModelLoadError(
+            f"{path}: tensor {unknown[0]!r}: expected no tensor of that name, given {given}; it is a "
+            f"checkpoint of another training step"
+        )

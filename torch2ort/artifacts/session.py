@@ -1,0 +1,190 @@
+"""A training step that was saved, run again and again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torch2ort.artifacts import description as files
+from torch2ort.artifacts.batch import BatchReader
+from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
+from torch2ort.artifacts.description import read_description, read_model
+from torch2ort.artifacts.inference import write_inference_model
+from torch2ort.artifacts.state import Run, State, device_of, make_session, on_device
+from torch2ort.errors import ModelLoadError, OptionError
+
+
+class TrainingSession:
+    """Trains with the files that :meth:`torch2ort.TrainingArtifacts.save` wrote, without PyTorch.
+
+    Parameters, buffers and the optimizer's state stay on the device between steps: a step reads one set of
+    buffers and writes another, and the next one goes the other way.
+
+    Args:
+        folder: where the files are.
+        providers: of onnxruntime; the CPU by default.
+        session_options: ``onnxruntime.SessionOptions``, such as the number of threads.
+
+    Attributes:
+        seed: what random operators draw from; kept in checkpoints.
+        steps: number of steps done; kept in checkpoints.
+
+    Raises:
+        ModelLoadError: a file is missing, damaged or another one than was saved; names it, and the tensor,
+            what was expected and what was given.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        providers: Sequence[Any] | None = None,
+        session_options: Any = None,
+    ) -> None:
+        self._folder, self._providers, self._options = Path(folder), providers, session_options
+        self.description = read_description(self._folder)
+        refuse_functions(self._folder, self.description)
+        start = Progress(0, 0, self.description.learning_rate)
+        arrays, progress = self._read(self._folder / files.CHECKPOINT, start)
+        session = self._session(files.TRAIN_STEP)
+        device = device_of(session)
+        self._state = State(arrays, device)
+        self._lr_value = on_device(np.array(progress.lr, np.float32), device)
+        self._seed_value = on_device(np.zeros(2, np.int64), device)
+        self._reader = BatchReader(self.description)
+        self._runs = [self._run(session, self._state.sets[i], self._state.sets[1 - i]) for i in range(2)]
+        self._take(progress)
+
+    def _session(self, name: str) -> Any:
+        content = read_model(self._folder, name, self.description)
+        return make_session(content, str(self._folder / name), self._providers, self._options)
+
+    def _run(self, session: Any, read: dict[str, Any], written: dict[str, Any]) -> Run:
+        wanted = {value.name for value in session.get_inputs()}
+        given = {**read, files.LEARNING_RATE: self._lr_value, files.SEED: self._seed_value}
+        feeds = self.description.feeds[files.TRAIN_STEP]
+        outputs = {output: written[name] for output, name in feeds.items()}
+        fixed = {name: value for name, value in given.items() if name in wanted}
+        return Run(session, fixed, outputs, self.description.results)
+
+    def step(self, batch: Any) -> dict[str, Any]:
+        """Train on one batch.
+
+        Args:
+            batch: nested as the sample was, with numpy arrays of its dtypes and shapes (but for sizes that
+                vary).
+
+        Returns:
+            ``"loss"`` and each metric: a float, or an array where it is not one number.
+
+        Raises:
+            SchemaMismatchError: the batch differs from the sample.
+            EngineError: onnxruntime failed.
+        """
+        arrays = self._reader.read(batch)
+        if self.description.seeded:
+            self._seed_value.update_inplace(np.array([self.seed, self.steps], np.int64))
+        found = self._runs[self._state.current](arrays)
+        self._state.current ^= 1
+        self.steps += 1
+        return found
+
+    def evaluate(self, batch: Any) -> dict[str, Any]:
+        """Loss and metrics of one batch in evaluation mode; nothing is changed.
+
+        Args:
+            batch: as for :meth:`step`.
+
+        Raises:
+            SchemaMismatchError: the batch differs from the sample.
+            EngineError: onnxruntime failed.
+        """
+        arrays = self._reader.read(batch)
+        return self._evaluations[self._state.current](arrays)
+
+    @cached_property
+    def _evaluations(self) -> list[Run]:
+        session = self._session(files.EVAL_MODEL)
+        names = self.description.evaluated[files.EVAL_MODEL]
+        return [
+            Run(session, {name: values[name] for name in names}, {}, self.description.results)
+            for values in self._state.sets
+        ]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step; kept in checkpoints."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        if not value >= 0 or value == float("inf"):
+            raise OptionError(f"lr={value!r}: expected a number that is not negative")
+        self._lr = float(value)
+        self._lr_value.update_inplace(np.array(value, np.float32))
+
+    def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Copies of the trained parameters, by their names in the ``state_dict``."""
+        values = self._state.values()
+        return {name: np.array(values[name].numpy()) for name in self.description.parameters}
+
+    def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Write all that a step changes, learning rate, seed and number of steps to a file.
+
+        Args:
+            path: a safetensors file; one that exists is replaced, atomically.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        progress = Progress(self.steps, self.seed, self.lr)
+        write_checkpoint(path, self._state.arrays(), self.description.aliases, progress)
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Go on from what :meth:`save_checkpoint` wrote, bit by bit.
+
+        Raises:
+            ModelLoadError: the file is damaged, or of another training step. Nothing is changed then.
+        """
+        arrays, progress = self._read(path, Progress(self.steps, self.seed, self.lr))
+        self._state.load(arrays)
+        self._take(progress)
+
+    def export_for_inference(self, path: str | os.PathLike[str]) -> None:
+        """Write the model as it is now to an ONNX file: without loss, with its parameters in it.
+
+        Args:
+            path: the file; one that exists is replaced.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        content = read_model(self._folder, files.INFERENCE_MODEL, self.description)
+        names = self.description.evaluated[files.INFERENCE_MODEL]
+        values = self._state.values()
+        write_inference_model(path, content, {name: values[name].numpy() for name in names})
+
+    def _read(self, path: str | os.PathLike[str], start: Progress) -> tuple[Any, Progress]:
+        return read_checkpoint(path, self.description.state, self.description.aliases, start)
+
+    def _take(self, progress: Progress) -> None:
+        self.steps, self.seed, self.lr = progress.step, progress.seed, progress.lr
+
+
+def refuse_functions(folder: Path, description: files.Description) -> None:
+    """Refuse files that call Functions, which need PyTorch to run.
+
+    Raises:
+        ModelLoadError: they do; names the Functions.
+    """
+    if description.functions:
+        raise ModelLoadError(
+            f"{folder}: the training step calls {', '.join(description.functions)}, which needs PyTorch and "
+            f"torch2ort's custom-op library. Map it to ONNX operators with torch2ort.register_exporter, and "
+            f"their gradients with torch2ort.register_gradient, and export again"
+        )

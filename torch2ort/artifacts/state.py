@@ -1,0 +1,159 @@
+"""The state of a training on its device, and runs that read it from one set of buffers and write another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from torch2ort.artifacts.description import Tensor
+from torch2ort.errors import EngineError, ModelLoadError
+
+
+def make_session(
+    content: bytes, name: str, providers: Sequence[Any] | None, options: Any = None
+) -> onnxruntime.InferenceSession:
+    """A session over one of the files.
+
+    Args:
+        content: of the file.
+        name: of the file, for errors.
+        providers: as onnxruntime takes them; ``None`` for the CPU.
+        options: ``onnxruntime.SessionOptions``.
+
+    Raises:
+        ModelLoadError: onnxruntime does not take it.
+    """
+    settings = options or onnxruntime.SessionOptions()
+    if options is None:
+        settings.log_severity_level = 3
+        settings.use_deterministic_compute = True
+    try:
+        return onnxruntime.InferenceSession(
+            content, settings, providers=list(providers or ["CPUExecutionProvider"])
+        )
+    except Exception as error:
+        raise ModelLoadError(
+            f"{name}: onnxruntime {onnxruntime.__version__} does not load it ({error})"
+        ) from error
+
+
+def device_of(session: onnxruntime.InferenceSession) -> str:
+    """Where a session wants its tensors."""
+    return "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
+
+
+def on_device(array: np.ndarray[Any, Any], device: str) -> onnxruntime.OrtValue:
+    """A copy of an array, on a device."""
+    made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type, device, 0)
+    made.update_inplace(np.ascontiguousarray(array).reshape(array.shape))
+    return made
+
+
+class State:
+    """Named tensors on a device, twice: what a run reads, and what it writes.
+
+    Args:
+        arrays: name -> first value.
+        device: where.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray[Any, Any]], device: str) -> None:
+        self.device = device
+        self.names = tuple(arrays)
+        self.sets = [{name: on_device(array, device) for name, array in arrays.items()} for _ in range(2)]
+        self.current = 0
+
+    def values(self) -> dict[str, onnxruntime.OrtValue]:
+        """What there is now."""
+        return self.sets[self.current]
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Copies of what there is now."""
+        return {name: np.array(value.numpy()) for name, value in self.values().items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Write new values."""
+        for name, array in arrays.items():
+            self.values()[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))
+
+
+class Run:
+    """Calls of one file.
+
+    Args:
+        session: over the file.
+        fixed: input -> value that stays bound.
+        results: outputs that are fetched; the others are bound.
+        results_of: what those are, by name, where their sizes are known.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        fixed: Mapping[str, onnxruntime.OrtValue],
+        written: Mapping[str, onnxruntime.OrtValue],
+        results: Sequence[str],
+    ) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        for name, value in fixed.items():
+            self._binding.bind_ortvalue_input(name, value)
+        self._numbers: dict[str, onnxruntime.OrtValue] = {}
+        shapes = {value.name: value.shape for value in session.get_outputs()}
+        self._fetched: list[str] = []
+        for name in results:
+            if shapes[name] == []:
+                kind = next(v.type for v in session.get_outputs() if v.name == name)
+                number = onnxruntime.OrtValue.ortvalue_from_shape_and_type([], _NUMPY[kind], "cpu", 0)
+                self._binding.bind_ortvalue_output(name, number)
+                self._numbers[name] = number
+            else:
+                self._binding.bind_output(name, "cpu")
+                self._fetched.append(name)
+        for name, value in written.items():
+            self._binding.bind_ortvalue_output(name, value)
+        self._order = [*results, *written]
+        self._results = tuple(results)
+
+    def __call__(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+        """One call.
+
+        Args:
+            batch: the inputs that are not bound.
+
+        Returns:
+            The results: floats where they are numbers, else arrays.
+
+        Raises:
+            EngineError: onnxruntime failed.
+        """
+        binding = self._binding
+        for name, array in batch.items():
+            binding.bind_cpu_input(name, array)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise EngineError(f"onnxruntime failed in a training step: {error}") from error
+        found: dict[str, Any] = {name: value.numpy().item() for name, value in self._numbers.items()}
+        if self._fetched:
+            outputs = binding.get_outputs()
+            found.update({name: outputs[self._order.index(name)].numpy() for name in self._fetched})
+        return {name: found[name] for name in self._results}
+
+
+_NUMPY: dict[str, Any] = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
+
+
+def first_values(state: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    """Zeros of the types and shapes of a state."""
+    return {name: np.zeros([int(s) for s in one.shape], one.dtype) for name, one in state.items()}

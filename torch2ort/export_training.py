@@ -1,0 +1,161 @@
+"""From a PyTorch model to ONNX files that train it on any ONNX Runtime.
+
+model + loss + sample ─ trace ─► forward and backward ─ optimizer ─► plain ONNX ─► TrainingArtifacts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch2ort import optim
+from torch2ort.artifacts import description as names
+from torch2ort.artifacts.description import Description
+from torch2ort.errors import OptionError
+from torch2ort.log import apply_level
+from torch2ort.options import Options, with_arguments
+from torch2ort.pythonop import Site
+from torch2ort.training_artifacts import TrainingArtifacts
+from torch2ort.training_files import description as described
+from torch2ort.training_files import files
+from torch2ort.training_files.evaluation import without_gradients
+from torch2ort.training_files.samples import call_of, inputs_call
+from torch2ort.training_files.target import plain_target
+from torch2ort.training_files.traced import TracedStep, refuse_new_conditions, trace_step
+from torch2ort.training_files.wrapped import Metrics, WithLoss
+
+
+def export_training(
+    model: torch.nn.Module,
+    sample: Any,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    optimizer: Callable[..., Any] | None = None,
+    trainable: Any = None,
+    metrics: Metrics | None = None,
+    dynamic_shapes: Any = None,
+    opset: int | None = None,
+    options: Options | None = None,
+) -> TrainingArtifacts:
+    """Export a whole training step of ``model`` as ONNX graphs that any ONNX Runtime runs, without PyTorch.
+
+    The step is that of the model's present mode; evaluation is in evaluation mode.
+
+    Args:
+        model: any module that torch.export can trace (non-strict).
+        sample: with ``loss`` a tuple of inputs and targets, else the inputs. Inputs are as for
+            :func:`torch2ort.export`: a tuple is the positional arguments, a dict the keyword arguments,
+            anything else the one positional argument.
+        loss: a function of outputs and targets that gives one number; ``None`` if the model returns its loss
+            first.
+        optimizer: of ``torch2ort.optim``, or a function ``(parameters, gradients, state, lr) -> (parameters,
+            state)`` of dicts of tensors, with an attribute ``init(parameters) -> state`` unless its state is
+            empty, and an attribute ``lr`` unless it is to start with 0.001. ``AdamW(lr=1e-3)`` by default.
+        trainable: the parameters that are trained: a name, a glob or several of them over the names of the
+            ``state_dict``, or a predicate; others become constants. By default those that require a gradient.
+        metrics: name -> function of outputs and targets (of outputs alone without ``loss``) that
+            gives a tensor.
+        dynamic_shapes: as for ``torch.export.export``, of ``(inputs, targets)`` with ``loss``; ``None`` takes
+            every size from the sample.
+        opset: ONNX opset, 18 to 21; 18 by default.
+        options: further settings.
+
+    Raises:
+        ExportError: the model, its loss or its optimizer cannot be exported; says where and why.
+        UnsupportedOperatorError: an operator has no translation to ONNX's own.
+        SchemaError: the sample or an output is of a kind that cannot be flattened.
+        OptionError: an option is not allowed.
+    """
+    options = with_arguments(options, opset=opset)
+    apply_level(options)
+    chosen = optim.AdamW() if optimizer is None else optimizer
+    results = ["loss", *(metrics or {})]
+    wrapped = WithLoss(model, loss, metrics or {})
+    call, structure = call_of(model, sample, dynamic_shapes, has_loss=loss is not None)
+    step = trace_step(wrapped, call, _trained(wrapped, trainable), options)
+    state = _Start(step, chosen)
+    functions: dict[str, Site] = {}
+    target = plain_target(options.opset, is_step=True)
+    models = {
+        names.TRAIN_STEP: files.train_step(step, results[1:], chosen, state.optimizer, target, functions),
+        names.TRAINING_MODEL: files.training_model(step, results[1:], target, functions),
+        names.OPTIMIZER_MODEL: files.optimizer_model(step, chosen, state.optimizer, target),
+    }
+    refuse_new_conditions(step)
+    models[names.EVAL_MODEL], evaluated, _ = without_gradients(
+        wrapped, call, _state_name, state.model, results, options, functions
+    )
+    alone = inputs_call(model, sample, dynamic_shapes, has_loss=loss is not None)
+    models[names.INFERENCE_MODEL], inferred, outputs = without_gradients(
+        model, alone, str, state.model, None, options, functions
+    )
+    gradients = {name: files.accumulated(name) for name in files.reached_names(step)}
+    description = Description(
+        batch=structure,
+        inputs=described.batch(step),
+        ranges=described.ranges(step),
+        guards=list(step.built.interface.sizes.guards),
+        results=results,
+        parameters={name: described.fixed(value) for name, value in state.parameters.items()},
+        buffers={name: described.fixed(value) for name, value in state.buffers.items()},
+        optimizer={name: described.fixed(value) for name, value in state.flat.items()},
+        gradients=gradients,
+        evaluated={names.EVAL_MODEL: evaluated, names.INFERENCE_MODEL: inferred},
+        aliases=described.aliases(wrapped, state.model),
+        feeds=described.feeds(models, gradients),
+        learning_rate=float(getattr(chosen, "lr", 1e-3)),
+        seeded=described.is_seeded(models[names.TRAIN_STEP]),
+        functions=described.function_names(functions),
+        outputs=outputs,
+    )
+    return TrainingArtifacts(models, described.numpy_of({**state.model, **state.flat}), description)
+
+
+class _Start:
+    """What a training starts from.
+
+    Attributes:
+        parameters: the trained ones, by their names in the ``state_dict``.
+        buffers: those that a step changes.
+        model: both.
+        optimizer: the optimizer's state, as it gave it.
+        flat: the same by its names in a checkpoint.
+    """
+
+    def __init__(self, step: TracedStep, optimizer: Callable[..., Any]) -> None:
+        self.parameters = self._values(step, "parameter")
+        self.buffers = self._values(step, "buffer")
+        self.model = {**self.parameters, **self.buffers}
+        init = getattr(optimizer, "init", None)
+        self.optimizer: dict[str, Any] = {} if init is None else dict(init(self.parameters))
+        self.flat = files.flat_state(self.optimizer)
+
+    def _values(self, step: TracedStep, kind: str) -> dict[str, torch.Tensor]:
+        found = described.of_kind(step, kind)
+        return {given.name: given.value.detach().clone() for given in found if given.value is not None}
+
+
+def _state_name(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+def _trained(wrapped: WithLoss, trainable: Any) -> frozenset[str]:
+    """Names, in the wrapper, of the parameters to train.
+
+    Raises:
+        OptionError: there are none.
+    """
+    every = dict(wrapped.named_parameters(remove_duplicate=False))
+    if trainable is None:
+        found = {name for name, parameter in every.items() if parameter.requires_grad}
+    else:
+        holds = optim.matcher(trainable)
+        found = {name for name in every if holds(_state_name(name))}
+    if not found:
+        raise OptionError(
+            f"trainable={trainable!r}: no parameter of {type(wrapped.model).__name__} is trained; "
+            f"expected some of {sorted(map(_state_name, every))}"
+        )
+    return frozenset(found)

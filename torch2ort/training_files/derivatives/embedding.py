@@ -1,0 +1,30 @@
+"""The gradient of a look-up in a table."""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.training_files.derivatives.registry import derives
+
+aten = torch.ops.aten
+
+
+@derives(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    grad_output: torch.Tensor,
+    indices: torch.Tensor,
+    num_weights: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> torch.Tensor:
+    """Each row gets the sum of the gradients of those that looked it up."""
+    if scale_grad_by_freq:
+        return NotImplemented  # type: ignore[no-any-return]
+    width = grad_output.shape[-1]
+    rows = indices.reshape(-1).long()
+    given = grad_output.reshape(-1, width)
+    if padding_idx >= 0:
+        given = torch.where((rows == padding_idx).unsqueeze(1), torch.zeros_like(given[:1]), given)
+    table = grad_output.new_zeros(num_weights, width)
+    # Element by element, in order: of rows at once, ONNX Runtime adds several to one at the same time.
+    return table.scatter_add(0, rows.unsqueeze(1).expand(given.shape), given)

@@ -1,0 +1,16 @@
+"""The table of decompositions of a step, filled by the modules beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch2ort.symbolics.decompositions.registry import Table, decomposes
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+STEP: Table = {}
+
+
+def derives(*operators: Any) -> Callable[[_F], _F]:
+    """Register a function as what ``operators`` are taken apart into, in a file of a step."""
+    return decomposes(*operators, table=STEP)

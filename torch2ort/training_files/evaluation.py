@@ -1,0 +1,66 @@
+"""The files without gradients: loss and metrics in evaluation mode, and the model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from torch2ort.capture.call import Call
+from torch2ort.errors import ExportError
+from torch2ort.exports.build import build
+from torch2ort.options import Options
+from torch2ort.pythonop import Site
+from torch2ort.training_files.lowered_step import named
+from torch2ort.training_files.target import plain_target
+
+
+def without_gradients(
+    model: torch.nn.Module,
+    call: Call,
+    state_name: Callable[[str], str],
+    state: Collection[str],
+    results: list[str] | None,
+    options: Options,
+    functions: dict[str, Site],
+) -> tuple[onnx.ModelProto, list[str], list[str]]:
+    """A graph of one call in evaluation mode.
+
+    Args:
+        model: the model.
+        call: the sample call.
+        state_name: from names in ``model`` to names in the ``state_dict``.
+        state: names that stay inputs, of parameters and buffers; the others become constants.
+        results: names of the outputs; ``None`` takes the model's own.
+        options: of the export.
+        functions: gets the site of each Function that stays one.
+
+    Returns:
+        The graph, the names among ``state`` that it takes, and the names of its outputs.
+
+    Raises:
+        ExportError: the model cannot be exported.
+        UnsupportedOperatorError: an operator has no translation to ONNX's own.
+    """
+    target = plain_target(options.opset, is_step=False)
+    built = build(model, call, training=False, target=target, options=options)
+    graph = built.graph
+    if graph.mutations or built.effects:
+        raise ExportError(
+            f"{type(model).__name__}: forward changes its buffers in evaluation mode, too, which a file for "
+            f"evaluation does not"
+        )
+    functions.update(graph.sites)
+    origins = {name: state_name(origin) for name, origin in graph.weights.items()}
+    taken = [name for name in origins.values() if name in state]
+    constants = {
+        f"constant.{origins[name]}": built.weights[name]
+        for name in graph.weights
+        if origins[name] not in state
+    }
+    wanted = [name if name in state else f"constant.{name}" for name in origins.values()]
+    outputs = list(graph.outputs) if results is None else results
+    proto = named(ir.from_proto(graph.proto), [*graph.inputs, *wanted], outputs, constants, bool(graph.sites))
+    return proto, taken, [value.name for value in proto.graph.output]

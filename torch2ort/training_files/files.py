@@ -1,0 +1,215 @@
+"""Each file of a training step as ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import Site
+from torch2ort.symbolics.target import Target
+from torch2ort.training_files.lowered_step import lower_step
+from torch2ort.training_files.step_graph import (
+    LEARNING_RATE,
+    RESET,
+    SEED,
+    StepGraph,
+    add_step,
+    draws,
+    mode_of,
+    place_inputs,
+)
+from torch2ort.training_files.traced import TracedStep
+
+Optimizer = Callable[..., Any]
+
+
+def updated(name: str) -> str:
+    """The output that becomes the input ``name`` of the next step."""
+    return f"updated.{name}"
+
+
+def accumulated(name: str) -> str:
+    """The input that holds the sum of a parameter's gradients, named as ONNX Runtime's tools name it."""
+    return f"{name}_grad.accumulation.buffer"
+
+
+def flat_state(state: Mapping[str, Any], prefix: str = "optimizer.") -> dict[str, torch.Tensor]:
+    """Nested state by its names, ``optimizer.<state>.<name>``.
+
+    Raises:
+        ExportError: something in it is neither a tensor nor a dict with names.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            found.update(flat_state(value, f"{prefix}{key}."))
+        elif isinstance(value, torch.Tensor):
+            found[f"{prefix}{key}"] = value
+        else:
+            raise ExportError(
+                f"the optimizer's state {prefix}{key} is a {type(value).__name__}; expected tensors in dicts"
+            )
+    return found
+
+
+def _nested(
+    state: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "optimizer."
+) -> dict[str, Any]:
+    """``values`` by their names in the structure of ``state``."""
+    return {
+        key: _nested(value, values, f"{prefix}{key}.") if isinstance(value, Mapping) else values[prefix + key]
+        for key, value in state.items()
+    }
+
+
+def train_step(
+    step: TracedStep,
+    metrics: Sequence[str],
+    optimizer: Optimizer,
+    state: Mapping[str, Any],
+    target: Target,
+    functions: dict[str, Site],
+) -> onnx.ModelProto:
+    """Batch, learning rate, parameters and state in; loss, metrics, parameters and state out."""
+    made = StepGraph(mode_of(step))
+    values = place_inputs(made, step)
+    flat = flat_state(state)
+    states = {name: made.input(name, value.shape, value.dtype) for name, value in flat.items()}
+    rate = made.input(LEARNING_RATE, (), torch.float32)
+    _add_seed(made, step)
+    gradients = add_step(made, step, values)
+    _results(made, step, metrics, values)
+    parameters = {name: made.inputs[name] for name in parameter_names(step)}
+    _optimize(made, optimizer, state, parameters, gradients, states, rate)
+    _buffers(made, step, values)
+    return lower_step(made, target, functions)
+
+
+def training_model(
+    step: TracedStep, metrics: Sequence[str], target: Target, functions: dict[str, Site]
+) -> onnx.ModelProto:
+    """Batch, parameters and sums of gradients in; loss, metrics and sums of gradients out."""
+    made = StepGraph(mode_of(step))
+    values = place_inputs(made, step)
+    names = reached_names(step)
+    sums = {n: made.input_like(accumulated(n), made.inputs[n]) for n in names}
+    reset = made.input(RESET, (1,), torch.bool)
+    _add_seed(made, step)
+    gradients = add_step(made, step, values)
+    _results(made, step, metrics, values)
+
+    def add(fresh: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        half = len(tensors) // 2
+        # Not a product with zero: what is no number would stay.
+        return [
+            torch.where(fresh, gradient, total + gradient)
+            if total.dim()
+            else torch.where(fresh.reshape(()), gradient, total + gradient)
+            for total, gradient in zip(tensors[:half], tensors[half:], strict=True)
+        ]
+
+    given = [reset, *(sums[n] for n in names), *(gradients[n] for n in names)]
+    for name, node in zip(names, made.compute(add, given), strict=True):
+        made.outputs[f"{name}_grad.accumulation.out"] = node
+    _buffers(made, step, values)
+    return lower_step(made, target, functions)
+
+
+def optimizer_model(
+    step: TracedStep, optimizer: Optimizer, state: Mapping[str, Any], target: Target
+) -> onnx.ModelProto:
+    """Parameters, their gradients, state and learning rate in; parameters and state out."""
+    made = StepGraph(mode_of(step))
+    nodes = {step.given[p].name: n for n, p in step.joint.inputs.items() if step.given[p].kind == "parameter"}
+    names = parameter_names(step)
+    parameters = {name: made.input_like(name, nodes[name]) for name in names}
+    gradients = {n: made.input_like(accumulated(n), nodes[n]) for n in reached_names(step)}
+    flat = flat_state(state)
+    states = {name: made.input(name, value.shape, value.dtype) for name, value in flat.items()}
+    rate = made.input(LEARNING_RATE, (), torch.float32)
+    _optimize(made, optimizer, state, parameters, gradients, states, rate)
+    return lower_step(made, target, {})
+
+
+def parameter_names(step: TracedStep) -> list[str]:
+    """Names of the parameters that the graph reads and that are trained."""
+    return [g.name for p in step.joint.inputs.values() if (g := step.given[p]).kind == "parameter"]
+
+
+def reached_names(step: TracedStep) -> list[str]:
+    """Names of those that the loss gives a gradient."""
+    found = [p for p in step.joint.inputs.values() if p in step.reached and p in step.joint.gradients]
+    return [step.given[p].name for p in found if step.given[p].kind == "parameter"]
+
+
+def _add_seed(made: StepGraph, step: TracedStep) -> None:
+    if draws(step):
+        made.input(SEED, (2,), torch.int64)
+
+
+def _results(
+    made: StepGraph, step: TracedStep, metrics: Sequence[str], values: Mapping[torch.fx.Node, torch.fx.Node]
+) -> None:
+    names = ["loss", *metrics]
+    for name, node in zip(names, step.joint.outputs, strict=True):
+        made.outputs[name] = values[node]
+    loss = made.outputs["loss"]
+    if loss.meta["val"].dim():
+        made.outputs["loss"] = made.compute(lambda value: [value.reshape(())], [loss])[0]
+
+
+def _buffers(made: StepGraph, step: TracedStep, values: Mapping[torch.fx.Node, torch.fx.Node]) -> None:
+    for position, node in step.joint.written.items():
+        made.outputs[updated(step.given[position].name)] = values[node]
+
+
+def _optimize(
+    made: StepGraph,
+    optimizer: Optimizer,
+    state: Mapping[str, Any],
+    parameters: Mapping[str, torch.fx.Node],
+    gradients: Mapping[str, torch.fx.Node],
+    states: Mapping[str, torch.fx.Node],
+    rate: torch.fx.Node,
+) -> None:
+    """Put an optimizer's step into a graph."""
+
+    def run(lr: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        given = iter(tensors)
+        own = {name: next(given) for name in parameters}
+        found = {name: next(given) for name in gradients}
+        kept = _nested(state, {name: next(given) for name in states})
+        with torch.no_grad():
+            new, after = optimizer(own, found, kept, lr)
+        return [*_checked("parameter", own, new), *_checked("state", flat_state(kept), flat_state(after))]
+
+    given = [rate, *parameters.values(), *gradients.values(), *states.values()]
+    names = [*parameters, *states]
+    for name, node in zip(names, made.compute(run, given), strict=True):
+        made.outputs[updated(name)] = node
+
+
+def _checked(
+    what: str, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    """What an optimizer gave, if it fits into what it was given.
+
+    Raises:
+        ExportError: it does not.
+    """
+    if before.keys() != after.keys():
+        raise ExportError(
+            f"the optimizer gave {what}s {sorted(after)}; expected {sorted(before)}, as it got them"
+        )
+    for name, value in before.items():
+        new = after[name]
+        if new.shape != value.shape or new.dtype != value.dtype:
+            raise ExportError(
+                f"the optimizer gave {what} {name!r} as {new.dtype} of shape {tuple(new.shape)}; expected "
+                f"{value.dtype} of shape {tuple(value.shape)}, as it got it"
+            )
+    return [after[name] for name in before]

@@ -1,0 +1,81 @@
+"""The graph of one file, translated and named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import torch
+
+from torch2ort.engines.joint.lower import lower_half
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import Site
+from torch2ort.symbolics.naming import name_interface
+from torch2ort.symbolics.target import Target
+from torch2ort.training_files.step_graph import StepGraph
+
+# What protobuf writes at most.
+_MOST_BYTES = (1 << 31) - 1
+
+
+def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> onnx.ModelProto:
+    """Translate a graph.
+
+    Args:
+        made: the graph.
+        target: what it is for.
+        functions: gets the site of each Function that stays one.
+
+    Raises:
+        UnsupportedOperatorError: an operator has no translation to ONNX's own.
+        ExportError: the graph is larger than a file of protobuf may be.
+    """
+    lowered = lower_half(made.finished(), target)
+    functions.update(lowered.calls)
+    model = ir.from_proto(lowered.proto)
+    return named(model, list(made.inputs), list(made.outputs), made.constants, bool(lowered.calls))
+
+
+def named(
+    model: ir.Model,
+    inputs: list[str],
+    outputs: list[str],
+    constants: Mapping[str, torch.Tensor],
+    calls: bool,
+) -> onnx.ModelProto:
+    """A graph with the names of its inputs and outputs, and with its constants in it.
+
+    Args:
+        model: the graph; it is changed.
+        inputs: of each input, in order.
+        outputs: of each output, in order.
+        constants: values of inputs that become constants.
+        calls: whether it calls Functions.
+
+    Raises:
+        ExportError: it is larger than a file of protobuf may be.
+    """
+    name_interface(model.graph, inputs, outputs, "")
+    for value in list(model.graph.inputs):
+        if value.name is not None and value.name in constants:
+            model.graph.inputs.remove(value)
+            value.const_value = _tensor(constants[value.name], value.name)
+            model.graph.register_initializer(value)
+    if not calls:
+        model.opset_imports.pop("com.microsoft", None)
+    if sum(t.const_value.nbytes for t in model.graph.initializers.values() if t.const_value) > _MOST_BYTES:
+        raise ExportError(
+            "the constants of the training step are larger than 2 GiB, which one ONNX file holds"
+        )
+    # Checks of indices are functions of the file: without them, all nodes are ONNX's own.
+    proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
+    if not calls:
+        onnx.checker.check_model(proto)
+    return proto
+
+
+def _tensor(value: torch.Tensor, name: str) -> ir.TensorProtocol:
+    return ir.tensor(np.ascontiguousarray(value.detach().cpu().numpy()), name=name)

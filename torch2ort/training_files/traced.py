@@ -1,0 +1,178 @@
+"""A model, its loss and its gradients, traced: what all files of a training step are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torch2ort.capture.call import Call
+from torch2ort.engines.choose import target_of
+from torch2ort.engines.joint.folded import fold_constants
+from torch2ort.engines.joint.registered import map_calls
+from torch2ort.engines.joint.sizes import refuse_assumed_of_half
+from torch2ort.engines.joint.trace import Joint, trace_joint
+from torch2ort.errors import ExportError, UnsupportedOperatorError
+from torch2ort.exports.build import build
+from torch2ort.exports.built import Built
+from torch2ort.exports.source import Constant, Source
+from torch2ort.options import Options
+from torch2ort.sizes.guessed import Conditions, conditions
+from torch2ort.symbolics.grad_regions import inline_grad_regions
+from torch2ort.symbolics.target import GradientRules, GradientSource
+from torch2ort.training_files.attention import write_out
+from torch2ort.training_files.recurrent import unroll
+from torch2ort.training_files.wrapped import WithLoss
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an input of a traced step is.
+
+    Attributes:
+        kind: ``"batch"``, ``"parameter"``, ``"buffer"`` (which the step changes) or ``"constant"``.
+        name: of the graph's input, or in the model's ``state_dict``; a constant has one of its own.
+        value: the tensor; ``None`` for one of the batch.
+    """
+
+    kind: str
+    name: str
+    value: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """Forward and backward of a model with its loss.
+
+    Attributes:
+        joint: the graph.
+        given: what each input of it is, by its position.
+        reached: positions of the inputs that the loss gives a gradient.
+        built: the export of the forward.
+        known: how many conditions on sizes the description of the batch holds.
+        kept: what has to live as long as the graph.
+    """
+
+    joint: Joint
+    given: Mapping[int, Given]
+    reached: frozenset[int]
+    built: Built
+    known: Conditions
+    kept: Sequence[Any]
+
+
+def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options: Options) -> TracedStep:
+    """Trace a step.
+
+    Args:
+        wrapped: the model with its loss.
+        call: a sample batch.
+        trained: names, in ``wrapped``, of the parameters that are trained.
+        options: of the export.
+
+    Raises:
+        ExportError: the model cannot be exported, or does in a step what no file can.
+        UnsupportedOperatorError: an operator fits into no graph.
+    """
+    rules = GradientRules(source=GradientSource.PROGRAM)
+    target = replace(target_of(options, differentiate=False), gradients=rules)
+    with requiring(wrapped, trained):
+        built = build(wrapped, call, training=None, target=target, options=options)
+    _refuse_effects(wrapped, built)
+    assert built.program is not None
+    traced = built.program.source()
+    folded = fold_constants(traced)
+    known = traced.traced.conditions
+    if folded is not traced:
+        # Some more were made about numbers that are constants by now.
+        known = max(known, conditions(folded.graph_module.graph))
+    source = _unrolled(folded)
+    required = [_origin(built, feed) in trained for feed in source.feeds]
+    source, mapped = map_calls(source, required, target)
+    joint, reach = trace_joint(source, required)
+    given = _given(built, source, joint, required)
+    return TracedStep(joint, given, reach.inputs([0]), built, known, (source, mapped))
+
+
+@contextlib.contextmanager
+def requiring(module: torch.nn.Module, trained: Collection[str]) -> Iterator[None]:
+    """Have the parameters of these names require a gradient, and no others."""
+    flags = {parameter: parameter.requires_grad for parameter in module.parameters()}
+    wanted = {p for name, p in module.named_parameters(remove_duplicate=False) if name in trained}
+    try:
+        for parameter in flags:
+            parameter.requires_grad_(parameter in wanted)
+        yield
+    finally:
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
+
+
+def refuse_new_conditions(step: TracedStep) -> None:
+    """Refuse what holds for some only of the sizes that a batch may have.
+
+    Raises:
+        UnsupportedOperatorError: a derivative or a translation does.
+    """
+    graph = step.joint.graph_module.graph
+    refuse_assumed_of_half(graph, is_forward=False)
+    if conditions(graph).on_inputs > step.known.on_inputs:
+        raise UnsupportedOperatorError(
+            "the training step holds for some only of the sizes that vary. Export with these sizes fixed"
+        )
+
+
+def _unrolled(source: Source) -> Source:
+    program = copy.deepcopy(source.graph_module)
+    inline_grad_regions(program)
+    unroll(program.graph)
+    write_out(program.graph)
+    program.recompile()
+    return replace(source, graph_module=program)
+
+
+def _refuse_effects(wrapped: WithLoss, built: Built) -> None:
+    if built.effects:
+        raise ExportError(
+            f"{type(wrapped.model).__name__}: forward leaves something in Python objects besides its "
+            f"buffers, which a file of a training step cannot. Make it a buffer, or return it"
+        )
+
+
+def _origin(built: Built, feed: str | Constant) -> str:
+    """The name in the wrapper of what a feed is; empty for a batch's."""
+    return built.graph.weights.get(feed, "") if isinstance(feed, str) else feed.owner
+
+
+def _given(built: Built, source: Source, joint: Joint, required: Sequence[bool]) -> dict[int, Given]:
+    found: dict[int, Given] = {}
+    for position, feed in enumerate(source.feeds):
+        origin = _origin(built, feed)
+        name = origin.removeprefix("model.")
+        if isinstance(feed, str) and feed in built.graph.inputs:
+            found[position] = Given("batch", feed, None)
+            _refuse_write(joint, position, f"argument {feed!r}")
+            continue
+        value = feed.value if isinstance(feed, Constant) else built.weights[feed]
+        if required[position]:
+            _refuse_write(joint, position, f"parameter {name!r}")
+            found[position] = Given("parameter", name, value)
+        elif position in joint.written:
+            if not name:
+                _refuse_write(joint, position, "a tensor that is no buffer")
+            found[position] = Given("buffer", name, value)
+        else:
+            found[position] = Given("constant", f"constant.{name or position}", value)
+    return found
+
+
+def _refuse_write(joint: Joint, position: int, what: str) -> None:
+    if position in joint.written:
+        raise UnsupportedOperatorError(
+            f"forward writes into {what}, and a training step as a file writes into buffers alone. Write "
+            f"into a copy, or make it a buffer with register_buffer"
+        )
