@@ -31,6 +31,9 @@ def inline(
     # Its tensors of numbers are without data, too.
     with values[0].fake_mode:
         traced = make_fx(function)(*values)
+        if any(_writes(node) for node in traced.graph.nodes):
+            traced = make_fx(torch.func.functionalize(traced, remove="mutations"))(*values)
+    traced.graph.eliminate_dead_code()
     copied: dict[torch.fx.Node, Any] = dict(
         zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True)
     )
@@ -45,6 +48,11 @@ def inline(
             results: Any = torch.fx.map_arg(node.args[0], copied.__getitem__)
             return list(results)
     raise AssertionError("a graph without an output")
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _number(graph: torch.fx.Graph, value: torch.Tensor, node: torch.fx.Node) -> torch.fx.Node:

@@ -16,6 +16,7 @@ from torch2ort.runtime.probe import can_run
 from torch2ort.symbolics.decompositions.registry import Table
 from torch2ort.symbolics.graph_builder import constant, op, ops
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
+from torch2ort.symbolics.translations.activation import sigmoid
 from torch2ort.training_files.derivatives import STEP
 
 aten = torch.ops.aten
@@ -110,9 +111,32 @@ def _of_rank(numbers: Sequence[int], rank: int) -> list[int]:
     return list(numbers) if len(numbers) == rank else [numbers[0]] * rank
 
 
+# PyTorch has composites of these two, which no table takes apart.
+
+
+def _silu_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
+    """The derivative of ``x sigmoid(x)``."""
+    one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
+    part = sigmoid(self)
+    slope = op("Mul", part, op("Add", one, op("Mul", self, op("Sub", one, part))))
+    return op("Mul", grad_output, slope)
+
+
+def _mish_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
+    """The derivative of ``x tanh(softplus(x))``."""
+    one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
+    zero = constant(np.array(0, self.dtype.numpy()))  # type: ignore[union-attr]
+    small = op("Log", op("Add", one, op("Exp", op("Neg", op("Abs", self)))))
+    bent = op("Tanh", op("Add", op("Max", self, zero), small))
+    rest = op("Sub", one, op("Mul", bent, bent))
+    return op("Mul", grad_output, op("Add", bent, op("Mul", op("Mul", self, sigmoid(self)), rest)))
+
+
 _TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.detach.default: _detach,
     aten.gelu.default: _gelu,
+    aten.mish_backward.default: _mish_backward,
+    aten.silu_backward.default: _silu_backward,
     aten.max_pool2d_with_indices.default: _max_pool(2),
     aten.max_pool3d_with_indices.default: _max_pool(3),
 }

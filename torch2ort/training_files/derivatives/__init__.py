@@ -10,5 +10,5 @@ from torch2ort.training_files.derivatives.registry import STEP
 __all__ = ["STEP"]
 
 # Each fills the table when it is imported.
-for _name in ("convolution", "elementwise", "embedding", "pooling", "resizing"):
+for _name in ("convolution", "elementwise", "indexing", "losses", "pooling", "reduction", "resizing"):
     importlib.import_module(f"{__name__}.{_name}")

@@ -62,5 +62,18 @@ def logaddexp(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.where(self == other, self + 0.6931471805599453, added)
 
 
+@derives(aten.sgn.default)
+def sgn(self: torch.Tensor) -> torch.Tensor:
+    """Of real numbers the sign."""
+    return NotImplemented if self.is_complex() else torch.sign(self)
+
+
+@derives(aten.xlogy.Tensor)
+def xlogy(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``x log(y)``, zero where ``x`` is, unless ``y`` is no number."""
+    product = torch.where(self == 0, 0.0, self * torch.log(other)).to(torch.result_type(self, other))
+    return torch.where(torch.isnan(other), other.to(product.dtype), product)
+
+
 # Beyond it 1 + x is x, in float32 and nearly so in float64.
 _LARGE = 1e9

@@ -1,4 +1,4 @@
-"""The gradient of a look-up in a table."""
+"""The gradients of look-ups: sums over places that are named more than once."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ def embedding_dense_backward(
     table = grad_output.new_zeros(num_weights, width)
     # Element by element, in order: of rows at once, ONNX Runtime adds several to one at the same time.
     return table.scatter_add(0, rows.unsqueeze(1).expand(given.shape), given)
+
+
+@derives(aten.index_add.default)
+def index_add(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
+) -> torch.Tensor:
+    """Element by element, too."""
+    if not self.dim():
+        return NotImplemented  # type: ignore[no-any-return]
+    rank = self.dim()
+    shape = [-1 if axis == dim % rank else 1 for axis in range(rank)]
+    places = index.long().reshape(shape).expand(source.shape)
+    return self.scatter_add(dim, places, source if alpha == 1 else source * alpha)
