@@ -113,5 +113,8 @@ def test_a_size_that_the_model_fixes_is_no_size_that_varies(tmp_path: Path) -> N
 
     tried = ORTTrainer(Fixed(), DESCRIPTION, optim.SGDConfig(), cross_entropy, options())
     tried.eval_step(*next(batches(1)))
-    with pytest.raises(ExportError):
+    with pytest.raises(ExportError) as caught:
         tried.save_as_onnx(str(tmp_path / "model.onnx"))
+    assert str(caught.value) == (
+        "The size 'batch' of the input 'x' does not vary: the model holds for 4 alone. Describe it as 4."
+    )

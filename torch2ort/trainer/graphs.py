@@ -8,12 +8,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 
 from torch2ort.errors import ExportError, OptionError, TrainerNotStartedError
 from torch2ort.export import export
 from torch2ort.exported_model import ExportedModel
 from torch2ort.trainer.model_desc import ModelDesc
+from torch2ort.trainer.onnx_model.model import OnnxModel
+from torch2ort.trainer.onnx_model.weights import TRAINED
 from torch2ort.trainer.options import ORTTrainerOptions
 from torch2ort.trainer.whole_model import WholeModel
 
@@ -34,7 +37,9 @@ class Graphs:
         folder: where ORTModule shall leave its graphs; ``None`` for nowhere.
     """
 
-    def __init__(self, whole: WholeModel, description: ModelDesc, options: ORTTrainerOptions) -> None:
+    def __init__(
+        self, whole: WholeModel | OnnxModel, description: ModelDesc, options: ORTTrainerOptions
+    ) -> None:
         self._whole, self._description, self._options = whole, description, options
         self.sample: tuple[torch.Tensor, ...] | None = None
         self._wanted = {name: Path(path) for name, path in options.debug.graph_save_paths if path}
@@ -46,8 +51,11 @@ class Graphs:
 
     def before_training(self, inputs: tuple[torch.Tensor, ...]) -> None:
         """Note a step's inputs; before the first, compare models, if that is asked for."""
-        if self.sample is None and self._options.debug.check_model_export:
-            self._check_export(inputs)
+        if self.sample is None:
+            if isinstance(self._whole, OnnxModel) and not self._whole.draws:
+                self._whole.check(inputs)
+            if self._options.debug.check_model_export:
+                self._check_export(inputs)
         self.sample = inputs
 
     def after_training(self) -> None:
@@ -73,7 +81,10 @@ class Graphs:
             raise OptionError(f"path is {path!r}; allowed is the path of a file in a folder that exists.")
         if Path(path).is_dir():
             raise OptionError(f"path is {path!r}, a folder; allowed is the path of a file.")
-        self.model(self.sample).save(path)
+        if isinstance(self._whole, OnnxModel):
+            onnx.save(self._whole.proto(), path)
+        else:
+            self.model(self.sample).save(path)
 
     def model(self, sample: tuple[torch.Tensor, ...]) -> ExportedModel:
         """Return the model in evaluation mode, with its present weights and the description's names.
@@ -81,9 +92,7 @@ class Graphs:
         Args:
             sample: inputs of a step.
         """
-        exported = export(
-            self._whole, sample, training=False, dynamic_shapes={"inputs": self._dynamic_shapes()}
-        )
+        exported = self._exported(sample)
         graph, names = exported.proto.graph, {}
         for one in graph.initializer:
             names[one.name] = self._whole.public_name(one.name)
@@ -92,16 +101,43 @@ class Graphs:
         # Behind the outputs: one that is an input has that one's name. State is behind the inputs.
         for value, one in zip(graph.input, self._description.inputs, strict=False):
             names[value.name] = one.name
-        return exported.renamed({old: new for old, new in names.items() if old != new})
+        result = exported.renamed({old: new for old, new in names.items() if old != new})
+        parameters = {names[name] for name, _ in self._whole.named_parameters() if name in names}
+        for one in result.proto.graph.initializer:
+            if one.name in parameters:
+                one.doc_string = TRAINED
+        return result
 
-    def _dynamic_shapes(self) -> tuple[dict[int, Any], ...]:
-        """The sizes that vary, as torch.export takes them; one object for one name."""
+    def _exported(self, sample: tuple[torch.Tensor, ...]) -> ExportedModel:
+        """The model with the described sizes; with bounds on them, where the model has bounds."""
         names = {size for one in self._description.inputs for size in one.shape if isinstance(size, str)}
-        sizes = {name: torch.export.Dim(re.sub(r"\W", "_", f"{name}")) for name in names}
-        return tuple(
+        named = {name: torch.export.Dim(re.sub(r"\W", "_", name)) for name in names}
+        try:
+            return self._export_with(sample, named)
+        except ExportError:
+            # A size below that of a table, or such a multiple: torch.export finds that by itself.
+            exported = self._export_with(sample, dict.fromkeys(names, torch.export.Dim.AUTO))
+        for described, value in zip(self._description.inputs, exported.proto.graph.input, strict=False):
+            dimensions = value.type.tensor_type.shape.dim
+            fixed = [
+                (size, one.dim_value)
+                for size, one in zip(described.shape, dimensions, strict=True)
+                if size in names and one.HasField("dim_value")
+            ]
+            if fixed:
+                raise ExportError(
+                    f"The size {fixed[0][0]!r} of the input {described.name!r} does not vary: the model "
+                    f"holds for {fixed[0][1]} alone. Describe it as {fixed[0][1]}."
+                )
+        return exported
+
+    def _export_with(self, sample: tuple[torch.Tensor, ...], sizes: dict[str, Any]) -> ExportedModel:
+        """The model in evaluation mode with these kinds of sizes, by name."""
+        shapes = tuple(
             {axis: sizes[size] for axis, size in enumerate(one.shape) if isinstance(size, str)}
             for one in self._description.inputs
         )
+        return export(self._whole, sample, training=False, dynamic_shapes={"inputs": shapes})
 
     def _check_export(self, inputs: tuple[torch.Tensor, ...]) -> None:
         """Compare the exported model's outputs with PyTorch's, both in evaluation mode.

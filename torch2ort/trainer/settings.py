@@ -38,7 +38,6 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_CAST_OPS}_level": ((1,), _CASTS),
     f"{_CAST_OPS}_allow": (([],), _CASTS),
     "graph_transformer.allow_layer_norm_mod_precision": ((False,), _CASTS),
-    "_internal_use.extra_postprocess": ((None,), "change what save_as_onnx writes instead"),
     "_internal_use.enable_onnx_contrib_ops": ((True,), "a call of a Function is one itself"),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from torch2ort.trainer import checkpoint, state
 from torch2ort.trainer.amp.loss_scaler import DynamicLossScaler, LossScaler
 from torch2ort.trainer.graphs import Graphs
 from torch2ort.trainer.model_desc import ModelDesc, ModelDescription
+from torch2ort.trainer.onnx_model.model import OnnxModel
 from torch2ort.trainer.optim.config import _OptimizerConfig
 from torch2ort.trainer.options import ORTTrainerOptions
 from torch2ort.trainer.outputs import StepOutputs, outputs_of
@@ -22,7 +23,7 @@ from torch2ort.trainer.processes import Processes
 from torch2ort.trainer.settings import device_of, module_options, refuse_what_is_missing
 from torch2ort.trainer.step_info import TrainStepInfo
 from torch2ort.trainer.update import Update, finite
-from torch2ort.trainer.whole_model import whole_model
+from torch2ort.trainer.whole_model import WholeModel, whole_model
 
 
 class ORTTrainer:
@@ -79,11 +80,7 @@ class ORTTrainer:
         self._device = device_of(self.options)
         self._scaler = self._chosen_scaler()
         self._loss = self.model_desc.loss_position()
-        if isinstance(model, onnx.ModelProto):
-            raise OptionError(
-                "An ONNX model is not trained yet; give the torch.nn.Module that it was made of."
-            )
-        self._whole = whole_model(model, loss_fn, self.model_desc).to(self._device)
+        self._whole = self._made_whole(model).to(self._device)
         self._parameters = self._trained()
         self._processes.start_with(self._whole.tensors())
         self._processes.watch(self._parameters, self._is_last_backward)
@@ -290,6 +287,28 @@ class ORTTrainer:
             whole = checkpoint.joined([one[0] for one in loaded], [str(path) for path in paths])
             self.load_state_dict(whole, strict=strict)
         return loaded[first][1]
+
+    def _made_whole(self, model: torch.nn.Module | onnx.ModelProto) -> WholeModel | OnnxModel:
+        """The module that takes the described inputs and returns the described outputs."""
+        change = self.options._internal_use.extra_postprocess
+        if isinstance(model, torch.nn.Module):
+            if change is not None:
+                raise OptionError(
+                    "Option _internal_use.extra_postprocess is given with a torch.nn.Module; it changes an "
+                    "ONNX model alone. Change the module, or what save_as_onnx writes."
+                )
+            return whole_model(model, self.loss_fn, self.model_desc)
+        if change is not None:
+            model = change(model)
+            if not isinstance(model, onnx.ModelProto):
+                raise OptionError(
+                    f"Option _internal_use.extra_postprocess returned a {type(model).__name__}; allowed "
+                    f"is an "
+                    f"onnx.ModelProto."
+                )
+        if self.options.utils.run_symbolic_shape_infer:
+            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        return OnnxModel(model, self.model_desc)
 
     def _wanted(self, fetches: Sequence[str] | None) -> list[int]:
         """Positions of the outputs to return."""

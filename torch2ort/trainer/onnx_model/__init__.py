@@ -1,0 +1,1 @@
+"""An ONNX model as a module of PyTorch, so that it is trained like any other."""
