@@ -1,0 +1,114 @@
+"""The habit of onnxruntime.training.api."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from torch2ort.artifacts import CheckpointState, LinearLRScheduler, Module, Optimizer, TrainingSession
+from torch2ort.errors import OptionError, SchemaMismatchError
+
+pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
+
+
+@pytest.fixture
+def parts(folder):
+    state = CheckpointState.load_checkpoint(folder / "checkpoint.safetensors")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    return state, module, Optimizer(folder / "optimizer_model.onnx", module)
+
+
+def test_its_steps_are_the_sessions(folder, batch, parts):
+    state, module, optimizer = parts
+    session = TrainingSession(folder)
+    for _ in range(4):
+        wanted = session.step(batch)
+        loss, *_ = module(*batch)
+        optimizer.step()
+        module.lazy_reset_grad()
+        assert loss == pytest.approx(wanted["loss"], rel=1e-6)
+    for name, value in session.parameters().items():
+        np.testing.assert_allclose(state.parameters[name], value, rtol=1e-5, atol=1e-6)
+    CheckpointState.save_checkpoint(state, folder / "now")
+    session.load_checkpoint(folder / "now")
+    assert session.steps == 4
+
+
+def test_gradients_are_summed_until_they_are_reset(batch, parts):
+    state, module, optimizer = parts
+    twice = copy.deepcopy(batch)
+    with torch.no_grad():
+        before = state.parameters["last.weight"]
+    module(*batch)
+    first = module.gradients.arrays()
+    module(*twice)
+    second = module.gradients.arrays()
+    assert any(np.abs(second[name]).sum() > 1.5 * np.abs(value).sum() for name, value in first.items())
+    np.testing.assert_array_equal(state.parameters["last.weight"], before)
+    optimizer.step()
+    assert np.abs(state.parameters["last.weight"] - before).max() > 0
+    module.lazy_reset_grad()
+    module(*batch)
+    third = module.gradients.arrays()
+    assert (
+        np.abs(third["last.weight_grad.accumulation.buffer"]).sum()
+        < 1.5 * np.abs(first["last.weight_grad.accumulation.buffer"]).sum()
+    )
+
+
+def test_buffers_change_with_each_call_and_stay_in_a_step(batch, parts):
+    state, module, optimizer = parts
+    module(*batch)
+    once = state.arrays()["norm.num_batches_tracked"]
+    module(*batch)
+    optimizer.step()
+    assert (once, state.arrays()["norm.num_batches_tracked"]) == (1, 2)
+
+
+def test_evaluation_is_the_sessions(folder, batch, parts):
+    _, module, _ = parts
+    loss, *_ = module.eval()(*batch)
+    assert loss == TrainingSession(folder).evaluate(batch)["loss"]
+    assert module.train().training
+
+
+def test_the_rate_rises_and_falls(parts):
+    _, _, optimizer = parts
+    scheduler = LinearLRScheduler(optimizer, 2, 6, 0.4)
+    rates = []
+    for _ in range(8):
+        rates.append(optimizer.get_learning_rate())
+        scheduler.step()
+    assert rates == pytest.approx([0, 0.2, 0.4, 0.3, 0.2, 0.1, 0, 0])
+
+
+def test_a_schedule_that_only_rises_is_refused(parts):
+    with pytest.raises(OptionError) as raised:
+        LinearLRScheduler(parts[2], 6, 6, 0.1)
+    assert str(raised.value) == "warmup_step_count=6: expected a number from 0 to below total_step_count=6"
+
+
+def test_a_parameter_can_be_set(batch, parts):
+    state, module, _ = parts
+    state.parameters["last.bias"] = np.array([1, 2], np.float32)
+    np.testing.assert_array_equal(state.parameters["last.bias"], [1, 2])
+    with pytest.raises(SchemaMismatchError) as raised:
+        state.parameters["last.bias"] = np.zeros(3, np.float32)
+    assert str(raised.value) == (
+        "parameter 'last.bias': expected float32 of shape (2), given float32 of shape (3)"
+    )
+    assert module.get_parameters_size() == 3 * 4 + 4 + 4 + 4 + 4 * 2 + 2
+
+
+def test_the_model_is_exported_for_inference(batch, parts, tmp_path):
+    _, module, _ = parts
+    module.export_model_for_inferencing(tmp_path / "model.onnx", ["output"])
+    run = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert run.run(None, {"x": batch[0]})[0].shape == (6, 2)
+    with pytest.raises(OptionError) as raised:
+        module.export_model_for_inferencing(tmp_path / "model.onnx", ["loss"])
+    assert str(raised.value) == "graph_output_names=['loss']: expected ['output']"

@@ -1,0 +1,387 @@
+"""The habit of onnxruntime.training.api: parts of a step by themselves, for sums of gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torch2ort.artifacts import description as files
+from torch2ort.artifacts.batch import BatchReader
+from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
+from torch2ort.artifacts.description import Description, read_description, read_model
+from torch2ort.artifacts.inference import write_inference_model
+from torch2ort.artifacts.session import refuse_functions
+from torch2ort.artifacts.state import Run, State, device_of, first_values, make_session, on_device
+from torch2ort.errors import OptionError, SchemaMismatchError
+
+
+class CheckpointState:
+    """Parameters, buffers and the optimizer's state of a training.
+
+    Attributes:
+        parameters: a view of the parameters: ``state.parameters["fc.weight"]`` is an array, and can be set.
+        properties: numbers and texts of the user's own, which are not kept in the file.
+    """
+
+    def __init__(self, folder: Path, description: Description, arrays: Any, progress: Progress) -> None:
+        self.folder, self.description = folder, description
+        self._arrays, self.progress = arrays, progress
+        self._state: State | None = None
+        self.parameters = Parameters(self)
+        self.properties: dict[str, Any] = {}
+
+    @classmethod
+    def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
+        """Read a checkpoint.
+
+        Args:
+            checkpoint_uri: the file, beside the ``training.json`` that was saved with it.
+
+        Raises:
+            ModelLoadError: a file is missing or damaged, or does not fit the other.
+        """
+        path = Path(checkpoint_uri)
+        description = read_description(path.parent)
+        start = Progress(0, 0, description.learning_rate)
+        arrays, progress = read_checkpoint(path, description.state, description.aliases, start)
+        return cls(path.parent, description, arrays, progress)
+
+    @classmethod
+    def save_checkpoint(
+        cls,
+        state: CheckpointState,
+        checkpoint_uri: str | os.PathLike[str],
+        include_optimizer_state: bool = True,
+    ) -> None:
+        """Write a checkpoint.
+
+        Args:
+            state: what to write.
+            checkpoint_uri: the file.
+            include_optimizer_state: whether the optimizer's state is as it is, or as before the first step.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        arrays = state.arrays()
+        if not include_optimizer_state:
+            path = state.folder / files.CHECKPOINT
+            description = state.description
+            first, _ = read_checkpoint(path, description.state, description.aliases, state.progress)
+            arrays.update({name: first[name] for name in description.optimizer})
+        write_checkpoint(checkpoint_uri, arrays, state.description.aliases, state.progress)
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Copies of all tensors."""
+        if self._state is None:
+            return {name: np.array(value) for name, value in self._arrays.items()}
+        return self._state.arrays()
+
+    def set(self, name: str, value: Any) -> None:
+        """Give a tensor another value.
+
+        Raises:
+            SchemaMismatchError: it has another type or shape.
+        """
+        wanted = self.description.state[name]
+        array = np.asarray(value)
+        given = wanted.difference(array.dtype.name, array.shape)
+        if given is not None:
+            raise SchemaMismatchError(f"parameter {name!r}: expected {wanted}, given {given}")
+        if self._state is None:
+            self._arrays[name] = np.array(array)
+        else:
+            self._state.load({name: array})
+
+    def on(self, device: str) -> State:
+        """The tensors on a device; from then on they live there."""
+        if self._state is None:
+            self._state, self._arrays = State(self._arrays, device), {}
+        return self._state
+
+
+class Parameters(Mapping[str, "np.ndarray[Any, Any]"]):
+    """The parameters of a checkpoint by their names; those on a device are copied at each access."""
+
+    def __init__(self, state: CheckpointState) -> None:
+        self._of = state
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        if name not in self._of.description.parameters:
+            raise KeyError(name)
+        return self._of.arrays()[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self._of.description.parameters:
+            raise KeyError(name)
+        self._of.set(name, value)
+
+    def __iter__(self) -> Any:
+        return iter(self._of.description.parameters)
+
+    def __len__(self) -> int:
+        return len(self._of.description.parameters)
+
+
+class Module:
+    """Forward and backward, with gradients that are summed until :meth:`lazy_reset_grad`.
+
+    Args:
+        train_model_uri: ``training_model.onnx``.
+        state: the checkpoint.
+        eval_model_uri: ``eval_model.onnx``, for :meth:`eval`.
+        device: ``"cpu"`` or ``"cuda"``.
+        session_options: ``onnxruntime.SessionOptions``.
+
+    Attributes:
+        training: whether a call trains.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        train_model_uri: str | os.PathLike[str],
+        state: CheckpointState,
+        eval_model_uri: str | os.PathLike[str] | None = None,
+        device: str = "cpu",
+        session_options: Any = None,
+    ) -> None:
+        self.training = True
+        self._checkpoint, self._description = state, state.description
+        refuse_functions(state.folder, state.description)
+        if device not in _PROVIDERS:
+            raise OptionError(f"device={device!r}: expected one of {sorted(_PROVIDERS)}")
+        self._providers, self._options = _PROVIDERS[device], session_options
+        session = self._session(train_model_uri)
+        self.state = state.on(device_of(session))
+        gradients = {
+            buffer: state.description.parameters[name] for name, buffer in state.description.gradients.items()
+        }
+        self.gradients = State(first_values(gradients), self.state.device)
+        self._fresh = on_device(np.ones(1, np.bool_), self.state.device)
+        self._seed = on_device(np.zeros(2, np.int64), self.state.device)
+        self._draws = 0
+        self._fresh_next = True
+        self._reader = BatchReader(state.description)
+        self._runs = {(i, j): self._run(session, i, j) for i in range(2) for j in range(2)}
+        self._eval = None if eval_model_uri is None else self._session(eval_model_uri)
+        self.lazy_reset_grad()
+
+    def _session(self, uri: str | os.PathLike[str]) -> Any:
+        path = Path(uri)
+        content = read_model(path.parent, path.name, self._description)
+        return make_session(content, str(path), self._providers, self._options)
+
+    def _run(self, session: Any, state: int, gradients: int) -> Run:
+        wanted = {value.name for value in session.get_inputs()}
+        read, sums = self.state.sets[state], self.gradients.sets[gradients]
+        given = {**read, **sums, files.RESET: self._fresh, files.SEED: self._seed}
+        feeds = self._description.feeds[files.TRAINING_MODEL]
+        to = {**self.state.sets[1 - state], **self.gradients.sets[1 - gradients]}
+        written = {output: to[name] for output, name in feeds.items()}
+        fixed = {name: value for name, value in given.items() if name in wanted}
+        return Run(session, fixed, written, self._description.results)
+
+    def __call__(self, *batch: Any) -> Any:
+        """Loss and metrics of a batch; in training its gradients come to the sums, too.
+
+        Args:
+            batch: what the sample was made of: inputs and targets, or the inputs.
+
+        Returns:
+            The loss, or a tuple of the loss and each metric.
+
+        Raises:
+            SchemaMismatchError: the batch differs from the sample.
+            EngineError: onnxruntime failed.
+        """
+        arrays = self._reader.read(batch if len(batch) > 1 or _is_tuple(self._description) else batch[0])
+        found = self._train(arrays) if self.training else self._evaluate(arrays)
+        values = tuple(found.values())
+        return values[0] if len(values) == 1 else values
+
+    def _train(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        if self._description.seeded:
+            seed = np.array([self._checkpoint.progress.seed, self._draws], np.int64)
+            self._seed.update_inplace(seed)
+        found = self._runs[self.state.current, self.gradients.current](arrays)
+        self.gradients.current ^= 1
+        self._draws += 1
+        if self._fresh_next:
+            self._fresh.update_inplace(np.zeros(1, np.bool_))
+            self._fresh_next = False
+        self._take_buffers()
+        return found
+
+    def _take_buffers(self) -> None:
+        """What forward changes goes over to the set that is read, in which the parameters stay."""
+        written, read = self.state.sets[1 - self.state.current], self.state.sets[self.state.current]
+        for name in self._description.buffers:
+            read[name].update_inplace(written[name].numpy())
+
+    def _evaluate(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        if self._eval is None:
+            raise OptionError("eval_model_uri=None: expected the path of eval_model.onnx, to evaluate with")
+        names = self._description.evaluated[files.EVAL_MODEL]
+        values = self.state.values()
+        fixed = {name: values[name] for name in names}
+        return Run(self._eval, fixed, {}, self._description.results)(arrays)
+
+    def train(self, mode: bool = True) -> Module:
+        """Have calls train."""
+        self.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Have calls evaluate."""
+        return self.train(False)
+
+    def lazy_reset_grad(self) -> None:
+        """Have the next call start new sums of gradients."""
+        self._fresh.update_inplace(np.ones(1, np.bool_))
+        self._fresh_next = True
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """How many numbers the parameters are made of; all of them are trained."""
+        shapes = [one.shape for one in self._description.parameters.values()]
+        return sum(int(np.prod([int(size) for size in shape])) for shape in shapes)
+
+    def export_model_for_inferencing(
+        self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str] | None = None
+    ) -> None:
+        """Write the model as it is now to an ONNX file.
+
+        Args:
+            inference_model_uri: the file.
+            graph_output_names: the model's outputs; all of them, which is the only choice.
+
+        Raises:
+            OptionError: other outputs are asked for.
+            OSError: the file cannot be written.
+        """
+        outputs = self._description.outputs
+        if graph_output_names is not None and sorted(graph_output_names) != sorted(outputs):
+            raise OptionError(f"graph_output_names={list(graph_output_names)}: expected {outputs}")
+        content = read_model(self._checkpoint.folder, files.INFERENCE_MODEL, self._description)
+        values = self.state.values()
+        names = self._description.evaluated[files.INFERENCE_MODEL]
+        write_inference_model(inference_model_uri, content, {n: values[n].numpy() for n in names})
+
+
+_PROVIDERS: dict[str, list[str]] = {
+    "cpu": ["CPUExecutionProvider"],
+    "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"],
+}
+
+
+def _is_tuple(description: Description) -> bool:
+    return "tuple" in description.batch
+
+
+class Optimizer:
+    """Changes a module's parameters by its sums of gradients.
+
+    Args:
+        optimizer_uri: ``optimizer_model.onnx``.
+        module: the module.
+
+    Raises:
+        ModelLoadError: the file is missing or damaged.
+    """
+
+    def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
+        self._module, path = module, Path(optimizer_uri)
+        description = module._description
+        content = read_model(path.parent, path.name, description)
+        session = make_session(content, str(path), module._providers, module._options)
+        progress = module._checkpoint.progress
+        self._rate = on_device(np.array(progress.lr, np.float32), module.state.device)
+        self._lr = progress.lr
+        wanted = {value.name for value in session.get_inputs()}
+        self._runs = {}
+        for i in range(2):
+            for j in range(2):
+                given = {
+                    **module.state.sets[i],
+                    **module.gradients.sets[j],
+                    files.LEARNING_RATE: self._rate,
+                }
+                to = module.state.sets[1 - i]
+                feeds = description.feeds[files.OPTIMIZER_MODEL]
+                written = {output: to[name] for output, name in feeds.items()}
+                fixed = {name: value for name, value in given.items() if name in wanted}
+                self._runs[i, j] = Run(session, fixed, written, ())
+
+    def step(self) -> None:
+        """One step with the gradients that there are.
+
+        Raises:
+            EngineError: onnxruntime failed.
+        """
+        module = self._module
+        self._runs[module.state.current, module.gradients.current]({})
+        read, written = (module.state.sets[module.state.current ^ flip] for flip in (0, 1))
+        for name in module._description.buffers:
+            written[name].update_inplace(read[name].numpy())
+        module.state.current ^= 1
+        progress = module._checkpoint.progress
+        module._checkpoint.progress = Progress(progress.step + 1, progress.seed, self._lr)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next steps.
+
+        Raises:
+            OptionError: it is negative or no number.
+        """
+        if not learning_rate >= 0 or learning_rate == float("inf"):
+            raise OptionError(f"learning_rate={learning_rate!r}: expected a number that is not negative")
+        self._lr = float(learning_rate)
+        self._rate.update_inplace(np.array(learning_rate, np.float32))
+
+    def get_learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        return self._lr
+
+
+class LinearLRScheduler:
+    """Lets the learning rate rise to what it is for some steps, and fall to zero then.
+
+    Args:
+        optimizer: whose rate it sets.
+        warmup_step_count: steps in which it rises from zero.
+        total_step_count: the step from which on it is zero.
+        initial_lr: the rate at the top.
+
+    Raises:
+        OptionError: there are fewer steps than those in which it rises.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
+    ) -> None:
+        if not 0 <= warmup_step_count < total_step_count:
+            raise OptionError(
+                f"warmup_step_count={warmup_step_count}: expected a number from 0 to below "
+                f"total_step_count={total_step_count}"
+            )
+        self._optimizer, self._warmup, self._total = optimizer, warmup_step_count, total_step_count
+        self._top, self._steps = initial_lr, 0
+        self._set()
+
+    def step(self) -> None:
+        """Go one step on; called after each of the optimizer's."""
+        self._steps += 1
+        self._set()
+
+    def _set(self) -> None:
+        if self._steps < self._warmup:
+            part = self._steps / self._warmup
+        else:
+            part = max(0.0, (self._total - self._steps) / (self._total - self._warmup))
+        self._optimizer.set_learning_rate(self._top * part)
