@@ -18,6 +18,9 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
 from torch2ort.variants.runner import Runner
 
+# Of torch, but known by name: importing one takes longer than importing torch2ort.
+_AROUND_MODELS = ("DistributedDataParallel", "FullyShardedDataParallel")
+
 
 class _Offered:
     """An attribute that ORTModule adds to a model's own; one of the model's own goes first.
@@ -238,6 +241,12 @@ def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             "ORTModule: the model is what torch.compile returned; wrap the model that was given to "
             "torch.compile instead"
         )
+    for kind in type(model).__mro__:
+        if kind.__name__ in _AROUND_MODELS and kind.__module__.startswith("torch."):
+            raise ExportError(
+                f"ORTModule: the model is a {kind.__name__}, which exchanges gradients between processes "
+                f"around a model's forward and backward; write {kind.__name__}(torch2ort.ORTModule(model))"
+            )
     if _has_no_forward(model):
         raise ExportError(
             f"ORTModule: {type(model).__name__} defines no forward, and forward is what runs on ONNX "

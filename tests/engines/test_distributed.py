@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import gc
-import os
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import torch2ort
 from tests.support.functions import Square
+from tests.support.processes import in_two_processes
 
 
 class Model(torch.nn.Module):
@@ -24,16 +21,6 @@ class Model(torch.nn.Module):
 
     def forward(self, x):
         return self.last(Square.apply(self.first(x)))
-
-
-def _work(rank: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    _train(rank)
-    # Its threads run while somebody holds the group; one that frees a tensor after Python has ended aborts.
-    gc.collect()
-    dist.destroy_process_group()
 
 
 def _train(rank: int) -> None:
@@ -55,7 +42,4 @@ def _train(rank: int) -> None:
 
 @pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no distributed package")
 def test_two_processes_on_gloo():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(_work, args=(port,), nprocs=2, join=True)
+    in_two_processes(_train)

@@ -63,7 +63,10 @@ def history(run: Watching) -> torch.Tensor:
 def assert_trained_alike(ort: Watching, eager: Watching) -> None:
     assert ort.on_onnx_runtime
     torch.testing.assert_close(history(ort), history(eager), **TOLERANCE)
-    torch.testing.assert_close(ort.model.state_dict(), eager.model.state_dict(), **TOLERANCE)
+    # AdamW divides a gradient by its own size: the rounding of a tiny one is a hundredth of a step of 0.01.
+    atol = 1e-4 if ort.args.bf16 else TOLERANCE["atol"]
+    states = ort.model.state_dict(), eager.model.state_dict()
+    torch.testing.assert_close(*states, rtol=TOLERANCE["rtol"], atol=atol)
 
 
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}

@@ -10,6 +10,7 @@ import torch
 
 from torch2ort.engines import _torch_private as private
 from torch2ort.engines.interface import Engine
+from torch2ort.engines.moving import MovingFeeds, Places
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
@@ -28,7 +29,9 @@ class Boundary(torch.autograd.Function):
         *feeds: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """One tensor per entry of the graph's fetches; the engine runs inside of what ``around`` gives."""
-        feeds = _lasting(engine, feeds)
+        copied = _to_copy(engine, feeds)
+        ctx.copied, ctx.places = copied, Places(feeds, engine.needed)
+        feeds = tuple(f.clone() if i in copied else f for i, f in enumerate(feeds)) if copied else feeds
         with around(), off():
             outputs, state = engine.forward(feeds)
         ctx.around, ctx.engine, ctx.state, ctx.verification = around, engine, state, verification
@@ -43,7 +46,8 @@ class Boundary(torch.autograd.Function):
         """One gradient per feed.
 
         Raises:
-            EngineError: a double backward was asked for, or one under autocast, or forward cannot run again.
+            EngineError: a double backward was asked for, or one under autocast, or forward cannot run again,
+                or what backward reads was moved.
             RuntimeError: a second backward without ``retain_graph``, or a tensor was written to since.
         """
         if torch.is_grad_enabled():
@@ -65,11 +69,12 @@ class Boundary(torch.autograd.Function):
                 "the graph a second time"
             )
         saved.check_feeds(ctx.engine.needed)
+        MovingFeeds.of(ctx.engine).look(ctx.places, ctx.copied)
         saved.check_outputs()
         keep = private.backward_keeps_graph()
         verification = ctx.verification
         if not keep:
-            ctx.state = ctx.saved = ctx.verification = None
+            ctx.state = ctx.saved = ctx.places = ctx.verification = None
         with ctx.around():
             result = ctx.engine.backward(state, saved, gradients, keep=keep)
         if verification is not None:
@@ -77,8 +82,8 @@ class Boundary(torch.autograd.Function):
         return (None, None, None, *result)
 
 
-def _lasting(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """``feeds`` with copies of those whose changes before backward are expected, or could not be seen.
+def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> set[int]:
+    """Positions of the feeds whose changes before backward are expected, or could not be seen.
 
     Raises:
         RuntimeError: backward reads a tensor of inference mode, which eager PyTorch refuses, too.
@@ -91,5 +96,4 @@ def _lasting(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> tuple[torch.Ten
             "normal tensor and use it in autograd, or use `torch.no_grad()` instead of "
             "`torch.inference_mode()`."
         )
-    copied = {*engine.copied, *unseen}
-    return tuple(f.clone() if i in copied else f for i, f in enumerate(feeds)) if copied else feeds
+    return {*engine.copied, *unseen, *MovingFeeds.of(engine).to_copy(engine.needed)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -71,5 +72,6 @@ def _initializer(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
         name=name,
         dims=list(tensor.shape),
         data_type=ONNX_TYPES[tensor.dtype],
-        raw_data=tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"",
+        # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
+        raw_data=ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b"",
     )

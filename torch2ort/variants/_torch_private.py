@@ -5,9 +5,12 @@
 | torch._subclasses: fake_tensor.FakeTensor, functional_tensor.FunctionalTensor | 2.13.0, 2.15.0 |
 | torch._C._functorch.peek_interpreter_stack | 2.13.0, 2.15.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0, 2.15.0 |
+| torch.distributed.fsdp: FSDPModule._get_fsdp_state; _modules, _mp_policy, _is_root of its result | 2.13.0 |
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -32,3 +35,23 @@ def in_transform() -> bool:
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is on."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def is_sharded_with_others(module: Any) -> bool:
+    """Whether FSDP treats a module and others as one."""
+    return len(module._get_fsdp_state()._modules) > 1
+
+
+def is_sharded_below_another(module: Any) -> bool:
+    """Whether FSDP has found, in a forward, a module above this one that it leads the backward of."""
+    return module._get_fsdp_state()._is_root is False
+
+
+def sharded_types(module: Any) -> Any:
+    """FSDP's policy of types for a module."""
+    return module._get_fsdp_state()._mp_policy
+
+
+def is_sharding_hook(hook: Any, module: Any) -> bool:
+    """Whether FSDP put this hook on a module."""
+    return getattr(hook, "__self__", None) is module._get_fsdp_state()

@@ -26,6 +26,7 @@ from torch2ort.variants.assumptions import Assumed
 from torch2ort.variants.choice import Choice
 from torch2ort.variants.family import Variant
 from torch2ort.variants.given import Given
+from torch2ort.variants.sharded import gathered, sharded_below
 
 
 class Runner:
@@ -52,6 +53,13 @@ class Runner:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns for these arguments."""
         _refuse_surroundings()
+        modules = sharded_below(self.model)
+        if not modules:
+            return self._run(args, kwargs)
+        with gathered(modules):
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.model.__dict__.get("forward") is not self._own_forward:
             self._own_forward = self.model.__dict__.get("forward")
             self._signature = io_schema.Signature.of(self.model.forward)

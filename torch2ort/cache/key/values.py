@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import ctypes
 import functools
 import hashlib
 import logging
@@ -387,7 +388,9 @@ class Values:
             return
         plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         self._walk.atom(describe(value))
-        self._walk.atom(hashlib.sha256(plain.numpy().data).hexdigest())
+        # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
+        content = (ctypes.c_ubyte * plain.nbytes).from_address(plain.data_ptr())
+        self._walk.atom(hashlib.sha256(content).hexdigest())
         self._attributes(value)
 
     def module(self, module: torch.nn.Module) -> None:

@@ -1,0 +1,93 @@
+"""Weights whose memory is freed or moved between forward and backward, as FSDP and DeepSpeed do.
+
+They keep a part of each weight, gather the whole in front of a module's forward, free it behind, and gather
+it again for backward, into other memory. Eager PyTorch's backward reads the tensor of then; a session reads
+the address that forward was given, and so do the contexts of Functions. Their backward is given copies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.errors import EngineError
+
+# Memory that was freed may be given out again at the same address, so one look is not enough.
+_LOOKS = 3
+
+
+class MovingFeeds:
+    """Whether feeds of an engine move between forward and backward; the first backwards tell."""
+
+    def __init__(self) -> None:
+        self._move = False
+        self._looks = 0
+
+    @staticmethod
+    def of(engine: Any) -> MovingFeeds:
+        """Those of an engine."""
+        if engine not in _KNOWN:
+            _KNOWN[engine] = MovingFeeds()
+        return _KNOWN[engine]
+
+    def to_copy(self, needed: Collection[int]) -> Collection[int]:
+        """Positions of the feeds of which backward has to read a copy.
+
+        Args:
+            needed: those that it reads.
+        """
+        # Weights are parted among processes; where there is one alone, nobody moves them.
+        if self._move or (self._looks < _LOOKS and _among_processes()):
+            return needed
+        return ()
+
+    def look(self, before: Places, copied: Collection[int]) -> None:
+        """Compare where the feeds were in forward with where they are in its backward.
+
+        Raises:
+            EngineError: one of which backward has no copy has moved.
+        """
+        moved = before.moved()
+        self._looks += 1
+        self._move = self._move or bool(moved)
+        for position in moved.difference(copied):
+            tensor = before.feeds[position]
+            kind = f"a tensor of {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"
+            raise EngineError(
+                f"ORTModule: {kind} that backward reads lies in other memory than in forward: something "
+                f"freed it, or put another in its place (tensor.data = ...), where eager PyTorch reads the "
+                f"new one. Do that after backward. Weights that are parted among processes are taken care of "
+                f"where torch.distributed is initialised before the first step"
+            )
+
+
+class Places:
+    """Where feeds lie.
+
+    Args:
+        feeds: of a forward.
+        needed: positions of those that its backward reads.
+
+    Attributes:
+        feeds: see above.
+    """
+
+    __slots__ = ("_addresses", "feeds")
+
+    def __init__(self, feeds: Sequence[torch.Tensor], needed: Collection[int]) -> None:
+        self.feeds = feeds
+        self._addresses = [(i, feeds[i].data_ptr()) for i in needed]
+
+    def moved(self) -> frozenset[int]:
+        """Positions of those that lie elsewhere now."""
+        return frozenset(i for i, address in self._addresses if self.feeds[i].data_ptr() != address)
+
+
+_KNOWN: weakref.WeakKeyDictionary[Any, MovingFeeds] = weakref.WeakKeyDictionary()
+
+
+def _among_processes() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,0 +1,79 @@
+"""Modules below a model whose weights FSDP parts among processes (``fully_shard(layer)``).
+
+FSDP gathers the weights of such a module in a hook in front of its forward and frees them in one behind. A
+graph has no such hooks: the weights of all of them are gathered for a call and freed after it. Backward reads
+copies (``torch2ort/engines/moving.py``), and FSDP parts the gradients at its end, as it does for modules
+whose inputs need none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import torch
+
+from torch2ort.errors import ExportError
+from torch2ort.variants import _torch_private as private
+
+
+def sharded_below(model: torch.nn.Module) -> list[Any]:
+    """The modules below ``model``, itself apart, whose weights FSDP parts.
+
+    Raises:
+        ExportError: FSDP does something with one of them that a graph would not.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    found = []
+    for name, module in model.named_modules():
+        if name and isinstance(module, FSDPModule):
+            _refuse(type(model).__name__, name, module)
+            found.append(module)
+    return found
+
+
+@contextlib.contextmanager
+def gathered(modules: list[Any]) -> Iterator[None]:
+    """Have ``modules`` hold their whole weights, and no hooks of FSDP's."""
+    taken: list[tuple[MutableMapping[int, Any], dict[int, Any]]] = []
+    try:
+        for module in modules:
+            module.unshard()
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                own = {key: hook for key, hook in hooks.items() if private.is_sharding_hook(hook, module)}
+                taken.append((hooks, dict(hooks)))
+                for key in own:
+                    del hooks[key]
+        yield
+    finally:
+        for hooks, before in taken:
+            hooks.clear()
+            hooks.update(before)
+        for module in modules:
+            module.reshard()
+
+
+def _refuse(kind: str, name: str, module: Any) -> None:
+    if private.is_sharded_with_others(module):
+        raise ExportError(
+            f"{kind}: fully_shard was called with '{name}' and other modules in one list, and a graph does "
+            f"not tell when the last of them has run. Call it for each module, or put the ORTModules inside "
+            f"of these modules"
+        )
+    if not private.is_sharded_below_another(module):
+        raise ExportError(
+            f"{kind}: fully_shard was called for its module '{name}' and not for the model, whose backward "
+            f"ends with the gradients of all modules. Call fully_shard(model), too"
+        )
+    types = private.sharded_types(module)
+    if types.param_dtype is not None or types.output_dtype is not None:
+        raise ExportError(
+            f"{kind}: fully_shard was called for its module '{name}' with a MixedPrecisionPolicy, whose "
+            f"casts of arguments and outputs a graph does not have. Use torch.autocast, or give the policy "
+            f"to the model alone"
+        )
