@@ -128,6 +128,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(STOCK)/bin/python benchmarks/train_step.py
 	$(STOCK)/bin/python benchmarks/compile.py
 	$(STOCK)/bin/python benchmarks/inference.py
+	$(STOCK)/bin/python benchmarks/artifacts.py
 	$(STOCK)/bin/python benchmarks/cache_start.py
 
 clean:  ## Remove the environments and everything built
