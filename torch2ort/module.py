@@ -16,6 +16,7 @@ from torch2ort.engines.choose import engine_name
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
+from torch2ort.variants.profile import Profile
 from torch2ort.variants.runner import Runner
 
 # Of torch, but known by name: importing one takes longer than importing torch2ort.
@@ -159,6 +160,16 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         ``"session"`` and ``"first run"``. They add up to what was waited for.
         """
         return dict(type(self)._torch2ort_runner.startup.seconds)
+
+    @_Offered
+    def profile(self) -> Callable[[int], Profile]:
+        """``module.profile(steps)`` watches the next calls and their backwards, and gives a :class:`Profile`.
+
+        Ask that for :meth:`Profile.table`, :meth:`Profile.to_json` or :meth:`Profile.chrome_trace` once the
+        steps have run. They run in sessions of their own, which takes their making, and some microseconds a
+        node. A second profile ends the first.
+        """
+        return type(self)._torch2ort_runner.watch
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles carry the model and the options; the graphs are built again."""

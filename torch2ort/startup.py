@@ -28,6 +28,9 @@ PHASES = (LOOK_UP, TRACE, TRANSLATE, SHAPES, DIFFERENTIATE, SESSION, FIRST_RUN)
 # What an export is made of, whatever runs the graph.
 EXPORT = (LOOK_UP, TRACE, TRANSLATE, SHAPES)
 
+# Seconds that are no start.
+_NOTHING = 1e-3
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -158,6 +161,8 @@ class Startup:
             self._told, self.expects_more = self.seconds, False
         export = sum(added[p] for p in EXPORT)
         total = sum(added.values())
+        if total < _NOTHING:
+            return
         logger.log(level, "%s: %s after %.2f s (export %.2f s)", self._name, what, total, export)
         if is_shown(logging.INFO):
             logger.info("start-up of %s\n%s", self._name, table(added))

@@ -33,6 +33,10 @@ class Engine(Protocol):
     copied: tuple[int, ...]
     weights: tuple[str, ...]
 
+    def anew(self) -> Engine:
+        """The same engine with sessions of its own."""
+        ...
+
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """Run the forward half.
 

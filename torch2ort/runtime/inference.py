@@ -19,6 +19,7 @@ from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.cached_session import can_keep, kept_session
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.optimized import identity
+from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import surroundings, take_error, tuned_session
 from torch2ort.runtime.values import bool_outputs, restore_bools, to_tensor
@@ -44,6 +45,7 @@ class InferenceEngine:
         if graph.weights:
             # They are inputs, which training changes between calls.
             settings.add_session_config_entry("session.disable_prepacking", "1")
+        describe(graph.proto.graph, graph.sites)
         if shelf is None or not can_keep(graph):
             self._session = tuned_session(graph.proto, graph.sites, settings)
         else:

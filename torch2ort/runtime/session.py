@@ -23,6 +23,7 @@ from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.inplace import plan_inplace
 from torch2ort.runtime.mended import mended
+from torch2ort.runtime.profiling import profiled
 from torch2ort.runtime.training_kernel.bools import cast_bools
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
@@ -136,13 +137,17 @@ def make_session(
         EngineError: onnxruntime refuses the model.
     """
     try:
-        return _session_class()(
-            bound,
-            model,
-            settings,
-            providers=list(providers or ["CPUExecutionProvider"]),
-            disabled_optimizers=disabled_optimizers(),
-        )
+        with profiled(settings) as made:
+            made.append(
+                _session_class()(
+                    bound,
+                    model,
+                    settings,
+                    providers=list(providers or ["CPUExecutionProvider"]),
+                    disabled_optimizers=disabled_optimizers(),
+                )
+            )
+        return made[0]
     except Exception as error:
         version = private.onnxruntime().__version__
         raise EngineError(f"onnxruntime {version} refuses the model: {error}") from error

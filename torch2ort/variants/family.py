@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -67,6 +67,12 @@ class Variant:
     def differentiable(self) -> bool:
         """Whether an output depends on what gradients are wanted of."""
         return bool(self.requires_grad) and bool(self.training_engine().differentiable)
+
+    def anew(self) -> Variant:
+        """The same graph, with an engine of its own whose sessions are made now; this one has its engine."""
+        with off():
+            training = None if self._training is None else self._training.anew()
+        return replace(self, _training=training, _inference=None)
 
     def training_engine(self) -> Engine:
         """The engine that computes gradients, too."""

@@ -20,12 +20,13 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
 from torch2ort.log import apply_level
 from torch2ort.options import Options
-from torch2ort.startup import FIRST_RUN, Startup
+from torch2ort.startup import DIFFERENTIATE, FIRST_RUN, Startup
 from torch2ort.variants import _torch_private as private
 from torch2ort.variants.assumptions import Assumed
 from torch2ort.variants.choice import Choice
 from torch2ort.variants.family import Variant
 from torch2ort.variants.given import Given
+from torch2ort.variants.profile import Profile
 from torch2ort.variants.sharded import gathered, sharded_below
 
 
@@ -37,6 +38,7 @@ class Runner:
         options: settings.
         exported: the exported model behind the last call; ``None`` before the first.
         startup: what exports and first runs took.
+        profile: what watches the next calls; ``None`` if nothing does.
     """
 
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
@@ -49,6 +51,8 @@ class Runner:
         self.startup = Startup(type(model).__name__)
         self._choice = Choice(model, options, self.startup)
         self._last_schema: io_schema.Schema | None = None
+        self.profile: Profile | None = None
+        self._watched: dict[int, Variant] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns for these arguments."""
@@ -76,7 +80,9 @@ class Runner:
         built = variant.built
         feeds = [*tensors, *variant.pick(names, weights)]
         verification = self._verification(variant, given)
-        if variant.started:
+        if self.profile is not None and built.graph.fetches:
+            fetched = self._profiled(self.profile, variant, assumed, verification, feeds)
+        elif variant.started:
             if self.startup.expects_more:
                 self.startup.tell()
             fetched = _fetched(variant, assumed, verification, feeds)
@@ -100,6 +106,28 @@ class Runner:
             assumed.guards.accept(built.effects.owners)
         return built.interface.result(bound, outputs[:returned])
 
+    def _profiled(
+        self,
+        profile: Profile,
+        variant: Variant,
+        assumed: Assumed,
+        verification: Verification | None,
+        feeds: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """As :func:`_fetched`, by sessions that onnxruntime profiles."""
+        if not profile.wants_more:
+            self.profile, self._watched = None, {}
+            return _fetched(variant, assumed, verification, feeds)
+        profile.seen += 1
+        if id(variant) not in self._watched:
+            if variant.requires_grad:
+                with self.startup.recording(DIFFERENTIATE):
+                    variant.training_engine()
+            with profile.tracer.tracing():
+                self._watched[id(variant)] = variant.anew()
+        with profile.tracer.tracing():
+            return _fetched(self._watched[id(variant)], assumed, verification, feeds)
+
     def _first_run(
         self,
         variant: Variant,
@@ -114,6 +142,13 @@ class Runner:
         if not self.startup.expects_more:
             self.startup.tell()
         return fetched
+
+    def watch(self, steps: int) -> Profile:
+        """Profile the next steps; see :meth:`torch2ort.ORTModule.profile`."""
+        if self.profile is not None:
+            self.profile.finish()
+        self.profile, self._watched = Profile(steps), {}
+        return self.profile
 
     def _verification(self, variant: Variant, given: Given) -> Verification | None:
         """The eager run that the first run of a graph is compared with, if that was asked for."""

@@ -19,6 +19,7 @@ from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.feeds import Feeds
+from torch2ort.runtime.profiling import active_tracer
 from torch2ort.runtime.values import bool_outputs, own_items, plain, restore_bools, to_tensor, to_value
 from torch2ort.startup import DIFFERENTIATE, FIRST_RUN, current, phase
 from torch2ort.symbolics.target import Target
@@ -58,6 +59,7 @@ class JointEngine:
         requires_grad: the graph inputs (model inputs and weights) that require gradients.
         options: threads and debugging.
         target: what graphs are for.
+        plans: those of an engine with the same arguments.
 
     Attributes:
         differentiable, needed, read_outputs, copied, weights: see
@@ -67,10 +69,19 @@ class JointEngine:
         UnsupportedOperatorError: the program has something that the engine does not take.
     """
 
-    def __init__(self, built: Built, requires_grad: frozenset[str], options: Options, target: Target) -> None:
+    def __init__(
+        self,
+        built: Built,
+        requires_grad: frozenset[str],
+        options: Options,
+        target: Target,
+        plans: Plans | None = None,
+    ) -> None:
         self._graph, self._options = built.graph, options
+        self._made_of = (built, requires_grad, options, target)
         self._startup = current()
-        self._plans = Plans(built, requires_grad, options, target)
+        self._tracer = active_tracer()
+        self._plans = plans or Plans(built, requires_grad, options, target)
         plan = self._plans.forward
         self._plan = plan
         self._sources = [s if isinstance(s, int) else to_value(plain(s.value)) for s in plan.sources]
@@ -92,6 +103,10 @@ class JointEngine:
         self.weights = tuple(self._graph.weights.values())
         if self._startup is not None:
             self._startup.expects_more = True
+
+    def anew(self) -> JointEngine:
+        """See :class:`torch2ort.engines.interface.Engine`."""
+        return JointEngine(*self._made_of, self._plans)
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
         """See :class:`torch2ort.engines.interface.Engine`."""
@@ -167,7 +182,8 @@ class JointEngine:
 
     def _built(self, missing: frozenset[int]) -> _Backward:
         """The backward without the gradients of some outputs."""
-        with phase(DIFFERENTIATE), quiet():
+        tracing = contextlib.nullcontext() if self._tracer is None else self._tracer.tracing()
+        with phase(DIFFERENTIATE), quiet(), tracing:
             plan = self._plans.backward(missing)
             session = None
             if plan.half is not None:

@@ -26,6 +26,7 @@ from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.mended import mended
 from torch2ort.runtime.optimized import optimize
 from torch2ort.runtime.order import free_early
+from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.training_kernel.run_lock import contexts_in
 from torch2ort.runtime.values import shares_memory
@@ -134,6 +135,7 @@ class HalfSession:
             self.takes_memory = lent and shares_memory()
             if lent:
                 forget_output_sizes(model.graph)
+            describe(lowered.proto.graph, {**lowered.calls, **lowered.derivatives})
             self._session = self._made(model, settings, owned, frees_early=frees_early)
         drop_model_bytes(self._session)
 

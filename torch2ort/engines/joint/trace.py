@@ -77,7 +77,8 @@ class _Flat(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The program's outputs."""
-        results = self._run[0](*tensors)
+        # Node by node, so that the joint graph's nodes come from the same lines of the model.
+        results = torch.fx.Interpreter(self._run[0]).run(*tensors)
         shared = _shared(results, tensors)
         return tuple(r.clone() if i in shared else r for i, r in enumerate(results))
 

@@ -36,6 +36,7 @@ from torch2ort.runtime.binding import bind_sites, install_runners, rename_functi
 from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.optimized import identity, run_as_it_is
+from torch2ort.runtime.profiling import describe, profiled
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
 from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule
@@ -78,12 +79,16 @@ def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Opt
     save_stage(options, "gradient", model)
     save_optimized(options, "optimized", settings)
     try:
-        return onnxruntime().InferenceSession(
-            model,
-            settings,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=disabled_optimizers(),
-        )
+        with profiled(settings) as made:
+            made.append(
+                onnxruntime().InferenceSession(
+                    model,
+                    settings,
+                    providers=["CPUExecutionProvider"],
+                    disabled_optimizers=disabled_optimizers(),
+                )
+            )
+        return made[0]
     except Exception as error:
         raise no_gradient(error) from error
 
@@ -135,7 +140,7 @@ class TrainingEngine:
         self, graph: Graph, requires_grad: frozenset[str], options: Options, shelf: Shelf | None = None
     ) -> None:
         self._ort = training_pybind()
-        self._graph = graph
+        self._graph, self._options, self._shelf = graph, options, shelf
         self._reach = Reach(graph)
         # By the names of the outputs that have a gradient.
         self._whole: dict[tuple[str, ...], bool] = {}
@@ -173,6 +178,7 @@ class TrainingEngine:
         self._feed_order = [position[name] for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
+        describe(graph.proto.graph, graph.sites, gradient.chains)
         self._session = _session(gradient, self._bound.functions, options)
         drop_model_bytes(self._session)
         device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
@@ -184,6 +190,10 @@ class TrainingEngine:
             [device] * len(gradient.gradients),
             0,
         )
+
+    def anew(self) -> TrainingEngine:
+        """See :class:`torch2ort.engines.interface.Engine`."""
+        return TrainingEngine(self._graph, self._requires_grad, self._options, self._shelf)
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
         """Run the forward half.

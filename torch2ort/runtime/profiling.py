@@ -1,0 +1,227 @@
+"""Has sessions write down what each of their nodes takes, while somebody profiles.
+
+Sessions that are made inside of :meth:`Tracer.tracing` are profiled by onnxruntime, from their first run to
+:meth:`Tracer.take`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from torch2ort.graph.nodes import function_of
+from torch2ort.graph.origin import Origin
+from torch2ort.pythonop import Site
+from torch2ort.runtime.chains import Chain
+
+_KERNEL = "_kernel_time"
+# Between the name of a node and what onnxruntime adds when it makes others of it.
+_SEPARATORS = ("/", "_Grad", "_token_")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One run of one node.
+
+    Attributes:
+        name: of the node, as onnxruntime runs it.
+        operator: its kind.
+        function: the Function, or Functions, that it calls; ``""`` for an operator of onnxruntime's.
+        origin: the module and line that it comes from.
+        begin: microseconds since an instant that all events share.
+        duration: microseconds.
+        memory: bytes of the values that live while it runs, of those that nodes of its session made.
+        thread: of the process.
+    """
+
+    name: str
+    operator: str
+    function: str
+    origin: Origin
+    begin: float
+    duration: float
+    memory: int
+    thread: int
+
+
+@dataclass
+class _Traced:
+    session: Any
+    model: Path
+    origins: Mapping[str, Origin]
+    functions: Mapping[str, str]
+
+
+@dataclass
+class Tracer:
+    """Collects sessions and what they wrote."""
+
+    _traced: list[_Traced] = field(default_factory=list)
+    _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="torch2ort-profile-"))
+    _origins: Mapping[str, Origin] = field(default_factory=dict)
+    _functions: Mapping[str, str] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Have the sessions that the block makes, in whatever thread, profiled."""
+        global _active
+        before, _active = _active, self
+        try:
+            yield
+        finally:
+            _active = before
+
+    def prepare(self, settings: Any) -> None:
+        """Change the settings of a session that is about to be made."""
+        number = len(self._traced)
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(Path(self._folder.name, f"session_{number}"))
+        settings.optimized_model_filepath = str(Path(self._folder.name, f"session_{number}.onnx"))
+
+    def describe(self, origins: Mapping[str, Origin], functions: Mapping[str, str]) -> None:
+        """Take what the nodes of the next session come from, and what they call."""
+        self._origins, self._functions = origins, functions
+
+    def note(self, session: Any) -> None:
+        """Take the session that was made."""
+        model = Path(self._folder.name, f"session_{len(self._traced)}.onnx")
+        self._traced.append(_Traced(session, model, self._origins, self._functions))
+
+    def take(self) -> list[Event]:
+        """End the profiles; what they wrote is gone from the disk afterwards."""
+        events: list[Event] = []
+        try:
+            for traced in self._traced:
+                start = traced.session.get_profiling_start_time_ns() / 1000
+                path = Path(traced.session.end_profiling())
+                events += _events(json.loads(path.read_text()), traced, start)
+        finally:
+            self._traced = []
+            self._folder.cleanup()
+        return sorted(events, key=lambda event: event.begin)
+
+
+_active: Tracer | None = None
+
+
+def active_tracer() -> Tracer | None:
+    """Who collects the sessions that are made now."""
+    return _active
+
+
+def describe(graph: onnx.GraphProto, sites: Mapping[str, Site], chains: Iterable[Chain] = ()) -> None:
+    """Say what the nodes of the session that is made next come from.
+
+    Args:
+        graph: with the names and metadata of an export.
+        sites: what each node calls that calls a Function, by node name.
+        chains: what nodes call that stand for several.
+    """
+    if _active is not None:
+        names = {name: _name(site) for name, site in sites.items()}
+        joined = {chain.name: ", ".join(names[member] for member in chain.members) for chain in chains}
+        _active.describe({node.name: Origin.of(node) for node in graph.node}, {**names, **joined})
+
+
+def _name(site: Site) -> str:
+    """The Function, or the operator of PyTorch whose kernel a site calls."""
+    for value in site.constants.values() if site.internal else ():
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return f"torch.ops.aten.{json.loads(value)['operator']}"
+    return site.func_name
+
+
+@contextlib.contextmanager
+def profiled(settings: Any) -> Iterator[list[Any]]:
+    """Around the making of a session with these settings, which the block puts into the list."""
+    tracer, made = _active, []  # type: ignore[var-annotated]
+    if tracer is not None:
+        tracer.prepare(settings)
+    yield made
+    if tracer is not None:
+        tracer.note(made[0])
+
+
+def _events(written: list[dict[str, Any]], traced: _Traced, start: float) -> Iterator[Event]:
+    model = onnx.load(traced.model, load_external_data=False) if traced.model.exists() else onnx.ModelProto()
+    nodes = {node.name: node for node in model.graph.node}
+    memory = _Memory(model.graph)
+    for event in written:
+        if event.get("cat") != "Node" or not event["name"].endswith(_KERNEL):
+            continue
+        name, found = event["name"].removesuffix(_KERNEL), event["args"]
+        node = nodes.get(name)
+        origin = _by_prefix(traced.origins, name, Origin("", "", ""))
+        function = ""
+        if found["op_name"] in ("PythonOp", "PythonOpGrad", "ATen"):
+            named = function_of(node) if node is not None else ""
+            function = _by_prefix(traced.functions, name, named) or name
+        yield Event(
+            name=name,
+            operator=found["op_name"],
+            function=function,
+            origin=origin,
+            begin=start + event["ts"],
+            duration=event["dur"],
+            memory=memory.at(name, int(found.get("output_size") or 0)),
+            thread=event["tid"],
+        )
+
+
+def _by_prefix(known: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    """What is known of the node that a node was made of."""
+    if name in known:
+        return known[name]
+    for end in range(len(name) - 1, 0, -1):
+        if name.startswith(_SEPARATORS, end) and name[:end] in known:
+            return known[name[:end]]
+    return otherwise
+
+
+class _Memory:
+    """Which bytes live while nodes run: the outputs of nodes until their last reader.
+
+    Of a node with several outputs the size is known as a whole, and lives until the last reader of any.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._makers = {output: node.name for node in graph.node for output in node.output if output}
+        self._readers: dict[str, set[str]] = {}
+        self._inputs = {node.name: [i for i in node.input if i in self._makers] for node in graph.node}
+        for node in graph.node:
+            for value in node.input:
+                if value in self._makers:
+                    self._readers.setdefault(self._makers[value], set()).add(node.name)
+        for value in graph.output:
+            if value.name in self._makers:
+                # Never a name: it lives to the end of the run.
+                self._readers.setdefault(self._makers[value.name], set()).add("")
+        self._live: dict[str, int] = {}
+        self._waiting: dict[str, set[str]] = {}
+
+    def at(self, name: str, size: int) -> int:
+        """Bytes while a node runs that makes ``size``; to be asked in the order of the runs."""
+        if name in self._waiting:
+            # The next run of the session.
+            self._live.clear()
+            self._waiting.clear()
+        self._live[name] = size
+        self._waiting[name] = set(self._readers.get(name, ()))
+        total = sum(self._live.values())
+        if not self._waiting[name]:
+            del self._live[name]
+        for value in self._inputs.get(name, ()):
+            maker = self._makers[value]
+            left = self._waiting.get(maker)
+            if left is not None:
+                left.discard(name)
+                if not left:
+                    self._live.pop(maker, None)
+        return total
