@@ -17,6 +17,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.cached_session import can_keep, kept_session
+from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.profiling import describe
@@ -45,6 +46,7 @@ class InferenceEngine:
         if graph.weights:
             # They are inputs, which training changes between calls.
             settings.add_session_config_entry("session.disable_prepacking", "1")
+        name_undeterministic(graph.proto.graph, graph.sites, options)
         describe(graph.proto.graph, graph.sites)
         if shelf is None or not can_keep(graph):
             self._session = tuned_session(graph.proto, graph.sites, settings)

@@ -125,12 +125,12 @@ def describe(graph: onnx.GraphProto, sites: Mapping[str, Site], chains: Iterable
         chains: what nodes call that stand for several.
     """
     if _active is not None:
-        names = {name: _name(site) for name, site in sites.items()}
+        names = {name: kernel_name(site) for name, site in sites.items()}
         joined = {chain.name: ", ".join(names[member] for member in chain.members) for chain in chains}
         _active.describe({node.name: Origin.of(node) for node in graph.node}, {**names, **joined})
 
 
-def _name(site: Site) -> str:
+def kernel_name(site: Site) -> str:
     """The Function, or the operator of PyTorch whose kernel a site calls."""
     for value in site.constants.values() if site.internal else ():
         with contextlib.suppress(ValueError, TypeError, KeyError):

@@ -21,6 +21,7 @@ from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
 from torch2ort.runtime.binding import Callee, bind_nodes, native_site
 from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
+from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.donation import donate_inputs
 from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.mended import mended
@@ -129,13 +130,15 @@ class HalfSession:
         bind_nodes(model.graph, lowered.calls, training=False)
         self._bound = _bind(model.graph, lowered, bindings)
         save_stage(options, name, model)
+        sites = {**lowered.calls, **lowered.derivatives}
         owned = [self._inputs[i] for i in donated]
         self._fed = [name for name in self._inputs if name not in owned]
         with lent_allocator(settings) as lent:
             self.takes_memory = lent and shares_memory()
             if lent:
                 forget_output_sizes(model.graph)
-            describe(lowered.proto.graph, {**lowered.calls, **lowered.derivatives})
+            name_undeterministic(lowered.proto.graph, sites, options)
+            describe(lowered.proto.graph, sites)
             self._session = self._made(model, settings, owned, frees_early=frees_early)
         drop_model_bytes(self._session)
 

@@ -34,6 +34,7 @@ from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, training_pybind
 from torch2ort.runtime.binding import bind_sites, install_runners, rename_functions, reraise
 from torch2ort.runtime.centering import disabled_optimizers
+from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.optimized import identity, run_as_it_is
 from torch2ort.runtime.profiling import describe, profiled
@@ -178,6 +179,7 @@ class TrainingEngine:
         self._feed_order = [position[name] for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
+        name_undeterministic(graph.proto.graph, graph.sites, options)
         describe(graph.proto.graph, graph.sites, gradient.chains)
         self._session = _session(gradient, self._bound.functions, options)
         drop_model_bytes(self._session)

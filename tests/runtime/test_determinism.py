@@ -1,0 +1,84 @@
+"""Asked for deterministic results, sessions are told so, and what has no such kernel is named once."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import onnxruntime
+import pytest
+import torch
+
+import torch2ort
+from torch2ort.runtime import determinism
+
+
+class Putting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x, index):
+        return torch.put(x * self.weight, index, x[:2]).sum()
+
+
+@pytest.fixture(autouse=True)
+def nothing_named(monkeypatch):
+    monkeypatch.setattr(determinism, "_named", set())
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What sessions were told, as they were made."""
+    found, make = [], onnxruntime.InferenceSession.__init__
+
+    def note(self, model, settings=None, *args, **kwargs):
+        found.append(settings.use_deterministic_compute)
+        return make(self, model, settings, *args, **kwargs)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "__init__", note)
+    return found
+
+
+def _step(options=None):
+    module = torch2ort.ORTModule(Putting(), options=options)
+    for _ in range(2):
+        module(torch.randn(4), torch.tensor([0, 2])).backward()
+
+
+def _warned(run):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in caught if w.category is torch2ort.Torch2OrtWarning]
+
+
+def test_the_option_reaches_every_session(told):
+    _warned(lambda: _step(torch2ort.Options(deterministic=True)))
+    assert set(told[-1:]) == {True}
+
+
+def test_pytorchs_flag_reaches_every_session(told):
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        _warned(_step)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert set(told[-1:]) == {True}
+
+
+def test_nobody_asked(told):
+    assert _warned(_step) == []
+    assert set(told) == {False}
+
+
+def test_an_operator_without_a_deterministic_kernel_is_named_once():
+    options = torch2ort.Options(deterministic=True)
+    messages = _warned(lambda: (_step(options), _step(options)))
+    expected = (
+        "Deterministic results were asked for, and torch.ops.aten.put "
+        rf"\({re.escape(__file__)}:\d+\) has no deterministic kernel: it may give another result in another "
+        "run. Use another operator there"
+    )
+    (message,) = messages
+    assert re.fullmatch(expected, message)
