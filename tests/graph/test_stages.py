@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx
+import pytest
 import torch
 
 import torch2ort
@@ -18,6 +19,7 @@ class Model(torch.nn.Module):
         return Square.apply(self.layer(x))
 
 
+@pytest.mark.ort_training("its gradient graph is one file")
 def test_a_training_step_leaves_the_exported_the_gradient_and_the_optimized_graph(tmp_path):
     module = torch2ort.ORTModule(Model(), options=torch2ort.Options(save_onnx_dir=tmp_path / "graphs"))
     module(torch.randn(2, 4)).sum().backward()
@@ -33,3 +35,69 @@ def test_an_export_leaves_its_graph(tmp_path):
     torch2ort.export(Model(), torch.randn(2, 4), options=torch2ort.Options(save_onnx_dir=tmp_path))
     (file,) = tmp_path.iterdir()
     assert file.stem.endswith("Model_exported")
+
+
+@pytest.mark.joint("it has two halves")
+def test_a_step_of_the_joint_engine_leaves_both_halves_as_they_are_built_and_run(tmp_path):
+    module = torch2ort.ORTModule(Model(), options=torch2ort.Options(save_onnx_dir=tmp_path))
+    module(torch.randn(2, 4)).sum().backward()
+    names = [file.stem.split("_", 1)[1] for file in sorted(tmp_path.iterdir())]
+    assert names == ["Model_exported", "forward", "forward_optimized", "backward", "backward_optimized"]
+
+
+@pytest.mark.joint("it has two halves")
+def test_the_halves_have_the_names_of_the_model(tmp_path):
+    module = torch2ort.ORTModule(Model(), options=torch2ort.Options(save_onnx_dir=tmp_path))
+    module(torch.randn(2, 4, requires_grad=True)).sum().backward()
+    graphs = [onnx.load(next(tmp_path.glob(f"*_{half}.onnx"))).graph for half in ("forward", "backward")]
+    assert {value.name for value in graphs[0].input} == {"x", "layer.weight", "layer.bias"}
+    assert "grad_output" in {value.name for value in graphs[1].input}
+    gradients = {"grad_x", "grad_layer.weight", "grad_layer.bias"}
+    assert {value.name for value in graphs[1].output} == gradients
+
+
+def test_inference_leaves_what_runs(tmp_path):
+    module = torch2ort.ORTModule(Model(), options=torch2ort.Options(save_onnx_dir=tmp_path))
+    with torch.no_grad():
+        module(torch.randn(2, 4))
+    names = [file.stem.split("_", 1)[1] for file in sorted(tmp_path.iterdir())]
+    assert names == ["Model_exported", "inference_optimized"]
+
+
+def test_a_graph_whose_differentiation_fails_is_there(tmp_path, monkeypatch):
+    module = torch2ort.ORTModule(Model(), options=torch2ort.Options(save_onnx_dir=tmp_path))
+
+    def failing(*args, **kwargs):
+        raise torch2ort.UnsupportedOperatorError("no gradient")
+
+    # Where either engine begins to differentiate.
+    monkeypatch.setattr("torch2ort.engines.ort_training.engine.build_gradient_graph", failing)
+    monkeypatch.setattr("torch2ort.engines.joint.planning.trace_joint", failing)
+    with pytest.raises(torch2ort.UnsupportedOperatorError, match=r"^no gradient$"):
+        module(torch.randn(2, 4))
+    (file,) = tmp_path.iterdir()
+    assert [node.op_type for node in onnx.load(file).graph.node] == ["Gemm", "PythonOp"]
+
+
+def test_a_graph_that_is_refused_for_its_gradient_is_there(tmp_path, monkeypatch):
+    def refusing(program, target):
+        if target.differentiates:
+            raise torch2ort.UnsupportedOperatorError("no gradient")
+        return prepare(program, target)
+
+    from torch2ort import symbolics
+
+    prepare = symbolics.prepare
+    monkeypatch.setattr(symbolics, "prepare", refusing)
+    options = torch2ort.Options(save_onnx_dir=tmp_path)
+    monkeypatch.setitem(torch2ort.export.__globals__, "target_of", _differentiating)
+    with pytest.raises(torch2ort.UnsupportedOperatorError, match=r"^no gradient$"):
+        torch2ort.export(Model(), torch.randn(2, 4), options=options)
+    (file,) = tmp_path.iterdir()
+    assert file.stem.endswith("Model_exported")
+
+
+def _differentiating(options, *, differentiate):
+    from torch2ort.symbolics.target import GradientRules, GradientSource, Target
+
+    return Target(opset=18, can_run=lambda node: True, gradients=GradientRules(source=GradientSource.GRAPH))

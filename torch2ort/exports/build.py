@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.capture.call import Call, DimSpec
 from torch2ort.capture.modes import Modes, traceable_modes
 from torch2ort.capture.ordinary import refuse_untraceable
-from torch2ort.capture.trace import trace
+from torch2ort.capture.trace import Trace, trace
 from torch2ort.capture.traceable import backward_hook
-from torch2ort.errors import ExportError
+from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.exports.built import Built
 from torch2ort.exports.report import report
 from torch2ort.exports.reuse import reuse_or_build
@@ -27,7 +28,7 @@ from torch2ort.pythonop.autocast import off
 from torch2ort.startup import TRACE, TRANSLATE, phase
 from torch2ort.symbolics.autocast import settle_autocast
 from torch2ort.symbolics.lowering import lower, sizes_of
-from torch2ort.symbolics.target import Target
+from torch2ort.symbolics.target import GradientRules, Target
 
 
 def build(
@@ -133,7 +134,11 @@ def _export(
             if target.keeps_program:
                 program = kept_program(traced)
             with phase(TRANSLATE):
-                graph, weights = lower(model, traced, call.schema, target)
+                try:
+                    graph, weights = lower(model, traced, call.schema, target)
+                except UnsupportedOperatorError:
+                    _save_undifferentiated(model, traced, call, target, options)
+                    raise
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     if logger.isEnabledFor(DEVINFO):
         logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, report(graph))
@@ -155,6 +160,18 @@ def _export(
         effects=traced.effects,
         program=None if source is None else Program(lambda: source),
     )
+
+
+def _save_undifferentiated(
+    model: torch.nn.Module, traced: Trace, call: Call, target: Target, options: Options
+) -> None:
+    """Save the graph that has no gradient, to be looked at."""
+    if options.save_onnx_dir is None or not target.differentiates:
+        return
+    # What cannot be translated at all has no graph; the error says so.
+    with contextlib.suppress(Exception):
+        graph, _ = lower(model, traced, call.schema, replace(target, gradients=GradientRules()))
+        save_stage(options, f"{type(model).__name__}_exported", graph.proto)
 
 
 def _traced_again(built: Built, again: Built) -> Source:

@@ -11,6 +11,7 @@ import torch
 from torch2ort.cache.store.shelf import Shelf
 from torch2ort.errors import EngineError
 from torch2ort.graph.graph import Graph
+from torch2ort.graph.stages import save_optimized
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
@@ -46,6 +47,7 @@ class InferenceEngine:
         if graph.weights:
             # They are inputs, which training changes between calls.
             settings.add_session_config_entry("session.disable_prepacking", "1")
+        save_optimized(options, "inference_optimized", settings)
         name_undeterministic(graph.proto.graph, graph.sites, options)
         describe(graph.proto.graph, graph.sites)
         if shelf is None or not can_keep(graph):

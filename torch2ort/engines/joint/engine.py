@@ -86,7 +86,9 @@ class JointEngine:
         self._plan = plan
         self._sources = [s if isinstance(s, int) else to_value(plain(s.value)) for s in plan.sources]
         self._bindings = Bindings()
-        self._forward = HalfSession("forward", plan.half, self._bindings, options)
+        self._forward = HalfSession(
+            "forward", plan.half, self._bindings, options, readable=self._names_of_inputs()
+        )
         # Positions among what is kept of what the backward session owns, and the rest.
         self._donated = plan.donated if self._forward.takes_memory else ()
         self._fed = tuple(place for i, place in enumerate(plan.kept) if i not in self._donated)
@@ -176,6 +178,23 @@ class JointEngine:
             refuse_nan(found, LEFT_OUT)
         return found
 
+    def _names_of_inputs(self) -> dict[str, str]:
+        """What people call the inputs of the forward half."""
+        pairs = zip(self._plan.half.inputs, self._plan.sources, strict=True)
+        return {name: self._graph.feeds[source] for name, source in pairs if isinstance(source, int)}
+
+    def _names_in_backward(self, plan: BackwardPlan) -> dict[str, str]:
+        """What people call the inputs and outputs of a backward half."""
+        assert plan.half is not None
+        half, graph, inputs = self._plan.half, self._graph, self._names_of_inputs()
+        kept = [half.outputs[i] if i >= 0 else half.inputs[~i] for i in self._plan.kept]
+        given = [f"grad_{graph.fetches[i]}" for i in plan.given]
+        names = dict(zip(plan.half.inputs, [*(inputs.get(k, k) for k in kept), *given], strict=True))
+        return {
+            **names,
+            **{plan.half.outputs[i]: f"grad_{graph.feeds[f]}" for f, i in plan.gradients.items()},
+        }
+
     def _call(self, native_key: str) -> str:
         """The name of the call that a native site stands for."""
         return self._nodes[self._bindings.names[native_key]]
@@ -194,6 +213,7 @@ class JointEngine:
                     self._options,
                     frees_early=True,
                     donated=self._donated,
+                    readable=self._names_in_backward(plan),
                 )
         known = self._backwards[missing] = _Backward(plan, session)
         return known

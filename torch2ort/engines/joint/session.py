@@ -12,7 +12,7 @@ import torch
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.errors import EngineError
 from torch2ort.graph.large import loadable
-from torch2ort.graph.stages import save_stage
+from torch2ort.graph.stages import save_optimized, save_stage
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
@@ -98,6 +98,7 @@ class HalfSession:
         frees_early: whether it reads much that nobody needs after it.
         donated: positions of inputs that come with the run, which owns them: they are free after their last
             reader. Others are fed, and live until the run ends.
+        readable: what people call some of its values, for debugging.
 
     Attributes:
         takes_memory: whether values of another session may be donated to one like it without a copy.
@@ -113,6 +114,7 @@ class HalfSession:
         *,
         frees_early: bool = False,
         donated: Sequence[int] = (),
+        readable: Mapping[str, str] | None = None,
     ) -> None:
         self._inputs, self._outputs = lowered.inputs, list(lowered.outputs)
         settings = onnxruntime().SessionOptions()
@@ -129,7 +131,8 @@ class HalfSession:
         model.CopyFrom(mended(lowered.proto))
         bind_nodes(model.graph, lowered.calls, training=False)
         self._bound = _bind(model.graph, lowered, bindings)
-        save_stage(options, name, model)
+        save_stage(options, name, model, readable)
+        self._name, self._options = name, options
         sites = {**lowered.calls, **lowered.derivatives}
         owned = [self._inputs[i] for i in donated]
         self._fed = [name for name in self._inputs if name not in owned]
@@ -147,8 +150,10 @@ class HalfSession:
             with loadable(model) as source:
                 better = _sorted(source, settings, owned) if isinstance(source, bytes) else None
             if better is not None:
+                save_optimized(self._options, f"{self._name}_optimized", settings)
                 return make_session(better, self._bound, settings)
         donate_inputs(model.graph, owned)
+        save_optimized(self._options, f"{self._name}_optimized", settings)
         with loadable(model) as source:
             return make_session(source, self._bound, settings)
 
