@@ -20,6 +20,7 @@ from torch2ort.exports.report import report
 from torch2ort.exports.reuse import reuse_or_build
 from torch2ort.exports.source import Program, Source, kept_program, source_of
 from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.stages import save_stage
 from torch2ort.log import DEVINFO, logger, quiet
@@ -123,22 +124,14 @@ def _export(
         if trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")
         if trained and traced.outside:
-            raise ExportError(
-                f"{type(model).__name__}: {traced.outside} uses a tensor that requires a gradient and is no "
-                f"parameter of the model, so that a graph would give it none. Make it a parameter of the "
-                f"model, or pass it as an argument"
-            )
+            _refuse_outside(model, traced.outside)
         program = None
         with off():
             settle_autocast(traced.program.graph_module, model, gradients=modes.gradients)
             if target.keeps_program:
                 program = kept_program(traced)
             with phase(TRANSLATE):
-                try:
-                    graph, weights = lower(model, traced, call.schema, target)
-                except UnsupportedOperatorError:
-                    _save_undifferentiated(model, traced, call, target, options)
-                    raise
+                graph, weights = _lowered(model, traced, call, target, options)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     if logger.isEnabledFor(DEVINFO):
         logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, report(graph))
@@ -162,16 +155,19 @@ def _export(
     )
 
 
-def _save_undifferentiated(
+def _lowered(
     model: torch.nn.Module, traced: Trace, call: Call, target: Target, options: Options
-) -> None:
-    """Save the graph that has no gradient, to be looked at."""
-    if options.save_onnx_dir is None or not target.differentiates:
-        return
-    # What cannot be translated at all has no graph; the error says so.
-    with contextlib.suppress(Exception):
-        graph, _ = lower(model, traced, call.schema, replace(target, gradients=GradientRules()))
-        save_stage(options, f"{type(model).__name__}_exported", graph.proto)
+) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """As :func:`lower`; a graph that has no gradient is saved, to be looked at."""
+    try:
+        return lower(model, traced, call.schema, target)
+    except UnsupportedOperatorError:
+        if options.save_onnx_dir is not None and target.differentiates:
+            # What cannot be translated at all has no graph; the error says so.
+            with contextlib.suppress(Exception):
+                graph, _ = lower(model, traced, call.schema, replace(target, gradients=GradientRules()))
+                save_stage(options, f"{type(model).__name__}_exported", graph.proto)
+        raise
 
 
 def _traced_again(built: Built, again: Built) -> Source:
@@ -203,6 +199,14 @@ def _accepted(sizes: Sizes) -> Any:
     dims = [[d if isinstance(d, int) else names.setdefault(d, len(names)) for d in ds] for ds in sizes.dims]
     ranges = sorted(([names.get(name, -1), *bounds] for name, bounds in sizes.ranges.items()), key=str)
     return dims, ranges, sizes.guards
+
+
+def _refuse_outside(model: torch.nn.Module, what: str) -> None:
+    raise ExportError(
+        f"{type(model).__name__}: {what} uses a tensor that requires a gradient and is no "
+        f"parameter of the model, so that a graph would give it none. Make it a parameter of the "
+        f"model, or pass it as an argument"
+    )
 
 
 def _refuse_hook(model: torch.nn.Module, what: str) -> None:

@@ -72,7 +72,9 @@ def session_settings(options: Options) -> Any:
 
 
 @timed(SESSION)
-def _session(gradient: GradientGraph, functions: Mapping[str, str], options: Options) -> Any:
+def _session(graph: Graph, gradient: GradientGraph, functions: Mapping[str, str], options: Options) -> Any:
+    name_undeterministic(graph.proto.graph, graph.sites, options)
+    describe(graph.proto.graph, graph.sites, gradient.chains)
     settings = session_settings(options)
     if gradient.optimized:
         run_as_it_is(settings)
@@ -179,9 +181,7 @@ class TrainingEngine:
         self._feed_order = [position[name] for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
-        name_undeterministic(graph.proto.graph, graph.sites, options)
-        describe(graph.proto.graph, graph.sites, gradient.chains)
-        self._session = _session(gradient, self._bound.functions, options)
+        self._session = _session(graph, gradient, self._bound.functions, options)
         drop_model_bytes(self._session)
         device = self._ort.OrtDevice(self._ort.OrtDevice.cpu(), self._ort.OrtDevice.default_memory(), 0)
         self._agent = self._ort.TrainingAgent(
