@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -268,12 +269,6 @@ CASTS = "casts are where torch.autocast puts them"
             "Function is one itself.",
         ),
         (
-            {"debug": {"graph_save_paths": {"model_with_training_graph_path": "a.onnx"}}},
-            "Option debug.graph_save_paths.model_with_training_graph_path is 'a.onnx'; an update of "
-            "weights is "
-            "no part of these graphs. Use model_with_gradient_graph_path.",
-        ),
-        (
             {"debug": {"graph_save_paths": {"model_with_gradient_graph_path": "/no/such/a.onnx"}}},
             "Option debug.graph_save_paths.model_with_gradient_graph_path is '/no/such/a.onnx'; allowed is a "
             "file in a folder that exists.",
@@ -333,3 +328,36 @@ def test_graphs_are_written_at_the_first_step(tmp_path: Path) -> None:
     weights = {name for name in ("model.first.weight", "model.last.weight")}
     assert weights <= {value.name for value in written["model_after_graph_transforms_path"].input}
     assert len(written["model_with_gradient_graph_path"].node) > 3
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        optim.SGDConfig(lr=0.1),
+        optim.LambConfig([{"params": ["first.weight"], "alpha": 0.5}], lr=0.1, max_norm_clip=0.1),
+        optim.AdamConfig(
+            lr=0.1, lambda_coef=0.1, weight_decay_mode=optim.AdamConfig.DecayMode.AFTER_WEIGHT_UPDATE
+        ),
+    ],
+    ids=["sgd", "lamb", "adam"],
+)
+def test_a_whole_step_is_written_as_one_graph_which_does_that_step(config: Any, tmp_path: Path) -> None:
+    prefix = "model_with_training_graph"
+    paths = {f"{prefix}_path": "step.onnx", f"{prefix}_after_optimization_path": "optimized.onnx"}
+    tried = trainer(
+        config=config, debug={"graph_save_paths": {k: str(tmp_path / v) for k, v in paths.items()}}
+    )
+    before = tried.state_dict(pytorch_format=True)
+    x, y = next(batches(1))
+    loss = tried.train_step(x, y)[0]
+    after = tried.state_dict(pytorch_format=True)
+    for name in paths.values():
+        session = onnxruntime.InferenceSession(tmp_path / name, providers=["CPUExecutionProvider"])
+        given = {value.name: np.zeros(value.shape, np.float32) for value in session.get_inputs()[2:]}
+        given |= {f"whole.model.{weight}": value.numpy() for weight, value in before.items()}
+        given |= {"inputs_0": x.numpy(), "inputs_1": y.numpy(), "learning_rate": np.array(0.1, np.float32)}
+        names = [value.name for value in session.get_outputs()]
+        found = dict(zip(names, session.run(None, given), strict=True))
+        assert float(found["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+        updated = {weight: torch.from_numpy(found[f"updated.whole.model.{weight}"]) for weight in after}
+        torch.testing.assert_close(updated, after, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,8 @@ from torch2ort.trainer.model_desc import ModelDesc
 from torch2ort.trainer.onnx_model.model import OnnxModel
 from torch2ort.trainer.onnx_model.weights import TRAINED
 from torch2ort.trainer.options import ORTTrainerOptions
+from torch2ort.trainer.training_graph import optimized, training_graph
+from torch2ort.trainer.update import Update
 from torch2ort.trainer.whole_model import WholeModel
 
 
@@ -57,6 +59,17 @@ class Graphs:
             if self._options.debug.check_model_export:
                 self._check_export(inputs)
         self.sample = inputs
+
+    def before_update(self, update: Update) -> None:
+        """Write the first training step with its update where the options say."""
+        paths = [self._wanted.pop(name, None) for name in _WHOLE_STEP]
+        if not any(paths) or self.sample is None:
+            return
+        model = training_graph(self._whole, self._description.loss_position(), update, self.sample)
+        if paths[0] is not None:
+            onnx.save(model, paths[0])
+        if paths[1] is not None:
+            optimized(model, paths[1])
 
     def after_training(self) -> None:
         """Write the graphs of the first training step where the options say."""
@@ -172,13 +185,10 @@ _STAGES = {
 }
 
 
+_WHOLE_STEP = ("model_with_training_graph_path", "model_with_training_graph_after_optimization_path")
+
+
 def _refuse_path(name: str, path: Path) -> None:
-    if name not in _STAGES:
-        raise OptionError(
-            f"Option debug.graph_save_paths.{name} is {str(path)!r}; an update of weights is no part of "
-            f"these graphs. Use "
-            f"model_with_gradient_graph_path."
-        )
     if not path.absolute().parent.is_dir():
         raise OptionError(
             f"Option debug.graph_save_paths.{name} is {str(path)!r}; allowed is a file in a folder that "

@@ -114,6 +114,7 @@ class ORTTrainer:
         self._graphs.before_training(inputs)
         if not self._whole.training:
             self._module.train()
+        self._graphs.before_update(self._update)
         with self._autocast():
             outputs = self._module(*inputs)
         self.model_desc.check_outputs(outputs, sizes)

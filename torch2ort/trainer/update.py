@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 
 from torch2ort import optim as functions
 from torch2ort.errors import OptionError
 from torch2ort.trainer.optim.config import AdamConfig, _OptimizerConfig
+
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
 
 # What a state of torch2ort.optim is called in a trainer's state.
 MOMENTS = {"exp_avg": "Moment_1", "exp_avg_sq": "Moment_2"}
@@ -29,6 +31,7 @@ class Update:
         OptionError: a group names a weight that is not trained.
 
     Attributes:
+        lr: the learning rate to begin with.
         state: of the optimizer, as :mod:`torch2ort.optim` has it.
     """
 
@@ -41,6 +44,7 @@ class Update:
         clips: bool,
     ) -> None:
         self._parameters, self._owned = parameters, owned
+        self.lr = config.lr
         self._groups = _groups(config, parameters)
         self._clips = clips and config.name != "SGDOptimizer"
         self._optimizer = _optimizer(config, self._groups)
@@ -49,24 +53,46 @@ class Update:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update the weights of this process by their gradients; one without a gradient stays as it is."""
-        if self._clips:
-            self._clip()
-        gradients = {name: p.grad for name, p in self._owned.items() if p.grad is not None}
-        present = {name: self._owned[name].detach() for name in gradients}
-        updated, self.state = self._optimizer(present, gradients, self.state, lr)
-        late = {name: values for values, names in self._groups if _decays_late(values) for name in names}
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        # By the norm of all gradients, also of those that another process applies.
+        clipped = self._clipped(gradients)
+        mine = {name: clipped[name] for name in gradients if name in self._owned}
+        present = {name: self._owned[name].detach() for name in mine}
+        updated, self.state = self._updated(present, mine, self.state, lr)
         for name, value in updated.items():
-            if name in late:
-                value = value * (1 - lr * late[name]["lambda"])
             self._owned[name].copy_(value)
 
-    def _clip(self) -> None:
-        """Limit the norm of all gradients together, for each group to its own limit."""
-        present = [p.grad for p in self._parameters.values() if p.grad is not None]
-        total = torch.nn.utils.get_total_norm(present)
+    def init(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return the state before the first update, as optimizers of torch2ort.optim do."""
+        return self._optimizer.init(parameters)
+
+    def __call__(
+        self, parameters: Tensors, gradients: Tensors, state: Mapping[str, Any], lr: torch.Tensor | float
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Update as a function of tensors, as optimizers of torch2ort.optim do, clipping included."""
+        return self._updated(parameters, self._clipped(gradients), state, lr)
+
+    def _updated(
+        self, parameters: Tensors, gradients: Tensors, state: Mapping[str, Any], lr: torch.Tensor | float
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        updated, new = self._optimizer(parameters, gradients, state, lr)
         for values, names in self._groups:
-            mine = [self._parameters[name] for name in names]
-            torch.nn.utils.clip_grads_with_norm_(mine, values["max_norm_clip"], total)
+            for name in names:
+                if _decays_late(values) and name in gradients:
+                    updated[name] = updated[name] * (1 - lr * values["lambda"])
+        return updated, new
+
+    def _clipped(self, gradients: Tensors) -> dict[str, torch.Tensor]:
+        """Limit the norm of all gradients together, for each group to its own limit, as PyTorch does."""
+        if not self._clips or not gradients:
+            return dict(gradients)
+        norms = [torch.linalg.vector_norm(value) for value in gradients.values()]
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        clipped = dict(gradients)
+        for values, names in self._groups:
+            factor = torch.clamp(values["max_norm_clip"] / (total + 1e-6), max=1.0)
+            clipped.update({name: gradients[name] * factor for name in names if name in gradients})
+        return clipped
 
 
 def _groups(
@@ -119,10 +145,3 @@ def finite(parameters: Mapping[str, torch.nn.Parameter]) -> bool:
     """Tell whether no gradient has an infinity or what is no number."""
     flags = [torch.isfinite(p.grad).all() for p in parameters.values() if p.grad is not None]
     return bool(torch.stack(flags).all()) if flags else True
-
-
-def gradients(parameters: Mapping[str, torch.nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the gradients that there are, with the names of their weights."""
-    for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            yield name, parameter.grad
