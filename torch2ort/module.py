@@ -15,6 +15,7 @@ from torch2ort.capture.ordinary import is_compiled, refuse_untraceable
 from torch2ort.engines.choose import engine_name
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
+from torch2ort.former_names import warn_of_former_names
 from torch2ort.options import Options, with_arguments
 from torch2ort.variants.profile import Profile
 from torch2ort.variants.runner import Runner
@@ -111,6 +112,7 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
     ) -> Any:
         """Make an instance of a class of its own, below both this one and the model's class."""
         _refuse(cls, model, args, kwargs)
+        warn_of_former_names()
         runner = Runner(model, with_arguments(options))
         namespace: dict[str, Any] = {
             "__doc__": type(model).__doc__,

@@ -170,6 +170,13 @@ def refusals(rank: int) -> None:
     fully_shard(mixed.layers[0], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     with pytest.raises(torch2ort.ExportError, match=r"'layers.0' with a MixedPrecisionPolicy, whose casts"):
         torch2ort.ORTModule(shard(mixed))(x)
+    parted = Stack()
+    # As deepspeed marks what it parts.
+    parted.last.weight.ds_status = 1
+    with pytest.raises(
+        torch2ort.ExportError, match=r"DeepSpeed's ZeRO stage 3 parts the weight 'last.weight'"
+    ):
+        torch2ort.ORTModule(parted)(x)
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.ORTModule(torch.nn.parallel.DistributedDataParallel(Stack()))
     assert str(caught.value) == (

@@ -29,6 +29,12 @@ def sharded_below(model: torch.nn.Module) -> list[Any]:
         return []
     from torch.distributed.fsdp import FSDPModule
 
+    parted = next((name for name, p in model.named_parameters() if hasattr(p, "ds_status")), None)
+    if parted is not None:
+        raise ExportError(
+            f"{type(model).__name__}: DeepSpeed's ZeRO stage 3 parts the weight '{parted}' among processes, "
+            f"and gathers it in hooks that a graph does not have. Use torch.distributed.fsdp's fully_shard"
+        )
     found = []
     for name, module in model.named_modules():
         if name and isinstance(module, FSDPModule):
