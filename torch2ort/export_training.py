@@ -23,7 +23,7 @@ from torch2ort.training_files import files
 from torch2ort.training_files.evaluation import without_gradients
 from torch2ort.training_files.samples import call_of, inputs_call
 from torch2ort.training_files.target import plain_target
-from torch2ort.training_files.traced import TracedStep, refuse_new_conditions, trace_step
+from torch2ort.training_files.traced import TracedStep, refuse_new_conditions, state_names, trace_step
 from torch2ort.training_files.wrapped import Metrics, WithLoss
 
 
@@ -84,12 +84,13 @@ def export_training(
         names.OPTIMIZER_MODEL: files.optimizer_model(step, chosen, state.optimizer, target),
     }
     refuse_new_conditions(step)
+    known = state_names(model, wrapped)
     models[names.EVAL_MODEL], evaluated, _ = without_gradients(
-        wrapped, call, _state_name, state.model, results, options, functions
+        wrapped, call, known, state.model, results, options, functions
     )
     alone = inputs_call(model, sample, dynamic_shapes, has_loss=loss is not None)
     models[names.INFERENCE_MODEL], inferred, outputs = without_gradients(
-        model, alone, str, state.model, None, options, functions
+        model, alone, known, state.model, None, options, functions
     )
     gradients = {name: files.accumulated(name) for name in files.reached_names(step)}
     description = Description(

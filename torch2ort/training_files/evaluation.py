@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from torch2ort.training_files.target import plain_target
 def without_gradients(
     model: torch.nn.Module,
     call: Call,
-    state_name: Callable[[str], str],
+    names: Mapping[int, str],
     state: Collection[str],
     results: list[str] | None,
     options: Options,
@@ -31,7 +31,7 @@ def without_gradients(
     Args:
         model: the model.
         call: the sample call.
-        state_name: from names in ``model`` to names in the ``state_dict``.
+        names: the name of each parameter and buffer in the ``state_dict``, by the tensor's id.
         state: names that stay inputs, of parameters and buffers; the others become constants.
         results: names of the outputs; ``None`` takes the model's own.
         options: of the export.
@@ -53,7 +53,7 @@ def without_gradients(
             f"evaluation does not"
         )
     functions.update(graph.sites)
-    origins = {name: state_name(origin) for name, origin in graph.weights.items()}
+    origins = {name: names.get(id(built.weights[name]), origin) for name, origin in graph.weights.items()}
     taken = [name for name in origins.values() if name in state]
     constants = {
         f"constant.{origins[name]}": built.weights[name]

@@ -91,11 +91,14 @@ def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options:
         # Some more were made about numbers that are constants by now.
         known = max(known, conditions(folded.graph_module.graph))
     source = _unrolled(folded)
-    required = [_origin(built, feed) in trained for feed in source.feeds]
+    wanted = {id(p) for name, p in wrapped.named_parameters(remove_duplicate=False) if name in trained}
+    required = [isinstance(feed, str) and id(built.weights.get(feed)) in wanted for feed in source.feeds]
     source, mapped = map_calls(source, required, target)
     joint, reach = trace_joint(source, required)
-    given = _given(built, source, joint, required)
-    return TracedStep(joint, given, reach.inputs([0]), built, known, (source, mapped))
+    given = _given(built, source, joint, required, state_names(wrapped.model, wrapped))
+    # Calls of Functions are as good as operators: what a run of theirs leaves out, no file sees.
+    reached = reach.renamed(range(len(source.feeds)), {}, {}).inputs([0])
+    return TracedStep(joint, given, reached, built, known, (source, mapped))
 
 
 @contextlib.contextmanager
@@ -148,11 +151,27 @@ def _origin(built: Built, feed: str | Constant) -> str:
     return built.graph.weights.get(feed, "") if isinstance(feed, str) else feed.owner
 
 
-def _given(built: Built, source: Source, joint: Joint, required: Sequence[bool]) -> dict[int, Given]:
+def state_names(model: torch.nn.Module, within: torch.nn.Module) -> dict[int, str]:
+    """The name of each parameter and buffer in a ``state_dict``, by the tensor's id; the first of several.
+
+    Args:
+        model: the model, whose names go without a prefix.
+        within: a module that holds it.
+    """
+    found: dict[int, str] = {}
+    for module in (model, within):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            found.setdefault(id(tensor), name)
+    return found
+
+
+def _given(
+    built: Built, source: Source, joint: Joint, required: Sequence[bool], names: Mapping[int, str]
+) -> dict[int, Given]:
     found: dict[int, Given] = {}
     for position, feed in enumerate(source.feeds):
-        origin = _origin(built, feed)
-        name = origin.removeprefix("model.")
+        origin = _origin(built, feed).removeprefix("model.")
+        name = names.get(id(built.weights.get(feed)), origin) if isinstance(feed, str) else origin
         if isinstance(feed, str) and feed in built.graph.inputs:
             found[position] = Given("batch", feed, None)
             _refuse_write(joint, position, f"argument {feed!r}")

@@ -1,0 +1,237 @@
+"""What export_training takes and refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import torch2ort
+from tests.training_files.steps import as_numpy
+from torch2ort import optim
+from torch2ort.artifacts import TrainingSession
+from torch2ort.errors import (
+    EngineError,
+    ExportError,
+    ModelLoadError,
+    OptionError,
+    SchemaError,
+    Torch2OrtWarning,
+    UnsupportedOperatorError,
+)
+
+pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
+
+
+class Tied(torch.nn.Module):
+    """A table that is read twice, and a parameter that the loss does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 4)
+        self.out = torch.nn.Linear(4, 5, bias=False)
+        self.out.weight = self.table.weight
+        self.unread = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, tokens):
+        return self.out(self.table(tokens))
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """A model with tied weights and an optimizer of a user's own, and the folder of its step."""
+
+    def falling(parameters, gradients, state, lr):
+        step = state["step"] + 1
+        return {n: p - lr / step * gradients[n] for n, p in parameters.items()}, {"step": step}
+
+    falling.init = lambda parameters: {"step": torch.zeros(())}
+    falling.lr = 0.5
+    torch.manual_seed(3)
+    model, tokens = Tied(), torch.tensor([0, 3, 3, 1])
+    folder = tmp_path_factory.mktemp("tied")
+    torch2ort.export_training(
+        model, (tokens, tokens), loss=F.cross_entropy, optimizer=falling, trainable="table.*"
+    ).save(folder)
+    return model, folder, tokens
+
+
+def test_an_own_optimizer_and_tied_weights(tied, tmp_path):
+    model, folder, tokens = tied
+    session = TrainingSession(folder)
+    weight = model.table.weight.detach().clone().requires_grad_(True)
+    for step in range(1, 4):
+        loss = F.cross_entropy(F.linear(F.embedding(tokens, weight), weight), tokens)
+        (gradient,) = torch.autograd.grad(loss, weight)
+        weight = (weight - 0.5 / step * gradient).detach().requires_grad_(True)
+        assert session.step((tokens.numpy(), tokens.numpy()))["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    np.testing.assert_allclose(session.parameters()["table.weight"], weight.detach(), rtol=1e-4, atol=1e-5)
+    session.save_checkpoint(tmp_path / "now")
+    from safetensors.numpy import load_file
+
+    found = load_file(tmp_path / "now")
+    assert sorted(found) == ["optimizer.step", "out.weight", "table.weight"]
+    np.testing.assert_array_equal(found["out.weight"], found["table.weight"])
+
+
+def test_an_index_outside_of_its_table_is_an_error(tied):
+    _, folder, tokens = tied
+    session = TrainingSession(folder)
+    before = session.parameters()["table.weight"]
+    with pytest.raises(EngineError, match="out of data bounds"):
+        session.step((np.array([0, 1, 2, 9]), tokens.numpy()))
+    with pytest.raises(EngineError, match="Out of range value in index tensor"):
+        session.step((tokens.numpy(), np.array([0, 1, 2, -2])))
+    np.testing.assert_array_equal(session.parameters()["table.weight"], before)
+
+
+def test_the_model_is_afterwards_as_before(tied):
+    model, _, _ = tied
+    assert model.training
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class Squared(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return Square.apply(self.layer(x)).sum()
+
+
+def test_an_unmapped_function_stays_and_is_said(tmp_path):
+    name = f"{Square.__module__}.{Square.__qualname__}"
+    with pytest.warns(Torch2OrtWarning) as caught:
+        artifacts = torch2ort.export_training(Squared(), torch.randn(2, 3))
+    (said,) = [str(one.message) for one in caught]
+    assert said == (
+        f"the training step calls {name}, which no exporter maps to ONNX operators: its files run only "
+        f"beside PyTorch and torch2ort's custom-op library. Map it with torch2ort.register_exporter, and its "
+        f"gradient with torch2ort.register_gradient"
+    )
+    assert artifacts.description.functions == [name]
+    artifacts.save(tmp_path)
+    with pytest.raises(ModelLoadError) as raised:
+        TrainingSession(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path}: the training step calls {name}, which needs PyTorch")
+
+
+def test_a_function_that_is_mapped_trains(tmp_path):
+    torch2ort.register_exporter(Square)(lambda g, x: g.op("Mul", x, x))
+    torch2ort.register_gradient("Mul")(
+        lambda g, inputs, outputs, grads: (
+            g.op("Mul", grads[0], inputs[1]),
+            g.op("Mul", grads[0], inputs[0]),
+        )
+    )
+    try:
+        torch.manual_seed(4)
+        model, x = Squared(), torch.randn(2, 3)
+        artifacts = torch2ort.export_training(model, x, optimizer=optim.SGD(lr=0.1))
+    finally:
+        torch2ort.unregister(Square)
+        torch2ort.unregister("Mul")
+    assert artifacts.description.functions == []
+    artifacts.save(tmp_path)
+    session = TrainingSession(tmp_path)
+    loss = model(x)
+    loss.backward()
+    assert session.step(as_numpy(x))["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        wanted = (parameter - 0.1 * parameter.grad).detach()
+        np.testing.assert_allclose(session.parameters()[name], wanted, rtol=1e-4, atol=1e-5)
+
+
+def export(model, sample=None, **settings):
+    sample = (torch.randn(2, 3), torch.randn(2, 2)) if sample is None else sample
+    return torch2ort.export_training(model, sample, **settings)
+
+
+def forgetful(parameters, gradients, state, lr):
+    return {}, state
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "sentence"),
+    [
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, trainable="*lora*"),
+            OptionError,
+            "trainable='*lora*': no parameter of Linear is trained; expected some of ['bias', 'weight']",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), torch.randn(2, 3)),
+            ExportError,
+            "the loss of a training step is a tensor of shape (2, 2); expected a tensor of one floating "
+            "point number. Give loss=, a function of outputs and targets, or let the model return its loss "
+            "first",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), torch.randn(2, 3), loss=F.mse_loss),
+            ExportError,
+            "the sample of a training step with a loss is a Tensor; expected a tuple of inputs and targets",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), ({1, 2}, torch.randn(2, 2)), loss=F.mse_loss),
+            SchemaError,
+            "sample[0]: a set; a sample of a training step is made of tensors, tuples, lists, dicts and "
+            "numbers",
+        ),
+        (
+            lambda: export(
+                torch.nn.Linear(3, 2).half(),
+                (torch.randn(2, 3).half(), torch.randn(2, 2).half()),
+                loss=F.mse_loss,
+            ),
+            ExportError,
+            "parameter 'weight' is torch.float16; expected one of torch.float32, torch.float64: a training "
+            "step as a file computes in no half precision",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=forgetful),
+            ExportError,
+            "the optimizer gave parameters []; expected ['bias', 'weight'], as it got them",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_named(run, kind, sentence):
+    with pytest.raises(kind) as raised:
+        run()
+    assert str(raised.value) == sentence
+
+
+def test_an_operator_without_a_translation_is_named():
+    with pytest.raises(UnsupportedOperatorError, match=r"has no exact translation to ONNX's own operators"):
+        export(torch.nn.Linear(3, 2), loss=lambda outputs, targets: torch.erfinv(outputs).sum())
+
+
+def test_uniform_numbers_are_uniform():
+    from torch2ort.training_files.randomness import _normal, _uniform
+
+    like = torch.empty(200, 500)
+    draws = [_uniform(like, torch.tensor([seed, step]), 3) for seed, step in ((0, 0), (0, 1), (1, 0))]
+    for draw in draws:
+        assert draw.min() >= 0
+        assert draw.max() < 1
+        counts = torch.histc(draw, 20, 0, 1)
+        assert (counts - 5000).abs().max() < 5 * 5000**0.5
+        lagged = torch.corrcoef(torch.stack([draw.flatten()[1:], draw.flatten()[:-1]]))[0, 1]
+        assert lagged.abs() < 0.02
+    assert torch.corrcoef(torch.stack([d.flatten() for d in draws])).fill_diagonal_(0).abs().max() < 0.02
+    normal = _normal(like, torch.tensor([5, 5]), 1)
+    assert normal.mean().abs() < 0.02
+    assert abs(normal.std() - 1) < 0.02
