@@ -180,3 +180,11 @@ def test_devinfo_has_the_exporters_report(caplog):
     assert report.startswith("export of Model\n")
     assert "com.microsoft::PythonOp" in report
     assert f"runs {Square.__module__}.Square in Python ({__file__}:" in report
+
+
+@pytest.mark.parametrize("name", ["torch2ort.ORTModule", "torch2ort.artifacts.TrainingSession"])
+def test_importing_it_sets_up_no_logging_of_the_application(name):
+    module, _, attribute = name.rpartition(".")
+    code = f"import logging; from {module} import {attribute}; print(logging.getLogger().handlers)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[]\n", done.stderr

@@ -16,9 +16,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from torch2ort.options import Options
+if TYPE_CHECKING:
+    from torch2ort.options import Options
 
 logger = logging.getLogger("torch2ort")
 
@@ -106,6 +107,18 @@ def apply_level(options: Options) -> None:
     """
     if options.log_level is not None:
         logger.setLevel(options.log_level.upper())
+
+
+@contextlib.contextmanager
+def no_new_handlers() -> Iterator[None]:
+    """Take off the root logger what the block puts there: to set up logging is the application's to do."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    try:
+        yield
+    finally:
+        for handler in [h for h in root.handlers if h not in before]:
+            root.removeHandler(handler)
 
 
 def onnxruntime_severity() -> int:

@@ -76,6 +76,11 @@ def test_lines_are_those_of_the_model(profiled):
     assert rows[_line("self.layer(x)")].calls >= 4
 
 
+def test_derivatives_are_of_the_module_that_they_are_derivatives_of(profiled):
+    layer = [event for event in profiled[1].events if event.origin.line == _line("self.layer(x)")]
+    assert {event.origin.module for event in layer} == {"layer"}
+
+
 def test_the_table_has_the_three(profiled):
     text = profiled[1].table(rows=1)
     heads = [line.split()[0] for line in text.splitlines() if line.endswith("peak")]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
+from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.description import Tensor
 from torch2ort.errors import EngineError, ModelLoadError
 

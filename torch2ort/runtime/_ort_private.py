@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 from typing import Any
 
 from torch2ort.errors import RuntimeNotFoundError
+from torch2ort.log import no_new_handlers
 
 # Rewrites of graphs that every session goes without. GemmSumFusion fails an assertion, and the session with
 # it, where a Gemm reads the third output of a node or a later one (training 1.19.2, stock 1.31.1).
@@ -43,19 +43,14 @@ def onnxruntime() -> Any:
     Raises:
         RuntimeNotFoundError: none is installed.
     """
-    root = logging.getLogger()
-    before = list(root.handlers)
     try:
-        return importlib.import_module("onnxruntime")
+        with no_new_handlers():  # onnxruntime-training 1.19.2 adds one
+            return importlib.import_module("onnxruntime")
     except ImportError as error:
         raise RuntimeNotFoundError(
             f"running a model needs an ONNX Runtime package, and `import onnxruntime` failed ({error}). "
             f"For inference: pip install 'torch2ort[cpu]'. For training: {_TRAINING_HINT}"
         ) from error
-    finally:
-        # onnxruntime-training 1.19.2 sets up logging, which is the application's to do.
-        for handler in [h for h in root.handlers if h not in before]:
-            root.removeHandler(handler)
 
 
 def version() -> tuple[int, ...]:

@@ -38,6 +38,10 @@ def lower_half(half: Half, target: Target) -> Lowered:
     """
     graph = half.graph_module.graph
     forget_new_sizes(graph)
+    for node in graph.nodes:
+        # A derivative belongs to the module of what it is one of.
+        if "nn_module_stack" not in node.meta and node.meta.get("fwd_nn_module_stack"):
+            node.meta["nn_module_stack"] = node.meta["fwd_nn_module_stack"]
     outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
     program = private.program_of(half.graph_module, list(graph.find_nodes(op="placeholder")), outputs)
     names = program_size_names(program)
