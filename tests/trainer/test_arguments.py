@@ -260,8 +260,8 @@ CASTS = "casts are where torch.autocast puts them"
         ),
         (
             {"_internal_use": {"onnx_opset_version": 14}},
-            "Option _internal_use.onnx_opset_version is 14; torch2ort writes opset 18 alone here; leave the "
-            "option out.",
+            "Option _internal_use.onnx_opset_version is 14; torch2ort writes opset 18, which ONNX's "
+            "converter does not take back to that; leave the option out.",
         ),
         (
             {"_internal_use": {"enable_onnx_contrib_ops": False}},

@@ -371,3 +371,11 @@ def test_mixed_precision_is_eager_s_autocast() -> None:
         torch.testing.assert_close(tried.train_step(x, y)[0], loss.detach())
     assert_same(model, expected)
     assert tried._module.engine == "joint"
+
+
+def test_mixed_precision_has_a_dynamic_scale_by_default_and_leaves_the_given_options_as_they_are() -> None:
+    given = options(mixed_precision={"enabled": True})
+    tried = ORTTrainer(started(), DESCRIPTION, optim.SGDConfig(), cross_entropy, given)
+    scaler = tried.options.mixed_precision.loss_scaler
+    assert (type(scaler), scaler.loss_scale) == (amp.DynamicLossScaler, 65536.0)
+    assert given.mixed_precision.loss_scaler is None

@@ -74,7 +74,8 @@ def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
     if options._is_given("_internal_use.onnx_opset_version"):
         raise OptionError(
             f"Option _internal_use.onnx_opset_version is {options._internal_use.onnx_opset_version}; "
-            f"torch2ort writes opset {DEFAULT_OPSET} alone here; leave the option out."
+            f"torch2ort writes opset {DEFAULT_OPSET}, which ONNX's converter does not take back to that; "
+            f"leave the option out."
         )
     _refuse_providers(options.provider_options)
     _of_session(options.session_options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch2ort.trainer.graphs import Graphs
 from torch2ort.trainer.model_desc import ModelDesc, ModelDescription
 from torch2ort.trainer.onnx_model.model import OnnxModel
 from torch2ort.trainer.optim.config import _OptimizerConfig
-from torch2ort.trainer.options import ORTTrainerOptions
+from torch2ort.trainer.options import OptionGroup, ORTTrainerOptions
 from torch2ort.trainer.outputs import StepOutputs, outputs_of
 from torch2ort.trainer.processes import Processes
 from torch2ort.trainer.settings import device_of, module_options, refuse_what_is_missing
@@ -70,7 +71,7 @@ class ORTTrainer:
         options: ORTTrainerOptions | None = None,
     ) -> None:
         _check_arguments(model, optim_config, loss_fn, options)
-        self.options = ORTTrainerOptions() if options is None else options
+        self.options = _with_scaler(ORTTrainerOptions() if options is None else options)
         refuse_what_is_missing(self.options)
         self.model_desc = ModelDesc(model_desc)
         self.optim_config = optim_config
@@ -78,7 +79,7 @@ class ORTTrainer:
         self._train_step_info = TrainStepInfo(optim_config)
         self._processes = Processes(self.options)
         self._device = device_of(self.options)
-        self._scaler = self._chosen_scaler()
+        self._scaler: LossScaler | None = self.options.mixed_precision.loss_scaler
         self._loss = self.model_desc.loss_position()
         self._whole = self._made_whole(model).to(self._device)
         self._parameters = self._trained()
@@ -387,11 +388,6 @@ class ORTTrainer:
         if self._scaler is not None:
             self._scaler.update(info)
 
-    def _chosen_scaler(self) -> LossScaler | None:
-        if not self.options.mixed_precision.enabled:
-            return None
-        return self.options.mixed_precision.loss_scaler or DynamicLossScaler()
-
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         """The weights to train, by name; those that are frozen require no gradients from now on."""
         tensors = self._whole.tensors()
@@ -438,6 +434,16 @@ class ORTTrainer:
     def _partition(self, name: str) -> dict[str, Any]:
         shape = torch.tensor(self._parameters[name].shape, dtype=torch.int64)
         return {"original_dim": state.array(shape), "megatron_row_partition": -1}
+
+
+def _with_scaler(options: ORTTrainerOptions) -> ORTTrainerOptions:
+    """The options, with a scale of the loss where mixed precision has none; those that were given stay."""
+    if not options.mixed_precision.enabled or options.mixed_precision.loss_scaler is not None:
+        return options
+    completed = copy.copy(options)
+    group = OptionGroup({"enabled": True, "loss_scaler": DynamicLossScaler()})
+    vars(completed)["mixed_precision"] = group
+    return completed
 
 
 def _check_arguments(model: Any, optim_config: Any, loss_fn: Any, options: Any) -> None:
