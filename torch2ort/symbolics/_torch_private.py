@@ -14,6 +14,7 @@
 | torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch.fx.experimental._config | 2.11-2.15.0 |
+| aten::_linalg_det, aten::_linalg_slogdet: what they keep | 2.11-2.15.0 |
 | torch._inductor.config.fallback_random | 2.11-2.15.0 |
 | torch._export.utils: how composites are collected, see ``_composites`` | 2.11-2.15.0 |
 | torch.export.exported_program: how composites are overridden, see ``_overridden`` | 2.11-2.15.0 |
@@ -86,6 +87,12 @@ with private_names("torch"):
     need(_fx_passes, "insert_type_promotion_nodes", "remove_assertion_nodes")
     need(_registration.ONNXRegistry, "from_torchlib", "functions", "get_decomps", "register_op")
     need(_registration.OnnxDecompMeta, "fx_target", "is_complex", "onnx_function", "skip_signature_inference")
+
+# What these keep for backward is the LU decomposition of the matrix, or of its transpose where it lies in
+# rows; autograd's formula asks how the matrix lies.
+KEEPS_WHAT_LIES_IN_ROWS = frozenset(
+    {torch.ops.aten._linalg_det.default, torch.ops.aten._linalg_slogdet.default}
+)
 
 Table = Mapping[Any, Callable[..., Any]]
 

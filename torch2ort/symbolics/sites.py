@@ -198,8 +198,11 @@ def _call_of(
         if isinstance(value, torch.fx.Node):
             number = value.meta["val"]
             if isinstance(number, torch.Tensor):
-                folds = permutes and number.dtype in _HALF
-                source, order = unpermuted(value) if folds else (value, None)
+                source, order = value, None
+                if target in private.KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
+                    source, order = _columns_in_rows(node, value)
+                elif permutes and number.dtype in _HALF:
+                    source, order = unpermuted(value)
                 tensors.append(source)
                 i = len(tensors) - 1
                 return {"tensor": i} if order is None else {"permuted": [i, order]}
@@ -230,6 +233,15 @@ def _call_of(
             f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, "
             f"or wrap the call in a torch.autograd.Function"
         ) from None
+
+
+def _columns_in_rows(node: torch.fx.Node, value: torch.fx.Node) -> tuple[torch.fx.Node, list[int] | None]:
+    """The transpose of a matrix, whose own transpose lies in columns as the matrix does in eager PyTorch."""
+    with node.graph.inserting_before(node):
+        transposed = node.graph.call_function(torch.ops.aten.transpose.int, (value, -2, -1))
+    transposed.meta = {**value.meta, "val": value.meta["val"].mT}
+    rank = value.meta["val"].dim()
+    return transposed, [*range(rank - 2), rank - 1, rank - 2]
 
 
 def arguments_of(node: torch.fx.Node) -> dict[str, Any]:

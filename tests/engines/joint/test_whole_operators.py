@@ -164,3 +164,26 @@ def test_a_gradient_that_is_no_number_stays_where_the_number_is(function) -> Non
         gradients.append(gradient)
     torch.testing.assert_close(gradients[1], gradients[0], equal_nan=True)
     assert 0 < gradients[0].isnan().sum() < x.numel()
+
+
+@pytest.mark.parametrize("function", [torch.linalg.det, lambda w: torch.linalg.slogdet(w)[1]])
+@pytest.mark.parametrize(
+    "turned",
+    [
+        pytest.param(lambda w: w, id="as it is"),
+        pytest.param(lambda w: w.t(), id="a transpose"),
+        pytest.param(lambda w: torch.stack([w, w * 2]).permute(0, 2, 1), id="a permuted batch"),
+    ],
+)
+@pytest.mark.parametrize("lies_in", ["rows", "columns"])
+def test_a_determinant_has_the_gradient_of_the_matrix_as_it_lies(function, turned, lies_in) -> None:
+    class Determinant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            rows = torch.randn(3, 3) + 2 * torch.eye(3)
+            self.matrix = nn.Parameter(rows if lies_in == "rows" else rows.mT.contiguous().mT)
+
+        def forward(self, x):
+            return function(turned(self.matrix)).sum() * x
+
+    assert_trains_like_eager(Determinant(), [(torch.tensor(2.0),)], steps=1)
