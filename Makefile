@@ -61,6 +61,7 @@ test: build build-stock  ## Run the tests, and those of the joint engine on both
 
 test-long: build build-stock  ## Run the tests that take minutes, and more of the tests on today's onnxruntime
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) -m long
+	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --engine joint -m long tests/dynamo
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),loops]'
 	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) tests/loops

@@ -1,0 +1,49 @@
+"""Families of models train and run through torch.compile as in eager PyTorch, two sizes each."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import torch2ort
+from tests.models.families import FAMILIES
+from tests.models.test_families import call, loss_of
+from tests.support.comparison import assert_same, assert_trains_like_eager, tensors_of
+
+pytestmark = [
+    pytest.mark.joint("the other engine has no part in torch.compile"),
+    pytest.mark.long,
+]
+
+
+# nn.LSTM and the like break dynamo's graph, and there is nothing besides.
+LEFT_TO_EAGER = {"lstm", "lstm_proj", "lstm_proj_both", "gru", "gru_deep", "rnn", "rnn_relu", "seq2seq_lstm"}
+REFUSED = {"fourier": "aten._fft_r2c.default at "}
+
+
+def compiled(model: torch.nn.Module) -> torch.nn.Module:
+    model.compile(backend="torch2ort")
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Dynamo, once it has run in a process, turns these checks off for good.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    torch.compiler.reset()
+    monkeypatch.setattr(torch2ort, "ORTModule", compiled)
+    torch.manual_seed(0)
+    model, batches = FAMILIES[name].make()
+    if name in REFUSED:
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=REFUSED[name]):
+            call(compiled(model.train()), batches[0])
+        return
+    trained = assert_trains_like_eager(model.train(), batches, lr=0.0, steps=2, loss=loss_of)
+    assert bool(torch2ort.compile_report().graphs) == (name not in LEFT_TO_EAGER)
+    eager = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        actual, expected = call(trained.eval(), batches[0]), call(eager, batches[0])
+    for i, (a, e) in enumerate(zip(tensors_of(actual), tensors_of(expected), strict=True)):
+        assert_same(a, e, f"inference, output {i}")
