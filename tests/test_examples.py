@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -40,3 +42,39 @@ def test_the_trainer_s_example_resumes_saves_and_writes(tmp_path: Path) -> None:
     assert " in 4 calls.\n" in run.stdout
     written = {f"orttrainer_text.{kind}" for kind in ("checkpoint", "onnx", "png")}
     assert {path.name for path in tmp_path.iterdir()} == written
+
+
+def run_small(name: str, *arguments: object) -> str:
+    """What an example prints with ``arguments``."""
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{name}.py", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.long
+def test_the_trainer_finetunes_as_in_eager(tmp_path: Path) -> None:
+    small = ["--steps=6", "--batch=2", "--length=16", "--width=16", "--layers=1"]
+    printed = run_small("finetune_with_trainer", *small, "--output", tmp_path)
+    assert float(printed.partition("Largest difference: ")[2].split()[0]) < 1e-4
+    assert [path.name for path in tmp_path.iterdir()] == ["finetune_with_trainer.png"]
+
+
+@pytest.mark.long
+def test_a_quantised_lightning_module_trains_as_in_eager() -> None:
+    printed = run_small("lightning_quantised", "--epochs=1", "--rows=640")
+    assert "Functions in the graph: __main__.Quantise, __main__.Quantise\n" in printed
+    assert float(printed.partition("they differ by ")[2].split()[0]) < 1e-4
+
+
+@pytest.mark.long
+def test_two_processes_train_as_in_eager(tmp_path: Path) -> None:
+    printed = run_small("two_processes", "--steps=6", "--hidden=8", "--output", tmp_path)
+    assert "Functions in the graph of each process: __mp_main__.Copy, __mp_main__.Reduce\n" in printed
+    assert float(printed.partition("Largest difference: ")[2].split()[0]) < 1e-4
+    assert [path.name for path in tmp_path.iterdir()] == ["two_processes.png"]
