@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ import torch.multiprocessing as mp
 from tests.trainer.models import Net, batches, started, trainer
 from torch2ort.errors import TrainerError
 from torch2ort.trainer import optim
+from torch2ort.trainer.checkpoint import joined
 from torch2ort.trainer.processes import adasum
 
 WAYS = {
@@ -140,3 +142,12 @@ def test_adasum_is_the_sum_of_orthogonal_and_the_mean_of_equal_gradients() -> No
     assert adasum(one, other).tolist() == [2.0, 3.0]
     assert adasum(one, one).tolist() == [2.0, 0.0]
     assert adasum(one, torch.zeros(2)).tolist() == [2.0, 0.0]
+
+
+def test_running_statistics_of_processes_may_differ_and_the_first_one_s_count() -> None:
+    one, other = trainer(Net()).state_dict(), trainer(Net()).state_dict()
+    for rank, state in enumerate((one, other)):
+        state["trainer_options"] |= {"world_rank": rank, "world_size": 2}
+        state["model"]["full_precision"] = {"weight": np.ones(2), "running_mean": np.full(2, float(rank))}
+    found = joined([other, one], ["b", "a"], {"weight"})
+    assert found["model"]["full_precision"]["running_mean"].tolist() == [0.0, 0.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,16 @@ def load(path: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return _restored(content["state"]), _restored(content["user_dict"])
 
 
-def joined(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+def joined(
+    states: Sequence[Mapping[str, Any]], names: Sequence[str], trained: Collection[str]
+) -> dict[str, Any]:
     """Join the states of several processes into the state of one.
 
     Args:
         states: one of each process.
         names: of the files, for errors.
+        trained: the weights that all processes have the same values of. Running statistics are their own,
+            and the first process's count.
 
     Raises:
         TrainerError: they are not of one training, or the state of a process is missing.
@@ -81,7 +85,7 @@ def joined(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[st
         )
     first = states[order[0]]
     for i in order[1:]:
-        _check_same(first, states[i], names[order[0]], names[i])
+        _check_same(first, states[i], names[order[0]], names[i], trained)
     sharded = PARTITION in first
     size = first[OPTIONS]["world_size"]
     if sharded and len(states) < size:
@@ -103,7 +107,9 @@ def joined(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[st
     return whole
 
 
-def _check_same(first: Mapping[str, Any], other: Mapping[str, Any], one: str, two: str) -> None:
+def _check_same(
+    first: Mapping[str, Any], other: Mapping[str, Any], one: str, two: str, trained: Collection[str]
+) -> None:
     """Refuse states of two trainings, or of two moments of one."""
     for key in ("mixed_precision", "optimizer_name", "world_size", "zero_stage"):
         if first[OPTIONS][key] != other[OPTIONS][key]:
@@ -114,7 +120,8 @@ def _check_same(first: Mapping[str, Any], other: Mapping[str, Any], one: str, tw
     if weights.keys() != others.keys():
         raise TrainerError(f"{two}: has other weights than {one}; expected the files of one training")
     for name, value in weights.items():
-        if not np.array_equal(value, others[name], equal_nan=value.dtype.kind == "f"):
+        same = np.array_equal(value, others[name], equal_nan=value.dtype.kind == "f")
+        if name in trained and not same:
             raise TrainerError(f"{two}: {name!r} has other values than in {one}; expected files of one step")
     counts = [{int(v[COUNT][0]) for v in s.get(OPTIMIZER, {}).values() if COUNT in v} for s in (first, other)]
     if counts[0] and counts[1] and counts[0] != counts[1]:

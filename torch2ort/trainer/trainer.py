@@ -286,7 +286,8 @@ class ORTTrainer:
         if len(loaded) == 1 and self._state_of_options() == loaded[0][0][state.OPTIONS]:
             self.load_state_dict(loaded[0][0], strict=strict)
         else:
-            whole = checkpoint.joined([one[0] for one in loaded], [str(path) for path in paths])
+            names = [str(path) for path in paths]
+            whole = checkpoint.joined([one[0] for one in loaded], names, self._parameters)
             self.load_state_dict(whole, strict=strict)
         return loaded[first][1]
 
