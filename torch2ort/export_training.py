@@ -13,6 +13,7 @@ import torch
 from torch2ort import optim
 from torch2ort.artifacts import description as names
 from torch2ort.artifacts.description import Description
+from torch2ort.engines.joint.sizes import refuse_assumed_of_half
 from torch2ort.errors import OptionError
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
@@ -23,7 +24,7 @@ from torch2ort.training_files import files
 from torch2ort.training_files.evaluation import without_gradients
 from torch2ort.training_files.samples import call_of, inputs_call
 from torch2ort.training_files.target import plain_target
-from torch2ort.training_files.traced import TracedStep, refuse_new_conditions, state_names, trace_step
+from torch2ort.training_files.traced import TracedStep, state_names, trace_step
 from torch2ort.training_files.wrapped import Metrics, WithLoss
 
 
@@ -83,7 +84,7 @@ def export_training(
         names.TRAINING_MODEL: files.training_model(step, results[1:], target, functions),
         names.OPTIMIZER_MODEL: files.optimizer_model(step, chosen, state.optimizer, target),
     }
-    refuse_new_conditions(step)
+    refuse_assumed_of_half(step.joint.graph_module.graph, is_forward=False)
     known = state_names(model, wrapped)
     models[names.EVAL_MODEL], evaluated, _ = without_gradients(
         wrapped, call, known, state.model, results, options, functions
@@ -97,7 +98,7 @@ def export_training(
         batch=structure,
         inputs=described.batch(step),
         ranges=described.ranges(step),
-        guards=list(step.built.interface.sizes.guards),
+        guards=described.guards(step),
         results=results,
         parameters={name: described.fixed(value) for name, value in state.parameters.items()},
         buffers={name: described.fixed(value) for name, value in state.buffers.items()},

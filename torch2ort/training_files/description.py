@@ -13,6 +13,7 @@ from torch2ort.artifacts import description as names
 from torch2ort.artifacts.description import Tensor
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.pythonop import Site
+from torch2ort.sizes.guessed import added_conditions
 from torch2ort.training_files.files import updated
 from torch2ort.training_files.traced import Given, TracedStep
 from torch2ort.training_files.wrapped import WithLoss
@@ -67,6 +68,18 @@ def batch(step: TracedStep) -> dict[str, Tensor]:
 def ranges(step: TracedStep) -> dict[str, list[int | None]]:
     """The least and the most that each size that varies may be."""
     return {name: list(bounds) for name, bounds in step.built.interface.sizes.ranges.items()}
+
+
+def guards(step: TracedStep) -> list[str]:
+    """Further conditions on the sizes of a batch: the model's, and those of its derivatives and translation.
+
+    Raises:
+        UnsupportedOperatorError: the sizes of the batch do not tell whether one holds.
+    """
+    nodes = {given.name: node for node, given in _batch_nodes(step)}
+    inputs = [nodes[name].meta["val"] for name in step.built.graph.inputs]
+    found = added_conditions(step.joint.graph_module.graph, step.known, inputs)
+    return [*step.built.interface.sizes.guards, *found]
 
 
 def _batch_nodes(step: TracedStep) -> list[tuple[torch.fx.Node, Given]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,6 @@ from torch2ort.capture.call import Call
 from torch2ort.engines.choose import target_of
 from torch2ort.engines.joint.folded import fold_constants
 from torch2ort.engines.joint.registered import map_calls
-from torch2ort.engines.joint.sizes import refuse_assumed_of_half
 from torch2ort.engines.joint.trace import Joint, trace_joint
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.exports.build import build
@@ -115,20 +115,6 @@ def requiring(module: torch.nn.Module, trained: Collection[str]) -> Iterator[Non
             parameter.requires_grad_(flag)
 
 
-def refuse_new_conditions(step: TracedStep) -> None:
-    """Refuse what holds for some only of the sizes that a batch may have.
-
-    Raises:
-        UnsupportedOperatorError: a derivative or a translation does.
-    """
-    graph = step.joint.graph_module.graph
-    refuse_assumed_of_half(graph, is_forward=False)
-    if conditions(graph).on_inputs > step.known.on_inputs:
-        raise UnsupportedOperatorError(
-            "the training step holds for some only of the sizes that vary. Export with these sizes fixed"
-        )
-
-
 def _unrolled(source: Source) -> Source:
     program = copy.deepcopy(source.graph_module)
     inline_grad_regions(program)
@@ -185,8 +171,19 @@ def _given(
                 _refuse_write(joint, position, "a tensor that is no buffer")
             found[position] = Given("buffer", name, value)
         else:
-            found[position] = Given("constant", f"constant.{name or position}", value)
+            # A tied one may stand at several positions.
+            found[position] = Given("constant", f"constant.{position}.{name}", value)
+    _refuse_twice([given.name for given in found.values()])
     return found
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UnsupportedOperatorError(
+                f"{name!r} is tied, and the traced model has an input for each of its names, of which a "
+                f"training step would train each by itself. Use one attribute for both"
+            )
 
 
 def _refuse_write(joint: Joint, position: int, what: str) -> None:
