@@ -63,10 +63,7 @@ def history(run: Watching) -> torch.Tensor:
 def assert_trained_alike(ort: Watching, eager: Watching) -> None:
     assert ort.on_onnx_runtime
     torch.testing.assert_close(history(ort), history(eager), **TOLERANCE)
-    # AdamW divides a gradient by its own size: the rounding of a tiny one is a hundredth of a step of 0.01.
-    atol = 1e-4 if ort.args.bf16 else TOLERANCE["atol"]
-    states = ort.model.state_dict(), eager.model.state_dict()
-    torch.testing.assert_close(*states, rtol=TOLERANCE["rtol"], atol=atol)
+    torch.testing.assert_close(ort.model.state_dict(), eager.model.state_dict(), **TOLERANCE)
 
 
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
@@ -77,7 +74,8 @@ TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
     [
         pytest.param({}, {}, id="plain"),
         pytest.param({"label_smoothing_factor": 0.1}, {}, id="label smoothing"),
-        pytest.param({"bf16": True}, {"engine": "joint"}, id="bf16", marks=pytest.mark.long),
+        # AdamW divides a gradient by its own size, and so makes steps of a rounding to bfloat16.
+        pytest.param({"bf16": True, "optim": "sgd"}, {"engine": "joint"}, id="bf16", marks=pytest.mark.long),
         pytest.param({"gradient_accumulation_steps": 2}, {}, id="accumulation", marks=pytest.mark.long),
         pytest.param({"gradient_checkpointing": True}, {}, id="checkpointing", marks=pytest.mark.long),
     ],
@@ -91,7 +89,9 @@ def test_train_evaluate_and_predict(settings, options, tmp_path, cache):
         predictions.append(run.predict(ROWS[:4]).predictions[0])
         runs.append(run)
     assert_trained_alike(runs[1], runs[0])
-    torch.testing.assert_close(*map(torch.from_numpy, predictions), **TOLERANCE)
+    # Logits under autocast are rounded to bfloat16, of 8 bits.
+    rounding = {"rtol": 2**-7, "atol": 2**-10} if settings.get("bf16") else TOLERANCE
+    torch.testing.assert_close(*map(torch.from_numpy, predictions), **rounding)
     (site,) = [site for site in runs[1].model.exported.python_ops if site.func_name.endswith("Gate")]
     assert site.function.__name__ == "Gate"
 
