@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch2ort
 from tests.ops.indices import outcome
@@ -107,3 +108,45 @@ def test_made_up_data_lie_in_memory_as_the_samples_do(dtype):
         made = real_like(sample.to(dtype) if 0 not in sample.stride() else sample)
         assert made.shape == sample.shape
         assert made.stride() == sample.stride()
+
+
+class Turned(torch.nn.Module):
+    """A function of numbers that lie in memory by columns."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.scale, self.function = torch.nn.Parameter(torch.rand(8) + 0.5), function
+
+    def forward(self, x):
+        return self.function((x * self.scale).mT.contiguous().mT)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda h: F.dropout(h * 1, 0.4, inplace=True), id="dropout"),
+        pytest.param(lambda h: F.dropout(h * 1, 0.0, inplace=True) * 2, id="dropout that drops nothing"),
+        pytest.param(lambda h: F.dropout(h * 1, 1.0, inplace=True), id="dropout that drops all"),
+        pytest.param(lambda h: F.dropout2d((h * 1)[..., None], 0.4, inplace=True), id="dropout of channels"),
+        pytest.param(lambda h: F.feature_alpha_dropout((h * 1)[..., None], 0.4, inplace=True), id="alpha"),
+    ],
+)
+def test_what_drops_in_place_drops_eagers_elements(function):
+    assert_trains_like_eager(Turned(function), [(torch.randn(3, 6, 8),)], steps=2)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda h: F.alpha_dropout(h, 0.4, training=True), "aten.alpha_dropout.default"),
+        (lambda h: F.alpha_dropout(h * 1, 0.4, training=True, inplace=True), "aten.alpha_dropout_.default"),
+        (lambda h: h * torch.empty_like(h).bernoulli_(0.5), "aten.bernoulli_.float"),
+        (lambda h: h * (h * 1).bernoulli_(h.sigmoid()), "aten.bernoulli_.Tensor"),
+    ],
+)
+def test_what_draws_in_place_in_another_order_is_refused(function, operator):
+    words = (
+        f"^{operator} at .* draws random numbers for a tensor whose dimensions lie in another order in memory"
+    )
+    with pytest.raises(torch2ort.UnsupportedOperatorError, match=words):
+        torch2ort.ORTModule(Turned(function))(torch.randn(3, 6, 8))

@@ -33,6 +33,7 @@ from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CAL
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import (
+    draw_in_order_of_memory,
     loosen_views,
     refuse_other_orders,
     refuse_other_strides,
@@ -80,6 +81,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
     refuse_shared_elements(program.graph_module.graph)
+    draw_in_order_of_memory(program.graph_module.graph)
     if target.differentiates:
         refuse_hidden_writes(program.graph_module.graph)
     settle_bounds(program.graph_module.graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
@@ -15,6 +17,8 @@ from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
 aten = torch.ops.aten
+# They draw for a tensor of their own, a number for each channel.
+_DRAW_FOR_CHANNELS = frozenset({aten.feature_alpha_dropout_.default, aten.feature_dropout_.default})
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 
 
@@ -79,6 +83,42 @@ def _shares_elements(value: torch.Tensor) -> bool:
     )
 
 
+def draw_in_order_of_memory(graph: torch.fx.Graph) -> None:
+    """See to it that what is drawn in place goes to the elements that eager PyTorch gives it to.
+
+    It fills memory in its order. What is functional draws for a contiguous tensor instead; dropout, which is
+    not written in place, knows the order.
+
+    Args:
+        graph: a program's nodes, not yet functional.
+
+    Raises:
+        UnsupportedOperatorError: another operator draws for a tensor with its dimensions exchanged.
+    """
+    for node in list(graph.nodes):
+        tensor = _drawn_in_place(node)
+        if tensor is None or _lies_in_order(tensor):
+            continue
+        if node.target is not aten.dropout_.default:
+            _refuse_order(node, tensor)
+        with graph.inserting_before(node):
+            dropped = graph.call_function(aten.dropout.default, node.args)
+            dropped.meta = dict(node.meta)
+        node.target, node.args = aten.copy_.default, (node.args[0], dropped)
+
+
+def _drawn_in_place(node: torch.fx.Node) -> torch.Tensor | None:
+    """The tensor in whose memory, or in that of one like it, a node draws."""
+    if not isinstance(node.target, OpOverload) or not is_random(node):
+        return None
+    if node.target in _DRAW_FOR_CHANNELS:
+        return None
+    if not node.target._schema.is_mutable and node.target is not aten.alpha_dropout.default:
+        return None
+    value = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
 def refuse_other_orders(program: torch.export.ExportedProgram) -> None:
     """Refuse to draw random numbers in another order than that in which a graph has its elements.
 
@@ -88,12 +128,16 @@ def refuse_other_orders(program: torch.export.ExportedProgram) -> None:
     for node in program.graph_module.graph.nodes:
         for tensor in _drawn_for(node):
             if isinstance(tensor, torch.Tensor) and not _lies_in_order(tensor):
-                raise UnsupportedOperatorError(
-                    f"{node.target} at {source_line(node)} draws random numbers for a tensor whose "
-                    f"dimensions lie in another order in memory, with strides {tuple(tensor.stride())}, and "
-                    f"a graph would give them to other elements than eager. Draw them for a contiguous "
-                    f"tensor, as in torch.rand_like(x.contiguous())"
-                )
+                _refuse_order(node, tensor)
+
+
+def _refuse_order(node: torch.fx.Node, tensor: torch.Tensor) -> NoReturn:
+    raise UnsupportedOperatorError(
+        f"{node.target} at {source_line(node)} draws random numbers for a tensor whose "
+        f"dimensions lie in another order in memory, with strides {tuple(tensor.stride())}, and "
+        f"a graph would give them to other elements than eager. Draw them for a contiguous "
+        f"tensor, as in torch.rand_like(x.contiguous())"
+    )
 
 
 def _drawn_for(node: torch.fx.Node) -> list[object]:

@@ -32,6 +32,7 @@ from torch2ort.symbolics.operators import checked_index, must_compute
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL
 from torch2ort.symbolics.sites import arguments_of, is_random
 from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.strides import draw_in_order_of_memory
 from torch2ort.symbolics.unread_checks import keep_unread_checks
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -170,6 +171,7 @@ def _prepared(source: Source, required: Sequence[bool]) -> tuple[torch.fx.GraphM
     program = copy.deepcopy(source.graph_module)
     inline_grad_regions(program)
     refuse_hidden_writes(program.graph)
+    draw_in_order_of_memory(program.graph)
     read_from_copies(program.graph)
     keep_unread_checks(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
