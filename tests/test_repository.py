@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
@@ -232,3 +233,25 @@ def test_the_versions_that_make_installs_are_new_enough() -> None:
     requirements = [re.split(">=|,", requirement) for requirement in project()["dependencies"]]
     minimum = {name: least for name, least, *_ in requirements}
     assert {n for n in minimum.keys() & pinned.keys() if version(pinned[n]) < version(minimum[n])} == set()
+
+
+def relative_links(page: Path) -> Iterator[Path]:
+    """Yield where each link of a page of Markdown leads that names a file of the repository."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if not re.match(r"[a-z]+:|#", target):
+            yield page.parent / target.partition("#")[0]
+
+
+def test_links_between_pages_lead_to_files() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    assert broken({page: [str(f) for f in relative_links(page) if not f.exists()] for page in pages}) == {}
+
+
+def test_the_readme_fits_into_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_the_picture_of_the_readme_is_drawn_from_its_text() -> None:
+    picture = runpy.run_path(str(ROOT / "tools" / "way_of_the_data.py"))
+    assert (ROOT / "docs" / "way_of_the_data.svg").read_text() == picture["drawing"](picture["ROWS"]) + "\n"

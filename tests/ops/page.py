@@ -13,7 +13,7 @@ from tests.ops.sweep import Outcome, run
 
 INTRODUCTION = """# Operators
 
-What each of {total} small uses of PyTorch's operators comes to in training, as `tests/ops` finds it out:
+How {total} small uses of PyTorch's operators in `tests/ops` run in training:
 every one of them gives eager's outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by
 name before the first step. `python -m tests.ops.page` writes this page; a test keeps it up to date.
 
