@@ -104,3 +104,13 @@ def test_a_description_of_another_version_is_refused(folder):
     path = folder / "training.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
     assert message(folder) == f"{path}: expected version 1, given 2; save the files again"
+
+
+@pytest.mark.parametrize("wrong", [{"crc32": "[]"}, {"seed": str(1 << 70)}, {"learning_rate": "nan"}])
+def test_metadata_that_is_damaged_is_refused_and_changes_nothing(folder, wrong):
+    session = TrainingSession(folder)
+    path = folder / "other.safetensors"
+    save_file(load_file(folder / "checkpoint.safetensors"), path, {"step": "3", **wrong})
+    with pytest.raises(ModelLoadError, match="damaged: its metadata is no checkpoint's"):
+        session.load_checkpoint(path)
+    assert (session.steps, session.seed, session.lr) == (0, 0, 0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -150,11 +151,48 @@ def test_a_learning_rate_of_zero_trains_no_parameter(folder, batch):
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_a_learning_rate_below_zero_is_refused(folder):
+@pytest.mark.parametrize("value", [-1.0, float("nan"), 1e39, "fast", None, np.ones(2)])
+def test_a_learning_rate_that_is_none_is_refused(folder, value):
     session = TrainingSession(folder)
     with pytest.raises(OptionError) as raised:
-        session.lr = -1.0
-    assert str(raised.value) == "lr=-1.0: expected a number that is not negative"
+        session.lr = value
+    assert str(raised.value) == f"lr={value!r}: expected a number of float32 that is not negative"
+    assert session.lr == 0.01
+
+
+@pytest.mark.parametrize("value", [1 << 63, 1.5, "7", None])
+def test_a_seed_that_a_checkpoint_cannot_hold_is_refused(folder, value):
+    session = TrainingSession(folder)
+    with pytest.raises(OptionError) as raised:
+        session.seed = value
+    assert str(raised.value) == f"seed={value!r}: expected an integer of 64 bits"
+    assert session.seed == 0
+
+
+def test_a_provider_that_onnxruntime_lacks_is_refused_and_the_cpu_does_not_take_its_place(folder):
+    available = onnxruntime.get_available_providers()
+    with pytest.raises(OptionError) as raised:
+        TrainingSession(folder, ["CPUExecutionProvider", "AbacusExecutionProvider"])
+    assert str(raised.value) == (
+        f"providers: expected some of {available}, which onnxruntime {onnxruntime.__version__} has here, "
+        f"given 'AbacusExecutionProvider'"
+    )
+
+
+def test_threads_that_share_a_session_wait_for_each_other(folder, batch):
+    session, alone = TrainingSession(folder), TrainingSession(folder)
+    for _ in range(40):
+        alone.step(batch)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(session.step, [batch] * 40))
+    assert session.steps == 40
+    for name, value in session.parameters().items():
+        np.testing.assert_array_equal(value, alone.parameters()[name])
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_of_the_system(folder, tmp_path):
+    with pytest.raises(OSError, match="the checkpoint cannot be written"):
+        TrainingSession(folder).save_checkpoint(tmp_path / "nowhere" / "now")
 
 
 X, Y = np.zeros((6, 3), np.float32), np.zeros(6, np.int64)
@@ -182,6 +220,11 @@ X, Y = np.zeros((6, 3), np.float32), np.zeros(6, np.int64)
         ((X,), "batch: expected a tuple of 2, given a tuple of 1"),
         ({"inputs": X}, "batch: expected a tuple of 2, given a dict with ['inputs']"),
         ((X, 3), "batch[1]: expected the numpy array 'targets', given 3"),
+        (
+            (torch.from_numpy(X.copy()).requires_grad_(), Y),
+            "batch[0]: expected the numpy array 'inputs', given a Tensor that NumPy cannot read (Can't call "
+            "numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.)",
+        ),
     ],
 )
 def test_another_batch_than_the_samples_is_refused(folder, given, sentence):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torch2ort.artifacts import CheckpointState, LinearLRScheduler, Module, Optimizer, TrainingSession
-from torch2ort.errors import OptionError, SchemaMismatchError
+from torch2ort.errors import ModelLoadError, OptionError, SchemaMismatchError
 
 pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
 
@@ -90,6 +90,31 @@ def test_a_schedule_that_only_rises_is_refused(parts):
     with pytest.raises(OptionError) as raised:
         LinearLRScheduler(parts[2], 6, 6, 0.1)
     assert str(raised.value) == "warmup_step_count=6: expected a number from 0 to below total_step_count=6"
+
+
+@pytest.mark.parametrize("rate", [-0.1, "fast", 1e39])
+def test_a_rate_that_is_none_is_refused(parts, rate):
+    with pytest.raises(OptionError) as raised:
+        LinearLRScheduler(parts[2], 1, 6, rate)
+    assert str(raised.value) == f"initial_lr={rate!r}: expected a number of float32 that is not negative"
+    with pytest.raises(OptionError) as raised:
+        parts[2].set_learning_rate(rate)
+    assert str(raised.value) == f"learning_rate={rate!r}: expected a number of float32 that is not negative"
+
+
+def test_a_file_in_the_place_of_another_is_refused(folder, parts):
+    state, module, _ = parts
+    evaluation = folder / "eval_model.onnx"
+    with pytest.raises(ModelLoadError) as raised:
+        Module(evaluation, state)
+    assert str(raised.value) == (
+        f"{evaluation}: expected the file that was saved as training_model.onnx, given eval_model.onnx"
+    )
+    with pytest.raises(ModelLoadError) as raised:
+        Optimizer(evaluation, module)
+    assert str(raised.value) == (
+        f"{evaluation}: expected the file that was saved as optimizer_model.onnx, given eval_model.onnx"
+    )
 
 
 def test_a_parameter_can_be_set(batch, parts):

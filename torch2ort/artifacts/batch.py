@@ -52,7 +52,7 @@ class BatchReader:
             if not isinstance(value, np.ndarray):
                 if not hasattr(value, "__array__"):
                     _differs(path, f"the numpy array {structure['tensor']!r}", value)
-                value = np.asarray(value)
+                value = _array(path, structure["tensor"], value)
             found[structure["tensor"]] = value
         elif "constant" in structure:
             wanted = structure["constant"]
@@ -70,6 +70,17 @@ class BatchReader:
                 _differs(path, f"a {kind} of {len(wanted)}", value)
             for i, child in enumerate(wanted):
                 self._walk(child, value[i], f"{path}[{i}]", found)
+
+
+def _array(path: str, name: str, value: Any) -> np.ndarray[Any, Any]:
+    """What another library's array holds, if NumPy can read it."""
+    try:
+        return np.asarray(value)
+    except Exception as error:
+        raise SchemaMismatchError(
+            f"{path}: expected the numpy array {name!r}, given a {type(value).__name__} that NumPy cannot "
+            f"read ({error})"
+        ) from error
 
 
 def _differs(path: str, expected: str, given: Any) -> None:

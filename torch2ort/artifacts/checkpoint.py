@@ -14,6 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from torch2ort.artifacts import settings
 from torch2ort.artifacts.description import Tensor
 from torch2ort.errors import ModelLoadError
 
@@ -45,6 +46,9 @@ def write_checkpoint(
         arrays: name -> array.
         aliases: second names, under which an array is written once more.
         progress: how far it is.
+
+    Raises:
+        OSError: it cannot be written.
     """
     # Without the axis that numpy gives to a number.
     found = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
@@ -59,7 +63,10 @@ def write_checkpoint(
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        safetensors.numpy.save_file(found, str(beside), metadata)
+        try:
+            safetensors.numpy.save_file(found, str(beside), metadata)
+        except safetensors.SafetensorError as error:
+            raise OSError(f"{target}: the checkpoint cannot be written ({error})") from error
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
@@ -93,10 +100,12 @@ def read_checkpoint(
     _check(path, arrays, expected, aliases)
     try:
         checks = json.loads(metadata.get("crc32", "{}"))
+        if not isinstance(checks, dict):
+            raise ValueError(f"CRC-32 of each tensor is {checks!r}")
         progress = Progress(
             int(metadata.get("step", start.step)),
-            int(metadata.get("seed", start.seed)),
-            float(metadata.get("learning_rate", start.lr)),
+            settings.seed(int(metadata.get("seed", start.seed))),
+            settings.learning_rate("learning_rate", float(metadata.get("learning_rate", start.lr))),
         )
     except ValueError as error:
         raise ModelLoadError(f"{path}: damaged: its metadata is no checkpoint's ({error})") from error

@@ -133,8 +133,14 @@ def _tensor(value: Mapping[str, Any]) -> Tensor:
     return Tensor(str(value["dtype"]), tuple(value["shape"]))
 
 
-def read_model(folder: Path, name: str, description: Description) -> bytes:
+def read_model(folder: Path, name: str, description: Description, role: str | None = None) -> bytes:
     """The content of an ONNX file, as it was saved.
+
+    Args:
+        folder: where it is.
+        name: of the file.
+        description: what it was saved with.
+        role: the name that it was saved under; ``None`` if it has that still.
 
     Raises:
         ModelLoadError: it is missing or another one.
@@ -146,7 +152,10 @@ def read_model(folder: Path, name: str, description: Description) -> bytes:
         raise ModelLoadError(
             f"{path}: cannot be read ({error.strerror}); expected the file that was saved with {DESCRIPTION}"
         ) from error
-    expected, given = description.files.get(name), digest(content)
+    expected, given = description.files.get(role or name), digest(content)
+    if role is not None and given != expected and given in description.files.values():
+        saved = next(saved for saved, value in description.files.items() if value == given)
+        raise ModelLoadError(f"{path}: expected the file that was saved as {role}, given {saved}")
     if given != expected:
         raise ModelLoadError(
             f"{path}: damaged, or not saved with {DESCRIPTION}: expected SHA-256 {expected}, given {given}. "

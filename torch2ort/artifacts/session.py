@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,19 +12,21 @@ from typing import Any
 import numpy as np
 
 from torch2ort.artifacts import description as files
+from torch2ort.artifacts import settings
 from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
 from torch2ort.artifacts.description import read_description, read_model
 from torch2ort.artifacts.inference import write_inference_model
 from torch2ort.artifacts.state import Run, State, device_of, make_session, on_device
-from torch2ort.errors import ModelLoadError, OptionError
+from torch2ort.errors import ModelLoadError
 
 
 class TrainingSession:
     """Trains with the files that :meth:`torch2ort.TrainingArtifacts.save` wrote, without PyTorch.
 
     Parameters, buffers and the optimizer's state stay on the device between steps: a step reads one set of
-    buffers and writes another, and the next one goes the other way.
+    buffers and writes another, and the next one goes the other way. Threads may share a session: they wait
+    for each other.
 
     Args:
         folder: where the files are.
@@ -31,21 +34,22 @@ class TrainingSession:
         session_options: ``onnxruntime.SessionOptions``, such as the number of threads.
 
     Attributes:
-        seed: what random operators draw from; kept in checkpoints.
         steps: number of steps done; kept in checkpoints.
 
     Raises:
         ModelLoadError: a file is missing, damaged or another one than was saved; names it, and the tensor,
             what was expected and what was given.
+        OptionError: this onnxruntime lacks a provider.
     """
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        *,
         providers: Sequence[Any] | None = None,
+        *,
         session_options: Any = None,
     ) -> None:
+        self._lock = threading.RLock()
         self._folder, self._providers, self._options = Path(folder), providers, session_options
         self.description = read_description(self._folder)
         refuse_functions(self._folder, self.description)
@@ -87,11 +91,12 @@ class TrainingSession:
             EngineError: onnxruntime failed.
         """
         arrays = self._reader.read(batch)
-        if self.description.seeded:
-            self._seed_value.update_inplace(np.array([self.seed, self.steps], np.int64))
-        found = self._runs[self._state.current](arrays)
-        self._state.current ^= 1
-        self.steps += 1
+        with self._lock:
+            if self.description.seeded:
+                self._seed_value.update_inplace(np.array([self.seed, self.steps], np.int64))
+            found = self._runs[self._state.current](arrays)
+            self._state.current ^= 1
+            self.steps += 1
         return found
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
@@ -105,7 +110,8 @@ class TrainingSession:
             EngineError: onnxruntime failed.
         """
         arrays = self._reader.read(batch)
-        return self._evaluations[self._state.current](arrays)
+        with self._lock:
+            return self._evaluations[self._state.current](arrays)
 
     @cached_property
     def _evaluations(self) -> list[Run]:
@@ -123,15 +129,25 @@ class TrainingSession:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        if not value >= 0 or value == float("inf"):
-            raise OptionError(f"lr={value!r}: expected a number that is not negative")
-        self._lr = float(value)
-        self._lr_value.update_inplace(np.array(value, np.float32))
+        rate = settings.learning_rate("lr", value)
+        with self._lock:
+            self._lr = rate
+            self._lr_value.update_inplace(np.array(rate, np.float32))
+
+    @property
+    def seed(self) -> int:
+        """What random operators draw from; kept in checkpoints."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self._seed = settings.seed(value)
 
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
         """Copies of the trained parameters, by their names in the ``state_dict``."""
-        values = self._state.values()
-        return {name: np.array(values[name].numpy()) for name in self.description.parameters}
+        with self._lock:
+            values = self._state.values()
+            return {name: np.array(values[name].numpy()) for name in self.description.parameters}
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write all that a step changes, learning rate, seed and number of steps to a file.
@@ -142,8 +158,9 @@ class TrainingSession:
         Raises:
             OSError: it cannot be written.
         """
-        progress = Progress(self.steps, self.seed, self.lr)
-        write_checkpoint(path, self._state.arrays(), self.description.aliases, progress)
+        with self._lock:
+            progress, arrays = Progress(self.steps, self.seed, self.lr), self._state.arrays()
+        write_checkpoint(path, arrays, self.description.aliases, progress)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save_checkpoint` wrote, bit by bit.
@@ -152,8 +169,9 @@ class TrainingSession:
             ModelLoadError: the file is damaged, or of another training step. Nothing is changed then.
         """
         arrays, progress = self._read(path, Progress(self.steps, self.seed, self.lr))
-        self._state.load(arrays)
-        self._take(progress)
+        with self._lock:
+            self._state.load(arrays)
+            self._take(progress)
 
     def export_for_inference(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now to an ONNX file: without loss, with its parameters in it.
@@ -166,8 +184,10 @@ class TrainingSession:
         """
         content = read_model(self._folder, files.INFERENCE_MODEL, self.description)
         names = self.description.evaluated[files.INFERENCE_MODEL]
-        values = self._state.values()
-        write_inference_model(path, content, {name: values[name].numpy() for name in names})
+        with self._lock:
+            values = self._state.values()
+            arrays = {name: np.array(values[name].numpy()) for name in names}
+        write_inference_model(path, content, arrays)
 
     def _read(self, path: str | os.PathLike[str], start: Progress) -> tuple[Any, Progress]:
         return read_checkpoint(path, self.description.state, self.description.aliases, start)

@@ -9,7 +9,7 @@ import numpy as np
 
 from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.description import Tensor
-from torch2ort.errors import EngineError, ModelLoadError
+from torch2ort.errors import EngineError, ModelLoadError, OptionError
 
 
 def make_session(
@@ -24,20 +24,34 @@ def make_session(
         options: ``onnxruntime.SessionOptions``.
 
     Raises:
+        OptionError: this onnxruntime lacks a provider.
         ModelLoadError: onnxruntime does not take it.
     """
+    wanted = list(providers or ["CPUExecutionProvider"])
+    _refuse_absent(wanted, onnxruntime.get_available_providers())
     settings = options or onnxruntime.SessionOptions()
     if options is None:
         settings.log_severity_level = 3
         settings.use_deterministic_compute = True
     try:
-        return onnxruntime.InferenceSession(
-            content, settings, providers=list(providers or ["CPUExecutionProvider"])
-        )
+        session = onnxruntime.InferenceSession(content, settings, providers=wanted)
     except Exception as error:
         raise ModelLoadError(
             f"{name}: onnxruntime {onnxruntime.__version__} does not load it ({error})"
         ) from error
+    _refuse_absent(wanted, session.get_providers())
+    return session
+
+
+def _refuse_absent(providers: Sequence[Any], available: Sequence[str]) -> None:
+    # Else onnxruntime prints a line, and trains on the CPU.
+    for one in providers:
+        name = one if isinstance(one, str) else one[0]
+        if name not in available:
+            raise OptionError(
+                f"providers: expected some of {available}, which onnxruntime {onnxruntime.__version__} has "
+                f"here, given {name!r}"
+            )
 
 
 def device_of(session: onnxruntime.InferenceSession) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from torch2ort.artifacts import description as files
+from torch2ort.artifacts import settings
 from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
 from torch2ort.artifacts.description import Description, read_description, read_model
@@ -158,7 +160,7 @@ class Module:
         if device not in _PROVIDERS:
             raise OptionError(f"device={device!r}: expected one of {sorted(_PROVIDERS)}")
         self._providers, self._options = _PROVIDERS[device], session_options
-        session = self._session(train_model_uri)
+        session = self._session(train_model_uri, files.TRAINING_MODEL)
         self.state = state.on(device_of(session))
         gradients = {
             buffer: state.description.parameters[name] for name, buffer in state.description.gradients.items()
@@ -170,12 +172,12 @@ class Module:
         self._fresh_next = True
         self._reader = BatchReader(state.description)
         self._runs = {(i, j): self._run(session, i, j) for i in range(2) for j in range(2)}
-        self._eval = None if eval_model_uri is None else self._session(eval_model_uri)
+        self._eval = None if eval_model_uri is None else self._session(eval_model_uri, files.EVAL_MODEL)
         self.lazy_reset_grad()
 
-    def _session(self, uri: str | os.PathLike[str]) -> Any:
+    def _session(self, uri: str | os.PathLike[str], role: str) -> Any:
         path = Path(uri)
-        content = read_model(path.parent, path.name, self._description)
+        content = read_model(path.parent, path.name, self._description, role)
         return make_session(content, str(path), self._providers, self._options)
 
     def _run(self, session: Any, state: int, gradients: int) -> Run:
@@ -298,7 +300,7 @@ class Optimizer:
     def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
         self._module, path = module, Path(optimizer_uri)
         description = module._description
-        content = read_model(path.parent, path.name, description)
+        content = read_model(path.parent, path.name, description, files.OPTIMIZER_MODEL)
         session = make_session(content, str(path), module._providers, module._options)
         progress = module._checkpoint.progress
         self._rate = on_device(np.array(progress.lr, np.float32), module.state.device)
@@ -339,10 +341,8 @@ class Optimizer:
         Raises:
             OptionError: it is negative or no number.
         """
-        if not learning_rate >= 0 or learning_rate == float("inf"):
-            raise OptionError(f"learning_rate={learning_rate!r}: expected a number that is not negative")
-        self._lr = float(learning_rate)
-        self._rate.update_inplace(np.array(learning_rate, np.float32))
+        self._lr = settings.learning_rate("learning_rate", learning_rate)
+        self._rate.update_inplace(np.array(self._lr, np.float32))
 
     def get_learning_rate(self) -> float:
         """The learning rate of the next step."""
@@ -359,19 +359,21 @@ class LinearLRScheduler:
         initial_lr: the rate at the top.
 
     Raises:
-        OptionError: there are fewer steps than those in which it rises.
+        OptionError: there are fewer steps than those in which it rises, a number is no integer, or the rate
+            none of float32.
     """
 
     def __init__(
         self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
-        if not 0 <= warmup_step_count < total_step_count:
+        counts = all(isinstance(one, numbers.Integral) for one in (warmup_step_count, total_step_count))
+        if not counts or not 0 <= warmup_step_count < total_step_count:
             raise OptionError(
-                f"warmup_step_count={warmup_step_count}: expected a number from 0 to below "
-                f"total_step_count={total_step_count}"
+                f"warmup_step_count={warmup_step_count!r}: expected a number from 0 to below "
+                f"total_step_count={total_step_count!r}"
             )
         self._optimizer, self._warmup, self._total = optimizer, warmup_step_count, total_step_count
-        self._top, self._steps = initial_lr, 0
+        self._top, self._steps = settings.learning_rate("initial_lr", initial_lr), 0
         self._set()
 
     def step(self) -> None:
