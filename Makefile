@@ -16,7 +16,7 @@ CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-stock demo demo-stock test test-long test-matrix test-newest sanitize lint format wheel bench clean
+.PHONY: help build build-stock demo demo-stock test test-long test-matrix test-newest sanitize lint format wheel docs bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +111,11 @@ wheel: build  ## Build a wheel into dist/ and test it in an empty environment
 	rm -f dist/torch2ort-*.whl
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 	$(BIN)/python tests/wheel/check.py dist/torch2ort-*.whl constraints.txt
+
+# Nobody reads advice about the site's generator in a log of the build.
+docs: build  ## Build the site into build/site; a broken link is an error
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS),docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/pythonop_overhead.py

@@ -244,7 +244,7 @@ def relative_links(page: Path) -> Iterator[Path]:
 
 
 def test_links_between_pages_lead_to_files() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
     assert broken({page: [str(f) for f in relative_links(page) if not f.exists()] for page in pages}) == {}
 
 
@@ -255,3 +255,19 @@ def test_the_readme_fits_into_150_lines() -> None:
 def test_the_picture_of_the_readme_is_drawn_from_its_text() -> None:
     picture = runpy.run_path(str(ROOT / "tools" / "way_of_the_data.py"))
     assert (ROOT / "docs" / "way_of_the_data.svg").read_text() == picture["drawing"](picture["ROWS"]) + "\n"
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    lists = [n for n in TREES[ROOT / "torch2ort" / "_public.py"].body if isinstance(n, ast.Assign)]
+    public = set(ast.literal_eval(lists[0].value))
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    errors = {n.name for n in TREES[ROOT / "torch2ort" / "errors.py"].body if isinstance(n, ast.ClassDef)}
+    packages = {name for name in public if (ROOT / "torch2ort" / name).is_dir()}
+    written = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", pages, re.MULTILINE)}
+    assert public - written - errors - packages == set()
+
+
+def test_the_site_has_every_page() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f" {page}\n" not in site] == []
