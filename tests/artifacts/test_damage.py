@@ -106,7 +106,9 @@ def test_a_description_of_another_version_is_refused(folder):
     assert message(folder) == f"{path}: expected version 1, given 2; save the files again"
 
 
-@pytest.mark.parametrize("wrong", [{"crc32": "[]"}, {"seed": str(1 << 70)}, {"learning_rate": "nan"}])
+@pytest.mark.parametrize(
+    "wrong", [{"crc32": "[]"}, {"seed": str(1 << 70)}, {"learning_rate": "nan"}, {"properties": "3"}]
+)
 def test_metadata_that_is_damaged_is_refused_and_changes_nothing(folder, wrong):
     session = TrainingSession(folder)
     path = folder / "other.safetensors"

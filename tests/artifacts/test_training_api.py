@@ -7,7 +7,6 @@ import copy
 import numpy as np
 import onnxruntime
 import pytest
-import torch
 
 from torch2ort.artifacts import CheckpointState, LinearLRScheduler, Module, Optimizer, TrainingSession
 from torch2ort.errors import ModelLoadError, OptionError, SchemaMismatchError
@@ -41,8 +40,7 @@ def test_its_steps_are_the_sessions(folder, batch, parts):
 def test_gradients_are_summed_until_they_are_reset(batch, parts):
     state, module, optimizer = parts
     twice = copy.deepcopy(batch)
-    with torch.no_grad():
-        before = state.parameters["last.weight"]
+    before = state.parameters["last.weight"].data
     module(*batch)
     first = module.gradients.arrays()
     module(*twice)
@@ -50,7 +48,7 @@ def test_gradients_are_summed_until_they_are_reset(batch, parts):
     assert any(np.abs(second[name]).sum() > 1.5 * np.abs(value).sum() for name, value in first.items())
     np.testing.assert_array_equal(state.parameters["last.weight"], before)
     optimizer.step()
-    assert np.abs(state.parameters["last.weight"] - before).max() > 0
+    assert np.abs(state.parameters["last.weight"].data - before).max() > 0
     module.lazy_reset_grad()
     module(*batch)
     third = module.gradients.arrays()
@@ -127,6 +125,64 @@ def test_a_parameter_can_be_set(batch, parts):
         "parameter 'last.bias': expected float32 of shape (2), given float32 of shape (3)"
     )
     assert module.get_parameters_size() == 3 * 4 + 4 + 4 + 4 + 4 * 2 + 2
+
+
+def test_a_parameter_has_the_attributes_that_it_had(folder, batch):
+    state = CheckpointState.load_checkpoint(folder / "checkpoint.safetensors")
+    parameter = state.parameters["last.bias"]
+    assert (parameter.name, parameter.requires_grad, parameter.grad) == ("last.bias", True, None)
+    parameter.data = np.array([1, 2], np.float32)
+    module = Module(folder / "training_model.onnx", state)
+    module(*batch)
+    np.testing.assert_array_equal(dict(state.parameters)["last.bias"].data, [1, 2])
+    np.testing.assert_array_equal(
+        parameter.grad, module.gradients.arrays()["last.bias_grad.accumulation.buffer"]
+    )
+    assert np.abs(parameter.grad).max() > 0
+    with pytest.raises(KeyError, match="Parameter nothing not found"):
+        state.parameters["nothing"]
+
+
+def test_properties_are_kept_in_checkpoints(folder, tmp_path):
+    state = CheckpointState.load_checkpoint(folder / "checkpoint.safetensors")
+    state.properties["epoch"], state.properties["best"], state.properties["run"] = 3, 0.25, "a"
+    CheckpointState.save_checkpoint(state, folder / "now")
+    session = TrainingSession(folder)
+    session.load_checkpoint(folder / "now")
+    session.save_checkpoint(folder / "then")
+    found = CheckpointState.load_checkpoint(folder / "then").properties
+    assert dict(found) == {"epoch": 3, "best": 0.25, "run": "a"}
+    with pytest.raises(OptionError) as raised:
+        state.properties["list"] = [1]
+    assert str(raised.value) == (
+        "properties['list'] = [1]: expected a name, and an integer, a float or a text"
+    )
+
+
+def test_losses_are_arrays_or_native_values_as_the_batch_is(batch, parts):
+    _, module, _ = parts
+    module.eval()
+    losses = module(*batch)
+    assert [type(value) for value in losses] == [np.ndarray] * 3
+    assert (losses[0].shape, losses[0].dtype) == ((), np.float32)
+    native = module(*map(onnxruntime.OrtValue.ortvalue_from_numpy, batch))
+    assert [type(value) for value in native] == [onnxruntime.OrtValue] * 3
+    np.testing.assert_array_equal(native[0].numpy(), losses[0])
+    assert module.input_names() == ["inputs", "targets"]
+    assert module.output_names() == ["loss", "accuracy", "outputs"]
+
+
+def test_parameters_are_copied_as_one_row(folder, batch, parts):
+    state, module, _ = parts
+    row = module.get_contiguous_parameters()
+    assert row.shape() == [module.get_parameters_size()]
+    module.copy_buffer_to_parameters(onnxruntime.OrtValue.ortvalue_from_numpy(row.numpy() * 2))
+    first = CheckpointState.load_checkpoint(folder / "checkpoint.safetensors")
+    for name, parameter in state.parameters:
+        np.testing.assert_array_equal(parameter, first.parameters[name].data * 2)
+    with pytest.raises(SchemaMismatchError) as raised:
+        module.copy_buffer_to_parameters(onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(3, np.float32)))
+    assert str(raised.value) == "buffer: expected float32 of shape (34,), given float32 of shape (3,)"
 
 
 def test_the_model_is_exported_for_inference(batch, parts, tmp_path):

@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import safetensors.numpy
 
 from torch2ort.artifacts import settings
 from torch2ort.artifacts.description import Tensor
+from torch2ort.artifacts.named_values import Properties, Property
 from torch2ort.errors import ModelLoadError
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -29,11 +30,13 @@ class Progress:
         step: number of steps done.
         seed: what random numbers are drawn from.
         lr: the learning rate.
+        properties: numbers and texts of the user's own.
     """
 
     step: int
     seed: int
     lr: float
+    properties: Mapping[str, Property] = field(default_factory=dict)
 
 
 def write_checkpoint(
@@ -58,6 +61,7 @@ def write_checkpoint(
         "step": str(progress.step),
         "seed": str(progress.seed),
         "learning_rate": repr(progress.lr),
+        "properties": json.dumps(dict(progress.properties)),
         "crc32": json.dumps(checks),
     }
     target = Path(path)
@@ -100,12 +104,14 @@ def read_checkpoint(
     _check(path, arrays, expected, aliases)
     try:
         checks = json.loads(metadata.get("crc32", "{}"))
-        if not isinstance(checks, dict):
-            raise ValueError(f"CRC-32 of each tensor is {checks!r}")
+        properties = json.loads(metadata.get("properties", "{}"))
+        if not isinstance(checks, dict) or not isinstance(properties, dict):
+            raise ValueError("expected CRC-32 and properties by names")
         progress = Progress(
             int(metadata.get("step", start.step)),
             settings.seed(int(metadata.get("seed", start.seed))),
             settings.learning_rate("learning_rate", float(metadata.get("learning_rate", start.lr))),
+            dict(Properties(properties)),
         )
     except ValueError as error:
         raise ModelLoadError(f"{path}: damaged: its metadata is no checkpoint's ({error})") from error

@@ -159,7 +159,8 @@ class TrainingSession:
             OSError: it cannot be written.
         """
         with self._lock:
-            progress, arrays = Progress(self.steps, self.seed, self.lr), self._state.arrays()
+            progress = Progress(self.steps, self.seed, self.lr, self._properties)
+            arrays = self._state.arrays()
         write_checkpoint(path, arrays, self.description.aliases, progress)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -194,6 +195,7 @@ class TrainingSession:
 
     def _take(self, progress: Progress) -> None:
         self.steps, self.seed, self.lr = progress.step, progress.seed, progress.lr
+        self._properties = progress.properties
 
 
 def refuse_functions(folder: Path, description: files.Description) -> None:

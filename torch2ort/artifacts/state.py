@@ -133,13 +133,18 @@ class Run:
         self._results = tuple(results)
 
     def __call__(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+        """One call, as :meth:`arrays`, with floats in the place of arrays of one number."""
+        found = self.arrays(batch)
+        return {name: value.item() if name in self._numbers else value for name, value in found.items()}
+
+    def arrays(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """One call.
 
         Args:
             batch: the inputs that are not bound.
 
         Returns:
-            The results: floats where they are numbers, else arrays.
+            The results.
 
         Raises:
             EngineError: onnxruntime failed.
@@ -151,7 +156,7 @@ class Run:
             self._session.run_with_iobinding(binding)
         except Exception as error:
             raise EngineError(f"onnxruntime failed in a training step: {error}") from error
-        found: dict[str, Any] = {name: value.numpy().item() for name, value in self._numbers.items()}
+        found: dict[str, Any] = {name: np.array(value.numpy()) for name, value in self._numbers.items()}
         if self._fetched:
             outputs = binding.get_outputs()
             found.update({name: outputs[self._order.index(name)].numpy() for name in self._fetched})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 
 from torch2ort.artifacts import description as files
 from torch2ort.artifacts import settings
+from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
 from torch2ort.artifacts.description import Description, read_description, read_model
 from torch2ort.artifacts.inference import write_inference_model
+from torch2ort.artifacts.named_values import Parameters, Properties
 from torch2ort.artifacts.session import refuse_functions
 from torch2ort.artifacts.state import Run, State, device_of, first_values, make_session, on_device
 from torch2ort.errors import OptionError, SchemaMismatchError
@@ -25,8 +28,9 @@ class CheckpointState:
     """Parameters, buffers and the optimizer's state of a training.
 
     Attributes:
-        parameters: a view of the parameters: ``state.parameters["fc.weight"]`` is an array, and can be set.
-        properties: numbers and texts of the user's own, which are not kept in the file.
+        parameters: a view of the parameters: ``state.parameters["fc.weight"].data`` is an array, and can be
+            set; ``.grad`` is the sum of its gradients.
+        properties: numbers and texts of the user's own, which are kept in the file.
     """
 
     def __init__(self, folder: Path, description: Description, arrays: Any, progress: Progress) -> None:
@@ -34,7 +38,8 @@ class CheckpointState:
         self._arrays, self.progress = arrays, progress
         self._state: State | None = None
         self.parameters = Parameters(self)
-        self.properties: dict[str, Any] = {}
+        self.properties = Properties(progress.properties)
+        self._gradients: State | None = None
 
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
@@ -75,13 +80,26 @@ class CheckpointState:
             description = state.description
             first, _ = read_checkpoint(path, description.state, description.aliases, state.progress)
             arrays.update({name: first[name] for name in description.optimizer})
-        write_checkpoint(checkpoint_uri, arrays, state.description.aliases, state.progress)
+        progress = replace(state.progress, properties=dict(state.properties))
+        write_checkpoint(checkpoint_uri, arrays, state.description.aliases, progress)
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Copies of all tensors."""
         if self._state is None:
             return {name: np.array(value) for name, value in self._arrays.items()}
         return self._state.arrays()
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """A copy of a tensor."""
+        if self._state is None:
+            return np.array(self._arrays[name])
+        return np.array(self._state.values()[name].numpy())
+
+    def gradient(self, name: str) -> np.ndarray[Any, Any] | None:
+        """A copy of the sum of a parameter's gradients; ``None`` where there is none."""
+        sums = {} if self._gradients is None else self._gradients.values()
+        found = sums.get(self.description.gradients.get(name, ""))
+        return None if found is None else np.array(found.numpy())
 
     def set(self, name: str, value: Any) -> None:
         """Give a tensor another value.
@@ -104,29 +122,6 @@ class CheckpointState:
         if self._state is None:
             self._state, self._arrays = State(self._arrays, device), {}
         return self._state
-
-
-class Parameters(Mapping[str, "np.ndarray[Any, Any]"]):
-    """The parameters of a checkpoint by their names; those on a device are copied at each access."""
-
-    def __init__(self, state: CheckpointState) -> None:
-        self._of = state
-
-    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
-        if name not in self._of.description.parameters:
-            raise KeyError(name)
-        return self._of.arrays()[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name not in self._of.description.parameters:
-            raise KeyError(name)
-        self._of.set(name, value)
-
-    def __iter__(self) -> Any:
-        return iter(self._of.description.parameters)
-
-    def __len__(self) -> int:
-        return len(self._of.description.parameters)
 
 
 class Module:
@@ -165,7 +160,7 @@ class Module:
         gradients = {
             buffer: state.description.parameters[name] for name, buffer in state.description.gradients.items()
         }
-        self.gradients = State(first_values(gradients), self.state.device)
+        self.gradients = state._gradients = State(first_values(gradients), self.state.device)
         self._fresh = on_device(np.ones(1, np.bool_), self.state.device)
         self._seed = on_device(np.zeros(2, np.int64), self.state.device)
         self._draws = 0
@@ -194,25 +189,30 @@ class Module:
         """Loss and metrics of a batch; in training its gradients come to the sums, too.
 
         Args:
-            batch: what the sample was made of: inputs and targets, or the inputs.
+            batch: what the sample was made of: inputs and targets, or the inputs; in numpy arrays, or all of
+                it in ``onnxruntime.OrtValue``.
 
         Returns:
-            The loss, or a tuple of the loss and each metric.
+            The loss, or a tuple of the loss and each metric: numpy arrays, or ``OrtValue`` where these were
+            given.
 
         Raises:
             SchemaMismatchError: the batch differs from the sample.
             EngineError: onnxruntime failed.
         """
-        arrays = self._reader.read(batch if len(batch) > 1 or _is_tuple(self._description) else batch[0])
+        is_native = bool(batch) and all(isinstance(one, onnxruntime.OrtValue) for one in batch)
+        if is_native:
+            batch = tuple(one.numpy() for one in batch)
+        arrays = self._reader.read(batch if len(batch) != 1 or _is_tuple(self._description) else batch[0])
         found = self._train(arrays) if self.training else self._evaluate(arrays)
-        values = tuple(found.values())
+        values = tuple(map(_native, found.values()) if is_native else found.values())
         return values[0] if len(values) == 1 else values
 
     def _train(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         if self._description.seeded:
             seed = np.array([self._checkpoint.progress.seed, self._draws], np.int64)
             self._seed.update_inplace(seed)
-        found = self._runs[self.state.current, self.gradients.current](arrays)
+        found = self._runs[self.state.current, self.gradients.current].arrays(arrays)
         self.gradients.current ^= 1
         self._draws += 1
         if self._fresh_next:
@@ -233,7 +233,7 @@ class Module:
         names = self._description.evaluated[files.EVAL_MODEL]
         values = self.state.values()
         fixed = {name: values[name] for name in names}
-        return Run(self._eval, fixed, {}, self._description.results)(arrays)
+        return Run(self._eval, fixed, {}, self._description.results).arrays(arrays)
 
     def train(self, mode: bool = True) -> Module:
         """Have calls train."""
@@ -253,6 +253,49 @@ class Module:
         """How many numbers the parameters are made of; all of them are trained."""
         shapes = [one.shape for one in self._description.parameters.values()]
         return sum(int(np.prod([int(size) for size in shape])) for shape in shapes)
+
+    def input_names(self) -> list[str]:
+        """The names of the tensors of a batch, in its order."""
+        return list(self._description.inputs)
+
+    def output_names(self) -> list[str]:
+        """The names of loss and metrics."""
+        return list(self._description.results)
+
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> onnxruntime.OrtValue:
+        """A copy of all parameters as one row of numbers; all of them are trained.
+
+        Raises:
+            OptionError: they are of several types.
+        """
+        arrays = [self._checkpoint.array(name) for name in self._description.parameters]
+        types = sorted({array.dtype.name for array in arrays})
+        if len(types) > 1:
+            raise OptionError(f"get_contiguous_parameters: expected parameters of one type, given {types}")
+        return _native(np.concatenate([array.ravel() for array in arrays]))
+
+    def copy_buffer_to_parameters(self, buffer: onnxruntime.OrtValue, trainable_only: bool = True) -> None:
+        """Set all parameters from one row of numbers; all of them are trained.
+
+        Args:
+            buffer: as :meth:`get_contiguous_parameters` gives it.
+            trainable_only: as there.
+
+        Raises:
+            SchemaMismatchError: it has another type or size. No parameter is changed then.
+        """
+        row, wanted = buffer.numpy(), self.get_contiguous_parameters().numpy()
+        if (row.shape, row.dtype) != (wanted.shape, wanted.dtype):
+            raise SchemaMismatchError(
+                f"buffer: expected {wanted.dtype} of shape {wanted.shape}, given {row.dtype} of shape "
+                f"{row.shape}"
+            )
+        begin = 0
+        for name in self._description.parameters:
+            shape = self._checkpoint.array(name).shape
+            end = begin + int(np.prod(shape))
+            self._checkpoint.set(name, row[begin:end].reshape(shape))
+            begin = end
 
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str] | None = None
@@ -280,6 +323,10 @@ _PROVIDERS: dict[str, list[str]] = {
     "cpu": ["CPUExecutionProvider"],
     "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"],
 }
+
+
+def _native(value: np.ndarray[Any, Any]) -> onnxruntime.OrtValue:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(value))
 
 
 def _is_tuple(description: Description) -> bool:
@@ -333,7 +380,7 @@ class Optimizer:
             written[name].update_inplace(read[name].numpy())
         module.state.current ^= 1
         progress = module._checkpoint.progress
-        module._checkpoint.progress = Progress(progress.step + 1, progress.seed, self._lr)
+        module._checkpoint.progress = replace(progress, step=progress.step + 1, lr=self._lr)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next steps.
