@@ -6,13 +6,12 @@ A small net shows the cost around a graph, a BERT that of a step.
 from __future__ import annotations
 
 import copy
-import platform
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from _machine import processor
 from _models import MODELS, batch
 from _timing import interleaved_medians
 from torch import Tensor, nn
@@ -65,13 +64,6 @@ def step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> Callable[
         return loss.detach()
 
     return call
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
 
 
 def main() -> None:

@@ -6,14 +6,13 @@ that the installed onnxruntime trains with.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 import _models
 import torch
+from _machine import processor
 
 import torch2ort
 from torch2ort.startup import TRACE, Recording, Startup, phase
@@ -51,13 +50,6 @@ def empty_phase() -> float:
             with phase(TRACE):
                 pass
         return (time.thread_time() - begin) / EMPTY
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
 
 
 def main() -> None:

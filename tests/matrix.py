@@ -218,7 +218,7 @@ def _copy_of_tests(folder: Path) -> Path:
     """The tests in a folder where `import torch2ort` finds the installed package alone."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in ("tests", "examples", "docs"):
+    for name in ("tests", "examples", "docs", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "constraints.txt", "README.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, folder / name)
