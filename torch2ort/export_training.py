@@ -5,7 +5,7 @@ model + loss + sample ─ trace ─► forward and backward ─ optimizer ─►
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,18 +14,22 @@ from torch2ort import optim
 from torch2ort.artifacts import description as names
 from torch2ort.artifacts.description import Description
 from torch2ort.engines.joint.sizes import refuse_assumed_of_half
-from torch2ort.errors import OptionError
+from torch2ort.errors import ExportError, OptionError
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
 from torch2ort.pythonop import Site
 from torch2ort.training_artifacts import TrainingArtifacts
 from torch2ort.training_files import description as described
 from torch2ort.training_files import files
+from torch2ort.training_files.arguments import check_arguments, check_results
 from torch2ort.training_files.evaluation import without_gradients
 from torch2ort.training_files.samples import call_of, inputs_call
 from torch2ort.training_files.target import plain_target
 from torch2ort.training_files.traced import TracedStep, state_names, trace_step
 from torch2ort.training_files.wrapped import Metrics, WithLoss
+
+# Files whose outputs have the names of loss and metrics.
+_WITH_RESULTS = (names.TRAIN_STEP, names.TRAINING_MODEL, names.EVAL_MODEL)
 
 
 def export_training(
@@ -71,11 +75,16 @@ def export_training(
     """
     options = with_arguments(options, opset=opset)
     apply_level(options)
+    check_arguments(model, loss, optimizer, metrics)
     chosen = optim.AdamW() if optimizer is None else optimizer
     results = ["loss", *(metrics or {})]
     wrapped = WithLoss(model, loss, metrics or {})
     call, structure = call_of(model, sample, dynamic_shapes, has_loss=loss is not None)
-    step = trace_step(wrapped, call, _trained(wrapped, trainable), options)
+    trained = _trained(wrapped, trainable)
+    if isinstance(chosen, optim.Optimizer):
+        chosen.check_names(_parameter_names(wrapped))
+    step = trace_step(wrapped, call, trained, options)
+    _refuse_untrained(step, wrapped.model)
     state = _Start(step, chosen)
     functions: dict[str, Site] = {}
     target = plain_target(options.opset, is_step=True)
@@ -89,6 +98,7 @@ def export_training(
     models[names.EVAL_MODEL], evaluated, _ = without_gradients(
         wrapped, call, known, state.model, results, options, functions
     )
+    check_results({name: models[name] for name in _WITH_RESULTS}, results)
     alone = inputs_call(model, sample, dynamic_shapes, has_loss=loss is not None)
     models[names.INFERENCE_MODEL], inferred, outputs = without_gradients(
         model, alone, known, state.model, None, options, functions
@@ -131,12 +141,41 @@ class _Start:
         self.buffers = self._values(step, "buffer")
         self.model = {**self.parameters, **self.buffers}
         init = getattr(optimizer, "init", None)
-        self.optimizer: dict[str, Any] = {} if init is None else dict(init(self.parameters))
+        first = {} if init is None else init(self.parameters)
+        if not isinstance(first, Mapping):
+            raise ExportError(
+                f"the optimizer's init gave a {type(first).__name__}; expected a dict, its first state"
+            )
+        self.optimizer: dict[str, Any] = dict(first)
         self.flat = files.flat_state(self.optimizer)
 
     def _values(self, step: TracedStep, kind: str) -> dict[str, torch.Tensor]:
         found = described.of_kind(step, kind)
         return {given.name: given.value.detach().clone() for given in found if given.value is not None}
+
+
+def _refuse_untrained(step: TracedStep, model: torch.nn.Module) -> None:
+    if not files.reached_names(step):
+        raise ExportError(
+            f"the loss depends on none of the trained parameters of {type(model).__name__}: there is nothing "
+            f"to train. Compute it from the model's outputs, without detach() or no_grad(), or train others"
+        )
+
+
+def _refuse_unmatched(trainable: Any, names: list[str]) -> None:
+    """Refuse one of several names that fits nothing; that all fit nothing is another error."""
+    if isinstance(trainable, str) or callable(trainable):
+        return
+    fitting = [one for one in trainable if any(map(optim.matcher(one), names))]
+    missing = [one for one in trainable if one not in fitting]
+    if fitting and missing:
+        raise OptionError(
+            f"trainable: {missing[0]!r} is the name of no parameter; expected some of {sorted(names)}"
+        )
+
+
+def _parameter_names(wrapped: WithLoss) -> list[str]:
+    return [_state_name(name) for name, _ in wrapped.named_parameters(remove_duplicate=False)]
 
 
 def _state_name(name: str) -> str:
@@ -155,6 +194,7 @@ def _trained(wrapped: WithLoss, trainable: Any) -> frozenset[str]:
     else:
         holds = optim.matcher(trainable)
         found = {name for name in every if holds(_state_name(name))}
+        _refuse_unmatched(trainable, _parameter_names(wrapped))
     if not found:
         raise OptionError(
             f"trainable={trainable!r}: no parameter of {type(wrapped.model).__name__} is trained; "

@@ -180,6 +180,18 @@ def test_50_steps_are_those_of_the_paper(name, reference):
             lambda: optim.Lion(groups=[{"params": 3}]),
             "3: expected a name, a glob, several of them, or a predicate over names",
         ),
+        (lambda: optim.AdamW(lr="fast"), "AdamW(lr='fast'): expected a number"),
+        (lambda: optim.Adam(betas=(0.9,)), "Adam(betas=(0.9,)): expected two numbers from 0 to below 1"),
+        (lambda: optim.Adam(amsgrad="yes"), "Adam(amsgrad='yes'): expected True or False"),
+        (lambda: optim.SGD(dampening=None), "SGD(dampening=None): expected a number"),
+        (
+            lambda: optim.Lion(max_grad_norm="1"),
+            "Lion(max_grad_norm='1'): expected a number above 0, or None",
+        ),
+        (
+            lambda: optim.Lion(groups={"params": "*"}),
+            "Lion(groups={'params': '*'}): expected a list of dicts",
+        ),
     ],
 )
 def test_a_setting_that_is_not_allowed_is_named(make, sentence):

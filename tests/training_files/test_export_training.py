@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 import torch2ort
@@ -186,6 +187,18 @@ def forgetful(parameters, gradients, state, lr):
     return {}, state
 
 
+def stateless(parameters, gradients, state, lr):
+    return parameters
+
+
+def numbers_only(parameters, gradients, state, lr):
+    return dict.fromkeys(parameters, 0.0), state
+
+
+def named(name):
+    return {name: lambda outputs, targets: outputs.sum()}
+
+
 @pytest.mark.parametrize(
     ("run", "kind", "sentence"),
     [
@@ -227,12 +240,101 @@ def forgetful(parameters, gradients, state, lr):
             ExportError,
             "the optimizer gave parameters []; expected ['bias', 'weight'], as it got them",
         ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=stateless),
+            ExportError,
+            "the optimizer gave a dict; expected (parameters, state), two dicts",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=numbers_only),
+            ExportError,
+            "the optimizer gave parameter 'weight' as a float; expected a tensor",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=optim.AdamW),
+            OptionError,
+            "optimizer=AdamW: expected one of torch2ort.optim, such as AdamW(lr=0.001), or a function "
+            "(parameters, gradients, state, lr) -> (parameters, state)",
+        ),
+        (
+            lambda: export(
+                torch.nn.Linear(3, 2),
+                loss=F.mse_loss,
+                optimizer=optim.AdamW(groups=[{"params": "wieght", "lr": 0.1}]),
+            ),
+            OptionError,
+            "AdamW: groups[0] names 'wieght', which is no parameter; expected some of ['bias', 'weight']",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, trainable=["bias", "wieght"]),
+            OptionError,
+            "trainable: 'wieght' is the name of no parameter; expected some of ['bias', 'weight']",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss="mse"),
+            OptionError,
+            "loss='mse': expected a function of outputs and targets, or None",
+        ),
+        (
+            lambda: export(lambda x: x, loss=F.mse_loss),
+            ExportError,
+            "export_training: expected a torch.nn.Module, got function",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, metrics={"loss": torch.sum}),
+            OptionError,
+            f"metrics['loss'] = {torch.sum!r}: expected a function, under a name that is not 'loss'",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, metrics=named("weight")),
+            OptionError,
+            "metrics['weight']: a graph of the training step has that name for another tensor; give the "
+            "metric another one",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, metrics=named("targets")),
+            OptionError,
+            "metrics['targets']: a graph of the training step has that name for another tensor; give the "
+            "metric another one",
+        ),
+        (
+            lambda: export(
+                torch.nn.Linear(3, 2), loss=lambda outputs, targets: (outputs.detach() - targets).sum()
+            ),
+            ExportError,
+            "the loss depends on none of the trained parameters of Linear: there is nothing to train. "
+            "Compute it from the model's outputs, without detach() or no_grad(), or train others",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_named(run, kind, sentence):
     with pytest.raises(kind) as raised:
         run()
     assert str(raised.value) == sentence
+
+
+def test_an_optimizer_may_write_in_place(tmp_path):
+    def falling(parameters, gradients, state, lr):
+        for name, gradient in gradients.items():
+            parameters[name].sub_(lr * gradient)
+            state["steps"] += 1
+        return parameters, state
+
+    falling.init = lambda parameters: {"steps": torch.zeros(())}
+    falling.lr = 0.1
+    model, batch = torch.nn.Linear(3, 2), (torch.randn(2, 3), torch.randn(2, 2))
+    export(model, batch, loss=F.mse_loss, optimizer=falling).save(tmp_path)
+    session, optimizer = TrainingSession(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        assert session.step(tuple(map(np.asarray, batch)))["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(session.parameters()[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+    session.save_checkpoint(tmp_path / "now")
+    assert load_file(tmp_path / "now")["optimizer.steps"] == 6
 
 
 def test_an_operator_without_a_translation_is_named():

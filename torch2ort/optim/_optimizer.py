@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+import numbers
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ Settings: TypeAlias = Mapping[str, Any]
 
 # What torch.nn.utils.clip_grad_norm_ adds to the norm.
 _SMALL = 1e-6
+_SWITCHES = ("amsgrad", "bias_correction", "nesterov")
 
 
 class Optimizer:
@@ -50,8 +52,11 @@ class Optimizer:
         self._check_all(self._settings)
         for what, limit in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
             if limit is not None:
-                self._need(limit > 0, what, limit, "a number above 0, or None")
+                self._need(_is_number(limit) and limit > 0, what, limit, "a number above 0, or None")
+        listed = isinstance(groups, Sequence) and all(isinstance(group, Mapping) for group in groups)
+        self._need(listed, "groups", groups, "a list of dicts")
         self._groups = [self._checked_group(i, group) for i, group in enumerate(groups)]
+        self._named = [group["params"] for group in groups]
         self._max_norm, self._max_value = max_grad_norm, max_grad_value
         self.lr = float(settings["lr"])
 
@@ -95,6 +100,23 @@ class Optimizer:
                 found[what][name] = value
         return result, {**shared, **found}
 
+    def check_names(self, names: Collection[str]) -> None:
+        """Refuse groups that name what there is not; a glob may fit nothing.
+
+        Args:
+            names: of all parameters.
+
+        Raises:
+            OptionError: a group does.
+        """
+        for index, named in enumerate(self._named):
+            for one in [] if callable(named) else [named] if isinstance(named, str) else named:
+                if one not in names and not any(sign in one for sign in "*?["):
+                    raise OptionError(
+                        f"{self._name}: groups[{index}] names {one!r}, which is no parameter; expected some "
+                        f"of {sorted(names)}"
+                    )
+
     def _shared(self, state: State) -> dict[str, torch.Tensor]:
         """The state that all parameters have together, after this step: the number of steps."""
         return {"step": state["step"] + 1} if "step" in state else {}
@@ -119,12 +141,23 @@ class Optimizer:
         """
 
     def _check_all(self, settings: Settings) -> None:
+        for what, value in settings.items():
+            self._check_kind(what, value)
         lr, decay = settings["lr"], settings.get("weight_decay", 0.0)
         self._need(math.isfinite(lr) and lr >= 0, "lr", lr, "a number that is not negative")
         self._need(decay >= 0, "weight_decay", decay, "a number that is not negative")
         for beta in settings.get("betas", ()):
             self._need(0 <= beta < 1, "betas", settings["betas"], "two numbers from 0 to below 1")
         self._check(settings)
+
+    def _check_kind(self, what: str, value: Any) -> None:
+        if what in _SWITCHES:
+            self._need(isinstance(value, bool), what, value, "True or False")
+        elif what == "betas":
+            pair = isinstance(value, Sequence) and len(value) == 2 and all(map(_is_number, value))
+            self._need(pair, what, value, "two numbers from 0 to below 1")
+        else:
+            self._need(_is_number(value), what, value, "a number")
 
     def _need(self, holds: bool, what: str, given: object, expected: str) -> None:
         if not holds:
@@ -171,6 +204,10 @@ class Optimizer:
 
     def __repr__(self) -> str:
         return f"{self._name}({', '.join(f'{key}={value!r}' for key, value in self._settings.items())})"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def matcher(patterns: Any) -> Callable[[str], bool]:

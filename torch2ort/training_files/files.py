@@ -45,6 +45,8 @@ def flat_state(state: Mapping[str, Any], prefix: str = "optimizer.") -> dict[str
     """
     found: dict[str, torch.Tensor] = {}
     for key, value in state.items():
+        if not isinstance(key, str):
+            raise ExportError(f"the optimizer's state {prefix}{key} has the name {key!r}; expected a text")
         if isinstance(value, Mapping):
             found.update(flat_state(value, f"{prefix}{key}."))
         elif isinstance(value, torch.Tensor):
@@ -184,13 +186,29 @@ def _optimize(
         found = {name: next(given) for name in gradients}
         kept = _nested(state, {name: next(given) for name in states})
         with torch.no_grad():
-            new, after = optimizer(own, found, kept, lr)
+            new, after = _pair(optimizer(own, found, kept, lr))
         return [*_checked("parameter", own, new), *_checked("state", flat_state(kept), flat_state(after))]
 
     given = [rate, *parameters.values(), *gradients.values(), *states.values()]
     names = [*parameters, *states]
     for name, node in zip(names, made.compute(run, given), strict=True):
         made.outputs[updated(name)] = node
+
+
+def _pair(given: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The parameters and the state that an optimizer gave.
+
+    Raises:
+        ExportError: it gave something else.
+    """
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise ExportError(
+            f"the optimizer gave a {type(given).__name__}; expected (parameters, state), two dicts"
+        )
+    for what, one in zip(("parameters", "state"), given, strict=True):
+        if not isinstance(one, Mapping):
+            raise ExportError(f"the optimizer gave {what} as a {type(one).__name__}; expected a dict")
+    return given[0], given[1]
 
 
 def _checked(
@@ -207,6 +225,10 @@ def _checked(
         )
     for name, value in before.items():
         new = after[name]
+        if not isinstance(new, torch.Tensor):
+            raise ExportError(
+                f"the optimizer gave {what} {name!r} as a {type(new).__name__}; expected a tensor"
+            )
         if new.shape != value.shape or new.dtype != value.dtype:
             raise ExportError(
                 f"the optimizer gave {what} {name!r} as {new.dtype} of shape {tuple(new.shape)}; expected "

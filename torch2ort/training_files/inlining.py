@@ -32,7 +32,11 @@ def inline(
     with values[0].fake_mode:
         traced = make_fx(function)(*values)
         if any(_writes(node) for node in traced.graph.nodes):
-            traced = make_fx(torch.func.functionalize(traced, remove="mutations"))(*values)
+            # What it writes to is a copy: an input of the graph stays what it was given.
+            written = torch.func.functionalize(
+                lambda *given: traced(*(value.clone() for value in given)), remove="mutations"
+            )
+            traced = make_fx(written)(*values)
     traced.graph.eliminate_dead_code()
     copied: dict[torch.fx.Node, Any] = dict(
         zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True)

@@ -1,0 +1,53 @@
+"""What an export of a training step is asked for, checked before anything is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.errors import ExportError, OptionError
+
+
+def check_arguments(model: Any, loss: Any, optimizer: Any, metrics: Any) -> None:
+    """Refuse arguments of another kind.
+
+    Raises:
+        ExportError: the model is none.
+        OptionError: another argument is of another kind.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ExportError(f"export_training: expected a torch.nn.Module, got {type(model).__name__}")
+    if loss is not None and not callable(loss):
+        raise OptionError(f"loss={loss!r}: expected a function of outputs and targets, or None")
+    if optimizer is not None and (isinstance(optimizer, type) or not callable(optimizer)):
+        what = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        raise OptionError(
+            f"optimizer={what}: expected one of torch2ort.optim, such as AdamW(lr=0.001), or a function "
+            f"(parameters, gradients, state, lr) -> (parameters, state)"
+        )
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise OptionError(f"metrics={metrics!r}: expected a dict of functions by names")
+    for name, function in (metrics or {}).items():
+        if not isinstance(name, str) or not name or name == "loss" or not callable(function):
+            raise OptionError(
+                f"metrics[{name!r}] = {function!r}: expected a function, under a name that is not 'loss'"
+            )
+
+
+def check_results(models: Mapping[str, onnx.ModelProto], results: list[str]) -> None:
+    """Refuse metrics whose names the graphs have for something else.
+
+    Raises:
+        OptionError: one has such a name.
+    """
+    for model in models.values():
+        outputs = {value.name for value in model.graph.output}
+        for name in results:
+            if name not in outputs:
+                raise OptionError(
+                    f"metrics[{name!r}]: a graph of the training step has that name for another tensor; give "
+                    f"the metric another one"
+                )
