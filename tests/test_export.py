@@ -218,6 +218,12 @@ def test_tensors_inside_a_list_argument_are_refused():
     )
 
 
+def test_what_is_no_module_is_refused():
+    with pytest.raises(torch2ort.ExportError) as raised:
+        torch2ort.export(lambda x: x, torch.ones(2))
+    assert str(raised.value) == "export: expected a torch.nn.Module, got function"
+
+
 def test_a_branch_on_a_tensors_value_is_refused_with_its_line():
     def branch(x):
         if x.sum() > 0:

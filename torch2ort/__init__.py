@@ -11,6 +11,7 @@ Names are imported when they are asked for: ``torch2ort.artifacts`` runs where t
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from types import ModuleType
@@ -22,12 +23,18 @@ if TYPE_CHECKING:
     from torch2ort._public import *  # noqa: F403
 
 
+# Public packages below this one, which are imported when they are asked for.
+_ROOMS = ("artifacts", "hooks", "trainer")
+
+
 class _Package(ModuleType):
     """The package, in which a function keeps its name although the file that it is in has the same."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return importlib.import_module(f"{self.__name__}._public").__all__
+        if name == "__version__":
+            return importlib.metadata.version(self.__name__)
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         # A file goes first: what is public may be half imported by now, and what imports it asks for files.
@@ -48,7 +55,7 @@ class _Package(ModuleType):
 
     def __dir__(self) -> list[str]:
         public = importlib.import_module(f"{self.__name__}._public")
-        return sorted({*super().__dir__(), *public.__all__})
+        return sorted({*super().__dir__(), *public.__all__, *_ROOMS, "__version__"})
 
 
 sys.modules[__name__].__class__ = _Package

@@ -18,6 +18,8 @@ from torch2ort.errors import (
     ShapeInferenceError,
     Torch2OrtError,
     Torch2OrtWarning,
+    TrainerError,
+    TrainerNotStartedError,
     UnsupportedOperatorError,
 )
 from torch2ort.export import export
@@ -69,6 +71,8 @@ __all__ = [
     "ShapeInferenceError",
     "Torch2OrtError",
     "Torch2OrtWarning",
+    "TrainerError",
+    "TrainerNotStartedError",
     "TrainingArtifacts",
     "UnsupportedOperatorError",
     "compile_report",

@@ -18,6 +18,7 @@ from torch2ort.capture.call import Call
 from torch2ort.capture.ordinary import ordinary, refuse_tensors
 from torch2ort.capture.trace import flat_dim_specs
 from torch2ort.engines.choose import target_of
+from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
 from torch2ort.graph.weights import frozen
@@ -64,6 +65,8 @@ def export(
     """
     options = with_arguments(options, opset=opset, cache_dir=cache_dir)
     apply_level(options)
+    if not isinstance(model, torch.nn.Module):
+        raise ExportError(f"export: expected a torch.nn.Module, got {type(model).__name__}")
     args, keywords = _arguments(sample, kwargs)
     signature = io_schema.Signature.of(model.forward)
     bound = signature.bind(args, keywords)

@@ -197,6 +197,15 @@ def test_what_is_no_subscriber_is_refused(subscribers, given):
         subscribe(model(), subscribers)
 
 
+def test_a_subscriber_outside_of_a_list_is_refused():
+    message = (
+        "^subscribe: the subscribers are a SubscriberBase; expected a list of objects of classes below "
+        "torch2ort.hooks.SubscriberBase.$"
+    )
+    with pytest.raises(torch2ort.OptionError, match=message):
+        subscribe(model(), SubscriberBase())
+
+
 @pytest.mark.parametrize("field", ["start_step", "end_step", "depth"])
 def test_numbers_are_checked(field):
     message = f"^SubscriberBase: {field} is -1; allowed is an integer of at least 0, or None.$"

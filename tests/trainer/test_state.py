@@ -177,6 +177,21 @@ def _of_another_optimizer(state: dict[str, Any]) -> None:
     state["trainer_options"]["optimizer_name"] = "LambOptimizer"
 
 
+def _counting(steps: Any) -> Any:
+    def change(state: dict[str, Any]) -> None:
+        state["train_step_info"]["step"] = steps
+
+    return change
+
+
+def _with_a_text(state: dict[str, Any]) -> None:
+    state["model"]["full_precision"]["last.bias"] = "zeros"
+
+
+def _without_a_dict(state: dict[str, Any]) -> None:
+    state["optimizer"] = 3
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -198,6 +213,16 @@ def _of_another_optimizer(state: dict[str, Any]) -> None:
         (
             _without_a_moment,
             "The state has no optimizer state Moment_2 of 'last.bias'; give a whole one.",
+        ),
+        (_counting("many"), "The state's train_step_info.step is 'many'; expected an integer of at least 0."),
+        (
+            _with_a_text,
+            "The weight 'last.bias' is a str; expected an array of numbers. Load the state of the same "
+            "model.",
+        ),
+        (
+            _without_a_dict,
+            "The state's optimizer is a int; expected a dict, as ORTTrainer.state_dict() returns it.",
         ),
         (_of_another_optimizer, "The state is of LambOptimizer; this trainer has AdamOptimizer."),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -68,6 +68,11 @@ def subscribe(model: torch.nn.Module, subscribers: Sequence[SubscriberBase]) -> 
     Raises:
         OptionError: there is no subscriber, or one is none.
     """
+    if not isinstance(subscribers, Iterable):
+        raise OptionError(
+            f"subscribe: the subscribers are a {type(subscribers).__name__}; expected a list of objects of "
+            f"classes below torch2ort.hooks.SubscriberBase."
+        )
     subscribers = tuple(subscribers)
     if not isinstance(model, torch.nn.Module):
         raise OptionError(f"subscribe: the model is a {type(model).__name__}; expected a torch.nn.Module.")

@@ -56,6 +56,7 @@ def load(path: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         not isinstance(content, dict)
         or content.get("format") != _FORMAT
         or content.get("version") != _VERSION
+        or "world_rank" not in content.get("state", {}).get(OPTIONS, {})
     ):
         raise TrainerError(
             f"{path}: expected a checkpoint that ORTTrainer.save_checkpoint wrote, version {_VERSION}"

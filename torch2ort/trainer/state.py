@@ -87,9 +87,15 @@ def fitting(what: str, value: Any, present: torch.Tensor) -> torch.Tensor:
     """Return an array as a tensor like another one.
 
     Raises:
-        TrainerError: its shape is another.
+        TrainerError: its shape is another, or it is no array.
     """
-    tensor = torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
+    try:
+        tensor = torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TrainerError(
+            f"The {what} is a {type(value).__name__}; expected an array of numbers. Load the state of the "
+            f"same model."
+        ) from error
     if tensor.shape != present.shape:
         raise TrainerError(
             f"The {what} has shape {list(tensor.shape)}; this trainer's has {list(present.shape)}. Load "
@@ -97,6 +103,33 @@ def fitting(what: str, value: Any, present: torch.Tensor) -> torch.Tensor:
             f"the same model."
         )
     return tensor.to(device=present.device, dtype=present.dtype, copy=True)
+
+
+def check_layout(given: Any) -> None:
+    """Refuse what has not the layout of a trainer's state.
+
+    Raises:
+        TrainerError: names what is of another kind.
+    """
+    _need_dict("state", given)
+    if MODEL in given:
+        _need_dict(f"state's {MODEL}", given[MODEL])
+        if FULL in given[MODEL]:
+            _need_dict(f"state's {MODEL}.{FULL}", given[MODEL][FULL])
+    for key in (OPTIMIZER, OPTIONS, INFO, SCALER, ACCUMULATED):
+        _need_dict(f"state's {key}", given.get(key, {}))
+    for name, moments in given.get(OPTIMIZER, {}).items():
+        _need_dict(f"state's {OPTIMIZER}.{name}", moments)
+    for name, count in given.get(INFO, {}).items():
+        if not isinstance(count, (int, np.integer)) or count < 0:
+            raise TrainerError(f"The state's {INFO}.{name} is {count!r}; expected an integer of at least 0.")
+
+
+def _need_dict(what: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise TrainerError(
+            f"The {what} is a {type(given).__name__}; expected a dict, as ORTTrainer.state_dict() returns it."
+        )
 
 
 def check_keys(where: str, given: Iterable[str], expected: Iterable[str], *, strict: bool) -> None:

@@ -217,6 +217,7 @@ class ORTTrainer:
         Raises:
             TrainerError: it is no such state, or one of another model or optimizer.
         """
+        state.check_layout(state_dict)
         if state.MODEL not in state_dict or state.FULL not in state_dict[state.MODEL]:
             raise TrainerError(
                 f"The state has {sorted(state_dict)}; expected what ORTTrainer.state_dict() returns, "
