@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import onnxruntime
 import torch
 import torch.nn.functional as F
 from entmax import entmax15
@@ -215,6 +216,28 @@ def export_and_reload(model: nn.Module, tokens: Tensor, path: Path) -> tuple[tor
     return reloaded, worst
 
 
+def serve(path: Path, model: nn.Module, tokens: Tensor) -> float:
+    """Serve the file by a plain onnxruntime session, as a server does, and compare it with `model`.
+
+    Returns:
+        The largest absolute difference of a logit.
+
+    Raises:
+        AssertionError: The served logits differ from eager's.
+    """
+    for function in (SwiGLU, Entmax15Function):
+        torch2ort.register_function(function)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(torch2ort.custom_ops_library_path())
+    session = onnxruntime.InferenceSession(str(path), options)
+    (logits,) = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})
+    with torch.no_grad():
+        expected = model(tokens)
+    served = torch.from_numpy(logits)
+    torch.testing.assert_close(served, expected, rtol=1e-4, atol=1e-4)
+    return (served - expected).abs().max().item()
+
+
 def parse_arguments() -> argparse.Namespace:
     """Return the settings of a run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -232,7 +255,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, compare, export, reload, plot."""
+    """Train, compare, export, reload, serve, plot."""
     arguments = parse_arguments()
     console = Console()
     torch.set_num_threads(arguments.threads)  # ORTModule follows it
@@ -267,6 +290,8 @@ def main() -> None:
         calls = sum(site.func_name == name for site in reloaded.python_ops)
         console.print(f"  {name}, {calls} calls", highlight=False)
     console.print(f"Reloaded and run on three batch sizes: largest difference of a logit {worst:.1e}.")
+    worst = serve(path, twin, tokens)
+    console.print(f"Served by a plain onnxruntime session: largest difference of a logit {worst:.1e}.")
     plot = arguments.output / "char_transformer.png"
     save_plot(eager.losses, ort.losses, plot)
     console.print(f"Loss plot: {plot}")

@@ -25,6 +25,7 @@ def test_the_char_transformer_trains_exports_and_reloads(tmp_path: Path) -> None
     assert run.returncode == 0, run.stderr
     assert "  __main__.SwiGLU, 1 calls\n" in run.stdout
     assert "  entmax.activations.Entmax15Function, 1 calls\n" in run.stdout
+    assert "Served by a plain onnxruntime session: largest difference of a logit " in run.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"char_transformer.onnx", "char_transformer.png"}
 
 
@@ -55,6 +56,15 @@ def run_small(name: str, *arguments: object) -> str:
     )
     assert run.returncode == 0, run.stderr
     return run.stdout
+
+
+def test_a_plain_session_serves_any_batch_size() -> None:
+    printed = run_small("serve_plain_session")
+    assert [line.partition(", to ")[0] for line in printed.splitlines()[1:]] == [
+        "1 rows: as eager PyTorch",
+        "4 rows: as eager PyTorch",
+        "64 rows: as eager PyTorch",
+    ]
 
 
 @pytest.mark.long
