@@ -58,15 +58,6 @@ def run_small(name: str, *arguments: object) -> str:
     return run.stdout
 
 
-def test_a_plain_session_serves_any_batch_size() -> None:
-    printed = run_small("serve_plain_session")
-    assert [line.partition(", to ")[0] for line in printed.splitlines()[1:]] == [
-        "1 rows: as eager PyTorch",
-        "4 rows: as eager PyTorch",
-        "64 rows: as eager PyTorch",
-    ]
-
-
 @pytest.mark.long
 def test_the_trainer_finetunes_as_in_eager(tmp_path: Path) -> None:
     small = ["--steps=6", "--batch=2", "--length=16", "--width=16", "--layers=1"]
