@@ -104,6 +104,22 @@ def test_without_a_runtime_exports_work_and_runs_name_the_pip_command():
         assert "pip install 'torch2ort[training]'" in error
 
 
+def test_training_files_without_a_runtime_name_the_pip_command():
+    printed = run_without_onnxruntime(
+        """
+        import torch2ort.artifacts
+        try:
+            torch2ort.artifacts.TrainingSession
+        except torch2ort.errors.RuntimeNotFoundError as error:
+            print(error)
+        """
+    )
+    assert printed == (
+        "training files are run by an ONNX Runtime package, and `import onnxruntime` failed (import of "
+        "onnxruntime halted; None in sys.modules); pip install onnxruntime, or onnxruntime-gpu\n"
+    )
+
+
 class Hooked(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

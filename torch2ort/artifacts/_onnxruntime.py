@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from torch2ort.errors import RuntimeNotFoundError
 from torch2ort.log import no_new_handlers
 
-with no_new_handlers():
-    import onnxruntime as onnxruntime
+try:
+    with no_new_handlers():
+        import onnxruntime as onnxruntime
+except ImportError as error:
+    raise RuntimeNotFoundError(
+        f"training files are run by an ONNX Runtime package, and `import onnxruntime` failed ({error}); "
+        f"pip install onnxruntime, or onnxruntime-gpu"
+    ) from error
