@@ -313,6 +313,44 @@ def test_what_cannot_be_exported_is_named(run, kind, sentence):
     assert str(raised.value) == sentence
 
 
+def test_an_operator_that_has_only_pytorchs_kernel_is_named():
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"^torch\.ops\.aten\.one_hot at .*runs in PyTorch's kernel"
+    ):
+        export(
+            torch.nn.Linear(3, 2),
+            (torch.randn(2, 3), torch.tensor([0, 1])),
+            loss=lambda outputs, targets: (outputs * F.one_hot(targets, 2)).sum(),
+        )
+
+
+def test_an_optimizer_that_branches_on_a_value_is_refused():
+    def hesitant(parameters, gradients, state, lr):
+        return {
+            name: value - lr if gradients[name].sum() > 0 else value for name, value in parameters.items()
+        }, state
+
+    with pytest.raises(ExportError, match=r"^the optimizer's Python code depends on a value inside a tensor"):
+        export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=hesitant)
+
+
+def test_a_number_of_the_sample_is_compared_with_its_sign_and_nan_with_nan(tmp_path):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+
+        def forward(self, x, zero, none):
+            return self.linear(x).sum() + zero
+
+    export(Scaled(), (torch.randn(2, 3), 0.0, float("nan"))).save(tmp_path)
+    session, x = TrainingSession(tmp_path), np.ones((2, 3), np.float32)
+    session.step((x, 0.0, float("nan")))
+    with pytest.raises(SchemaMismatchError) as raised:
+        session.step((x, -0.0, float("nan")))
+    assert str(raised.value) == "batch[1]: expected 0.0, as in the sample, given -0.0"
+
+
 def test_an_optimizer_may_write_in_place(tmp_path):
     def falling(parameters, gradients, state, lr):
         for name, gradient in gradients.items():

@@ -11,6 +11,7 @@ import torch
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Site
 from torch2ort.symbolics.target import Target
+from torch2ort.training_files._torch_private import DATA_DEPENDENT
 from torch2ort.training_files.lowered_step import lower_step
 from torch2ort.training_files.step_graph import (
     LEARNING_RATE,
@@ -191,7 +192,14 @@ def _optimize(
 
     given = [rate, *parameters.values(), *gradients.values(), *states.values()]
     names = [*parameters, *states]
-    for name, node in zip(names, made.compute(run, given), strict=True):
+    try:
+        nodes = made.compute(run, given)
+    except DATA_DEPENDENT as error:
+        raise ExportError(
+            f"the optimizer's Python code depends on a value inside a tensor ({str(error).splitlines()[0]}), "
+            f"so one graph cannot stand for every step. Choose by torch.where"
+        ) from error
+    for name, node in zip(names, nodes, strict=True):
         made.outputs[updated(name)] = node
 
 

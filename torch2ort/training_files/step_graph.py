@@ -14,6 +14,7 @@ from torch2ort.engines.joint.split import Half, copied_node
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import site_by_key
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.runtime.profiling import kernel_name
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.training_files.inlining import inline
@@ -175,6 +176,6 @@ def _refuse_kernel(node: torch.fx.Node, key: str) -> None:
     site = site_by_key(key)
     if site.internal:
         raise UnsupportedOperatorError(
-            f"{site.func_name} at {source_line(node)} runs in PyTorch's kernel alone, and a file of a "
+            f"{kernel_name(site)} at {source_line(node)} runs in PyTorch's kernel alone, and a file of a "
             f"training step runs without PyTorch. Write it with other operators"
         )
