@@ -179,6 +179,14 @@ def test_a_provider_that_onnxruntime_lacks_is_refused_and_the_cpu_does_not_take_
     )
 
 
+def test_providers_are_a_list(folder):
+    with pytest.raises(OptionError) as raised:
+        TrainingSession(folder, "CPUExecutionProvider")
+    assert str(raised.value) == (
+        "providers='CPUExecutionProvider': expected a list of names, such as ['CPUExecutionProvider']"
+    )
+
+
 def test_threads_that_share_a_session_wait_for_each_other(folder, batch):
     session, alone = TrainingSession(folder), TrainingSession(folder)
     for _ in range(40):

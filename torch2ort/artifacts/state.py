@@ -24,9 +24,11 @@ def make_session(
         options: ``onnxruntime.SessionOptions``.
 
     Raises:
-        OptionError: this onnxruntime lacks a provider.
+        OptionError: this onnxruntime lacks a provider, or the providers are no list.
         ModelLoadError: onnxruntime does not take it.
     """
+    if isinstance(providers, str):
+        raise OptionError(f"providers={providers!r}: expected a list of names, such as [{providers!r}]")
     wanted = list(providers or ["CPUExecutionProvider"])
     _refuse_absent(wanted, onnxruntime.get_available_providers())
     settings = options or onnxruntime.SessionOptions()
