@@ -32,7 +32,9 @@ _FORBIDDEN = frozenset({"from_file"})
 
 # Operators of libraries whose own kernels run, forward and backward. A file may name these alone, as an
 # operator that somebody made can do anything.
-LIBRARY_OPERATORS = frozenset({"transformers::grouped_mm_fallback"})
+LIBRARY_OPERATORS = frozenset(
+    {"transformers::grouped_mm_fallback", "transformers::grouped_mm_fallback_backward"}
+)
 
 
 @dataclass(frozen=True, slots=True)
