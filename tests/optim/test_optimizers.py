@@ -123,6 +123,13 @@ def test_a_group_has_settings_of_its_own():
     assert_equal(found, torchs(torch.optim.AdamW, groups=groups, lr=0.01))
 
 
+def test_what_the_caller_does_to_a_group_later_changes_nothing():
+    group = {"params": "*.bias", "lr": 0.02}
+    changed, kept = optim.SGD(lr=0.01, groups=[group]), optim.SGD(lr=0.01, groups=[dict(group)])
+    group["lr"] = 0.5
+    assert_equal(ours(changed), ours(kept))
+
+
 def lamb(name: str, parameters, gradient, memory, step: int) -> torch.Tensor:
     """Algorithm 2 of the paper for one parameter, in float64."""
     first, second = memory.get(name, (torch.zeros_like(gradient), torch.zeros_like(gradient)))

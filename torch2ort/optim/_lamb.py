@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torch2ort.optim._optimizer import Optimizer, Settings, Tensors, missing_to_one, no_steps, zeros
+from torch2ort.optim._adam import means, no_means
+from torch2ort.optim._optimizer import At, Optimizer, Settings, Tensors, Updated, missing_to_one
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Lamb(Optimizer):
     """LAMB, as algorithm 2 of https://arxiv.org/abs/1904.00962: each parameter's step has its own norm.
 
@@ -24,68 +26,37 @@ class Lamb(Optimizer):
         bias_correction: correct both means for their beginning at zero.
         min_ratio: the least that the ratio may be.
         max_ratio: the most that the ratio may be.
-        groups: settings of some parameters, see :class:`torch2ort.optim.Optimizer`.
-        max_grad_norm: the most that the norm of all gradients together may be.
-        max_grad_value: the most that a number in a gradient may be.
+        groups, max_grad_norm, max_grad_value: as :class:`torch2ort.optim.Optimizer` has them.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
     """
 
-    def __init__(
-        self,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        bias_correction: bool = True,
-        min_ratio: float = 0.0,
-        max_ratio: float = float("inf"),
-        *,
-        groups: Sequence[Mapping[str, Any]] = (),
-        max_grad_norm: float | None = None,
-        max_grad_value: float | None = None,
-    ) -> None:
-        settings = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
-            "min_ratio": min_ratio,
-            "max_ratio": max_ratio,
-        }
-        super().__init__(settings, groups=groups, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value)
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    bias_correction: bool = True
+    min_ratio: float = 0.0
+    max_ratio: float = float("inf")
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
         """Running means of zero."""
-        return {
-            "step": no_steps(parameters),
-            "exp_avg": zeros(parameters),
-            "exp_avg_sq": zeros(parameters),
-        }
+        return no_means(parameters)
 
     def _check(self, settings: Settings) -> None:
         self._need(settings["eps"] >= 0, "eps", settings["eps"], "a number that is not negative")
         ordered = settings["min_ratio"] <= settings["max_ratio"]
         self._need(ordered, "max_ratio", settings["max_ratio"], "a number of at least min_ratio")
 
-    def _update(
-        self,
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        state: Tensors,
-        lr: torch.Tensor,
-        shared: Tensors,
-        settings: Settings,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: Tensors, at: At) -> Updated:
+        settings = at.settings
         one, two = settings["betas"]
-        mean = one * state["exp_avg"] + (1 - one) * gradient
-        square = two * state["exp_avg_sq"] + (1 - two) * (gradient * gradient)
-        kept = {"exp_avg": mean, "exp_avg_sq": square}
+        kept = means(state, gradient, settings)
+        mean, square = kept["exp_avg"], kept["exp_avg_sq"]
         if settings["bias_correction"]:
-            mean = mean / missing_to_one(one, shared["step"]).to(mean.dtype)
-            square = square / missing_to_one(two, shared["step"]).to(square.dtype)
+            mean = mean / missing_to_one(one, at.shared["step"]).to(mean.dtype)
+            square = square / missing_to_one(two, at.shared["step"]).to(square.dtype)
         direction = mean / (torch.sqrt(square) + settings["eps"])
         if settings["weight_decay"]:
             direction = direction + settings["weight_decay"] * parameter
@@ -94,4 +65,4 @@ class Lamb(Optimizer):
         ratio = torch.where(both, norm / torch.where(both, length, 1.0), 1.0)
         if settings["min_ratio"] > 0 or settings["max_ratio"] < float("inf"):
             ratio = torch.clamp(ratio, settings["min_ratio"], settings["max_ratio"])
-        return parameter - (lr * ratio).to(parameter.dtype) * direction, kept
+        return parameter - (at.lr * ratio).to(parameter.dtype) * direction, kept

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import math
 import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -16,49 +18,78 @@ Tensors: TypeAlias = Mapping[str, torch.Tensor]
 # State by its name: one tensor, or one for each parameter by the parameter's name.
 State: TypeAlias = Mapping[str, Any]
 Settings: TypeAlias = Mapping[str, Any]
+# A parameter after a step, and its state by what it is.
+Updated: TypeAlias = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 # What torch.nn.utils.clip_grad_norm_ adds to the norm.
 _SMALL = 1e-6
 _SWITCHES = ("amsgrad", "bias_correction", "nesterov")
 
 
+class At(NamedTuple):
+    """Where a parameter stands in a step.
+
+    Attributes:
+        lr: its learning rate: float32, shape ().
+        shared: the state of all parameters together, after this step.
+        settings: its own.
+    """
+
+    lr: torch.Tensor
+    shared: Tensors
+    settings: Settings
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Optimizer:
     """An optimizer as a function of tensors: it changes none of them, and can be traced into a graph.
 
+    Each optimizer has settings of its own besides, which a group may name.
+
     Args:
-        settings: of each parameter that no group says otherwise of; ``lr`` among them.
+        lr: learning rate to begin with.
         groups: dicts with ``"params"`` (a name, a glob or several of them, or a predicate over names) and the
             settings that those parameters have instead. The first group that a name is in counts.
         max_grad_norm: what the norm of all gradients together is clipped to, before anything else.
         max_grad_value: what each number of a gradient is clipped to, on both sides of zero.
 
-    Attributes:
-        lr: the learning rate to begin with.
-
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        groups: Sequence[Mapping[str, Any]] = (),
-        max_grad_norm: float | None = None,
-        max_grad_value: float | None = None,
-    ) -> None:
-        self._name = type(self).__name__
-        self._settings = dict(settings)
+    lr: float
+    groups: Sequence[Mapping[str, Any]] = field(default=(), kw_only=True)
+    max_grad_norm: float | None = field(default=None, kw_only=True)
+    max_grad_value: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
         self._check_all(self._settings)
-        for what, limit in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
+        for what, limit in (("max_grad_norm", self.max_grad_norm), ("max_grad_value", self.max_grad_value)):
             if limit is not None:
                 self._need(_is_number(limit) and limit > 0, what, limit, "a number above 0, or None")
-        listed = isinstance(groups, Sequence) and all(isinstance(group, Mapping) for group in groups)
-        self._need(listed, "groups", groups, "a list of dicts")
-        self._groups = [self._checked_group(i, group) for i, group in enumerate(groups)]
-        self._named = [group["params"] for group in groups]
-        self._max_norm, self._max_value = max_grad_norm, max_grad_value
-        self.lr = float(settings["lr"])
+        listed = isinstance(self.groups, Sequence) and all(isinstance(one, Mapping) for one in self.groups)
+        self._need(listed, "groups", self.groups, "a list of dicts")
+        # What the caller does to its own dicts later changes nothing.
+        object.__setattr__(self, "groups", tuple(map(dict, self.groups)))
+        for index, group in enumerate(self.groups):
+            self._check_group(index, group)
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    @functools.cached_property
+    def _settings(self) -> Settings:
+        """Those of each parameter that no group says otherwise of."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if not one.kw_only}
+
+    @functools.cached_property
+    def _settings_by_group(self) -> list[tuple[Callable[[str], bool], Settings]]:
+        return [(matcher(group["params"]), self._with(group)) for group in self.groups]
+
+    def _with(self, group: Mapping[str, Any]) -> Settings:
+        own = {key: value for key, value in group.items() if key != "params"}
+        return {**self._settings, **own}
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
         """The state before the first step.
@@ -94,7 +125,7 @@ class Optimizer:
             own = {what: values[name] for what, values in found.items() if name in values}
             parameter = parameters[name]
             scaled = rate if scale == 1 else rate * scale
-            new, kept = self._update(parameter, gradient, own, scaled, shared, settings)
+            new, kept = self._update(parameter, gradient, own, At(scaled, shared, settings))
             result[name] = new.to(parameter.dtype)
             for what, value in kept.items():
                 found[what][name] = value
@@ -109,7 +140,8 @@ class Optimizer:
         Raises:
             OptionError: a group does.
         """
-        for index, named in enumerate(self._named):
+        for index, group in enumerate(self.groups):
+            named = group["params"]
             for one in [] if callable(named) else [named] if isinstance(named, str) else named:
                 if one not in names and not any(sign in one for sign in "*?["):
                     raise OptionError(
@@ -121,15 +153,7 @@ class Optimizer:
         """The state that all parameters have together, after this step: the number of steps."""
         return {"step": state["step"] + 1} if "step" in state else {}
 
-    def _update(
-        self,
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        state: Tensors,
-        lr: torch.Tensor,
-        shared: Tensors,
-        settings: Settings,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: Tensors, at: At) -> Updated:
         """One parameter after the step, and its state."""
         raise NotImplementedError
 
@@ -163,42 +187,39 @@ class Optimizer:
         if not holds:
             raise OptionError(f"{self._name}({what}={given!r}): expected {expected}")
 
-    def _checked_group(self, index: int, group: Mapping[str, Any]) -> tuple[Callable[[str], bool], Settings]:
-        own = {key: value for key, value in group.items() if key != "params"}
-        unknown = sorted(own.keys() - self._settings.keys())
+    def _check_group(self, index: int, group: Mapping[str, Any]) -> None:
+        unknown = sorted(group.keys() - self._settings.keys() - {"params"})
         if "params" not in group or unknown:
             lacks = f"has {unknown[0]!r}" if unknown else "has no 'params'"
             raise OptionError(
                 f"{self._name}: groups[{index}] {lacks}; expected 'params' (a name, a glob, several of them "
                 f"or a predicate) and some of {sorted(self._settings)}"
             )
-        settings = {**self._settings, **own}
+        matcher(group["params"])
+        settings = self._with(group)
         self._check_all(settings)
-        if settings["lr"] != self._settings["lr"] and not self._settings["lr"]:
+        if settings["lr"] != self.lr and not self.lr:
             raise OptionError(
                 f"{self._name}: groups[{index}] has lr={settings['lr']!r}, a multiple of the optimizer's "
                 f"own, which is 0; expected an lr above 0 there"
             )
-        return matcher(group["params"]), settings
 
     def _settings_of(self, name: str) -> Settings:
-        return next((settings for holds, settings in self._groups if holds(name)), self._settings)
+        return next((settings for holds, settings in self._settings_by_group if holds(name)), self._settings)
 
     def _scale(self, settings: Settings) -> float:
         """What a group makes of the learning rate, whose value comes with each step."""
-        if settings["lr"] == self._settings["lr"]:
-            return 1.0
-        return float(settings["lr"] / self._settings["lr"])
+        return 1.0 if settings["lr"] == self.lr else float(settings["lr"] / self.lr)
 
     def _clipped(self, gradients: Tensors) -> dict[str, torch.Tensor]:
         clipped = {name: value for name, value in gradients.items() if value is not None}
-        if self._max_norm is not None and clipped:
+        if self.max_grad_norm is not None and clipped:
             norms = [torch.linalg.vector_norm(value) for value in clipped.values()]
             total = torch.linalg.vector_norm(torch.stack(norms))
-            factor = torch.clamp(self._max_norm / (total + _SMALL), max=1.0)
+            factor = torch.clamp(self.max_grad_norm / (total + _SMALL), max=1.0)
             clipped = {name: value * factor.to(value.dtype) for name, value in clipped.items()}
-        if self._max_value is not None:
-            limit = self._max_value
+        if self.max_grad_value is not None:
+            limit = self.max_grad_value
             clipped = {name: torch.clamp(value, -limit, limit) for name, value in clipped.items()}
         return clipped
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torch2ort.optim._optimizer import Optimizer, Settings, Tensors, no_steps, zeros
+from torch2ort.optim._optimizer import At, Optimizer, Settings, Tensors, Updated, no_steps, zeros
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, as ``torch.optim.SGD``.
 
@@ -19,38 +20,17 @@ class SGD(Optimizer):
         dampening: part of the gradient that does not get into it, after the first step.
         weight_decay: multiple of the parameter that is added to its gradient.
         nesterov: look ahead by one momentum.
-        groups: settings of some parameters, see :class:`torch2ort.optim.Optimizer`.
-        max_grad_norm: the most that the norm of all gradients together may be.
-        max_grad_value: the most that a number in a gradient may be.
+        groups, max_grad_norm, max_grad_value: as :class:`torch2ort.optim.Optimizer` has them.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
     """
 
-    def __init__(
-        self,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        *,
-        groups: Sequence[Mapping[str, Any]] = (),
-        max_grad_norm: float | None = None,
-        max_grad_value: float | None = None,
-    ) -> None:
-        super().__init__(
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-            },
-            groups=groups,
-            max_grad_norm=max_grad_norm,
-            max_grad_value=max_grad_value,
-        )
+    lr: float = 1e-3
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
         """The momentum of each parameter that has one, zero."""
@@ -67,15 +47,8 @@ class SGD(Optimizer):
         plain = not settings["nesterov"] or (momentum > 0 and settings["dampening"] == 0)
         self._need(plain, "nesterov", True, "a momentum above 0 and no dampening with it")
 
-    def _update(
-        self,
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        state: Tensors,
-        lr: torch.Tensor,
-        shared: Tensors,
-        settings: Settings,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: Tensors, at: At) -> Updated:
+        settings = at.settings
         momentum, dampening = settings["momentum"], settings["dampening"]
         if settings["weight_decay"]:
             gradient = gradient + settings["weight_decay"] * parameter
@@ -83,8 +56,8 @@ class SGD(Optimizer):
         if momentum:
             given = gradient
             if dampening:
-                part = torch.where(shared["step"] == 1, 1.0, 1.0 - dampening)
+                part = torch.where(at.shared["step"] == 1, 1.0, 1.0 - dampening)
                 given = gradient * part.to(gradient.dtype)
             buffer = kept["momentum_buffer"] = momentum * state["momentum_buffer"] + given
             gradient = gradient + momentum * buffer if settings["nesterov"] else buffer
-        return parameter - lr * gradient, kept
+        return parameter - at.lr * gradient, kept
