@@ -27,7 +27,7 @@ RUNTIMES = ("training", "training-gpu", "cpu", "gpu")
 # A module may import from its own floor and from those below; what is not named here is the top. An import
 # inside of a function counts like any other.
 FLOORS = (
-    {"errors", "options", "log", "places", "progress", "startup", "versions", "_native"},
+    {"errors", "options", "log", "places", "progress", "providers", "startup", "versions", "_native"},
     {"optim"},
     {"io_schema", "sizes"},
     {"pythonop"},

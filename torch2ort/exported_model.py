@@ -18,8 +18,10 @@ from torch2ort.graph.interface import Interface
 from torch2ort.graph.renamed import renamed
 from torch2ort.graph.weights import state_of, with_weights
 from torch2ort.options import Options, with_arguments
+from torch2ort.providers import session_providers
 from torch2ort.pythonop import PythonOpSite
 from torch2ort.runtime import InferenceEngine, inference_session
+from torch2ort.runtime.session import refuse_missing
 
 
 class ExportedModel:
@@ -141,16 +143,20 @@ class ExportedModel:
         """An ``onnxruntime.InferenceSession`` over the graph, PythonOp nodes included.
 
         Args:
-            providers: as for ``InferenceSession``; the CPU by default.
+            providers: as for ``InferenceSession``; by default those of :class:`Options`, or the CPU.
             session_options: as for ``InferenceSession``.
 
         Raises:
             RuntimeNotFoundError: no onnxruntime is installed.
-            EngineError: onnxruntime refuses the model.
+            EngineError: onnxruntime refuses the model, or goes without a provider of :class:`Options`.
         """
-        return inference_session(
-            self.proto, self._graph.sites, providers=providers, session_options=session_options
+        chosen = session_providers(self._options.providers) if providers is None else providers
+        session = inference_session(
+            self.proto, self._graph.sites, providers=chosen, session_options=session_options
         )
+        if providers is None:
+            refuse_missing(session, chosen)
+        return session
 
     def __repr__(self) -> str:
         mode = "training" if self.training else "inference"

@@ -12,7 +12,7 @@ import torch
 
 from torch2ort import _torch_private as private
 from torch2ort.capture.ordinary import is_compiled, refuse_untraceable
-from torch2ort.engines.choose import engine_name
+from torch2ort.engines.choose import engine_name, refuse_providers
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.former_names import warn_of_former_names
@@ -88,7 +88,7 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         options: settings; see :class:`torch2ort.Options`.
 
     Raises:
-        OptionError: ``options`` is not an :class:`Options`.
+        OptionError: ``options`` is not an :class:`Options`, or names a provider that no engine runs on.
         ExportError: ``model`` is no module that can be wrapped; says why.
 
     The first call exports. A later call exports again if the structure, a dtype, rank or constant of its
@@ -113,7 +113,9 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         """Make an instance of a class of its own, below both this one and the model's class."""
         _refuse(cls, model, args, kwargs)
         warn_of_former_names()
-        runner = Runner(model, with_arguments(options))
+        options = with_arguments(options)
+        refuse_providers(options)
+        runner = Runner(model, options)
         namespace: dict[str, Any] = {
             "__doc__": type(model).__doc__,
             "__module__": type(model).__module__,

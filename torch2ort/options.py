@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import Self
 
+from torch2ort import providers
 from torch2ort.errors import OptionError
 
 DEFAULT_OPSET = 18
@@ -64,6 +65,11 @@ class Options:
         engine: What trains an :class:`ORTModule`: ``"ort_training"``, the gradient builder of
             onnxruntime-training; ``"joint"``, PyTorch's own derivatives on any onnxruntime; ``None`` for the
             best that the environment has. :attr:`ORTModule.engine` names the one in use.
+        providers: What each session runs on, the first choice first: a list of names of onnxruntime's
+            execution providers, or of (name, options) pairs; ``None`` means the CPU. Those that the installed
+            onnxruntime lacks are refused. Stored as a tuple, options as pairs. An :class:`ORTModule` and
+            ``torch.compile`` take those alone that compute in the CPU's memory. In the environment: names
+            with commas between, or the list in JSON.
 
     Raises:
         OptionError: An unknown field, or a value that is not allowed, in an argument or in the
@@ -80,6 +86,7 @@ class Options:
     deterministic: bool = False
     guards: str = "complete"
     engine: str | None = None
+    providers: Sequence[Any] | None = None
 
     def __new__(cls, *args: object, **fields: object) -> Self:
         """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
@@ -138,7 +145,10 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """What one field accepts: `convert` returns the stored value, or raises ``ValueError``."""
+    """What one field accepts: `convert` returns the stored value, or raises ``ValueError``.
+
+    The error's text, if it has one, goes on with a sentence that the field's name begins.
+    """
 
     convert: Callable[[Any], Any]
     parse: Callable[[str], Any]
@@ -150,8 +160,9 @@ class _Rule:
             return None
         try:
             return self.convert(value)
-        except ValueError:
-            raise OptionError(f"{source} is {value!r}; allowed is {self.allowed}.") from None
+        except ValueError as error:
+            reason = str(error) or f"is {value!r}; allowed is {self.allowed}"
+            raise OptionError(f"{source} {reason}.") from None
 
     def from_text(self, name: str, text: str) -> object:
         source = f"Option {name!r} (from the environment variable {_ENV_PREFIX}{name.upper()})"
@@ -242,6 +253,12 @@ _RULES = {
         _one_of(_ENGINES),
         str,
         f"one of {', '.join(_ENGINES)}, or None for the best that there is",
+        optional=True,
+    ),
+    "providers": _Rule(
+        providers.checked,
+        providers.written,
+        "a list of names of execution providers or of (name, options) pairs, or None for the CPU",
         optional=True,
     ),
 }

@@ -174,8 +174,8 @@ def test_a_provider_that_onnxruntime_lacks_is_refused_and_the_cpu_does_not_take_
     with pytest.raises(OptionError) as raised:
         TrainingSession(folder, ["CPUExecutionProvider", "AbacusExecutionProvider"])
     assert str(raised.value) == (
-        f"providers: expected some of {available}, which onnxruntime {onnxruntime.__version__} has here, "
-        f"given 'AbacusExecutionProvider'"
+        f"providers names 'AbacusExecutionProvider', which is no execution provider; onnxruntime "
+        f"{onnxruntime.__version__} has {', '.join(available)} here"
     )
 
 
@@ -183,7 +183,7 @@ def test_providers_are_a_list(folder):
     with pytest.raises(OptionError) as raised:
         TrainingSession(folder, "CPUExecutionProvider")
     assert str(raised.value) == (
-        "providers='CPUExecutionProvider': expected a list of names, such as ['CPUExecutionProvider']"
+        "providers is 'CPUExecutionProvider'; expected a list of names or of (name, options) pairs"
     )
 
 

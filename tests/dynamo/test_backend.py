@@ -239,7 +239,7 @@ def test_no_mode_says_nothing() -> None:
         ("epilogue", True, "Option 'epilogue' does not exist for torch.compile"),
         ("opset", 9, "Option 'opset' is 9; allowed is an integer from 18 to 21"),
         ("engine", "ort_training", "Option 'engine' is 'ort_training'; allowed for torch.compile"),
-        ("providers", ["TPU"], "Option 'providers' is ['TPU']; allowed is ['CPUExecutionProvider']"),
+        ("providers", ["TPU"], "Option 'providers' names 'TPU', which is no execution provider; onnxruntime"),
         ("verify", True, "Option 'verify' does not exist for torch.compile"),
     ],
 )

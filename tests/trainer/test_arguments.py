@@ -244,14 +244,14 @@ CASTS = "casts are where torch.autocast puts them"
             "All weights of the model are frozen; leave some to train.",
         ),
         (
-            {"provider_options": {"CUDAExecutionProvider": {}}},
-            "Option provider_options names 'CUDAExecutionProvider'; training runs on "
-            "CPUExecutionProvider alone "
-            "so far.",
+            {"provider_options": {"EP1": {"key1": "val1"}}},
+            f"Option provider_options names 'EP1', which is no execution provider; onnxruntime "
+            f"{onnxruntime.__version__} has {', '.join(onnxruntime.get_available_providers())} here.",
         ),
         (
-            {"provider_options": {"CPUExecutionProvider": {"a": "b"}}},
-            "Option provider_options.CPUExecutionProvider has 'a'; that provider has no options.",
+            {"provider_options": {"CPUExecutionProvider": {"a": None}}},
+            "Option provider_options is {'CPUExecutionProvider': {'a': None}}; allowed is a dict of texts "
+            "and numbers for each provider's name.",
         ),
         (
             {"session_options": _settings(inter_op_num_threads=3)},
@@ -300,7 +300,7 @@ def test_a_gpu_that_there_is_not_is_refused_if_somebody_asked_for_it() -> None:
         },
         {"utils": {"memory_efficient_gradient": True, "run_symbolic_shape_infer": True}},
         {"_internal_use": {"enable_internal_postprocess": False, "enable_onnx_contrib_ops": True}},
-        {"provider_options": {"CPUExecutionProvider": {}}},
+        {"provider_options": {}},
     ],
 )
 def test_an_option_that_changes_no_number_is_taken(groups: dict[str, Any]) -> None:
@@ -311,6 +311,11 @@ def test_a_session_s_settings_reach_the_module() -> None:
     settings = _settings(intra_op_num_threads=1, use_deterministic_compute=True)
     runner = type(trainer(session_options=settings)._module)._torch2ort_runner
     assert (runner.options.intra_op_threads, runner.options.deterministic) == (1, True)
+
+
+def test_options_of_a_provider_reach_the_module() -> None:
+    runner = type(trainer(provider_options={"CPUExecutionProvider": {"a": 1}})._module)._torch2ort_runner
+    assert runner.options.providers == (("CPUExecutionProvider", (("a", "1"),)),)
 
 
 def test_deterministic_compute_reaches_the_module() -> None:

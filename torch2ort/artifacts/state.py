@@ -10,6 +10,7 @@ import numpy as np
 from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.description import Tensor
 from torch2ort.errors import EngineError, ModelLoadError, OptionError
+from torch2ort.providers import checked, name_of, session_providers
 
 
 def make_session(
@@ -27,10 +28,7 @@ def make_session(
         OptionError: this onnxruntime lacks a provider, or the providers are no list.
         ModelLoadError: onnxruntime does not take it.
     """
-    if isinstance(providers, str):
-        raise OptionError(f"providers={providers!r}: expected a list of names, such as [{providers!r}]")
-    wanted = list(providers or ["CPUExecutionProvider"])
-    _refuse_absent(wanted, onnxruntime.get_available_providers())
+    wanted = _checked(providers)
     settings = options or onnxruntime.SessionOptions()
     if options is None:
         settings.log_severity_level = 3
@@ -41,19 +39,24 @@ def make_session(
         raise ModelLoadError(
             f"{name}: onnxruntime {onnxruntime.__version__} does not load it ({error})"
         ) from error
-    _refuse_absent(wanted, session.get_providers())
+    for one in map(name_of, wanted):
+        if one not in session.get_providers():
+            # onnxruntime prints a line, and would train on the CPU.
+            raise OptionError(
+                f"providers names {one!r}, which onnxruntime {onnxruntime.__version__} could not start; its "
+                f"own message on stderr says why"
+            )
     return session
 
 
-def _refuse_absent(providers: Sequence[Any], available: Sequence[str]) -> None:
-    # Else onnxruntime prints a line, and trains on the CPU.
-    for one in providers:
-        name = one if isinstance(one, str) else one[0]
-        if name not in available:
-            raise OptionError(
-                f"providers: expected some of {available}, which onnxruntime {onnxruntime.__version__} has "
-                f"here, given {name!r}"
-            )
+def _checked(given: Sequence[Any] | None) -> list[Any]:
+    if given is None:
+        return session_providers(None)
+    try:
+        return session_providers(checked(given))
+    except ValueError as error:
+        reason = str(error) or f"is {given!r}; expected a list of names or of (name, options) pairs"
+        raise OptionError(f"providers {reason}") from None
 
 
 def device_of(session: onnxruntime.InferenceSession) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch2ort.dynamo.functions import OPTION
-from torch2ort.engines.choose import JOINT
+from torch2ort.engines.choose import JOINT, refuse_providers
 from torch2ort.errors import OptionError, Torch2OrtWarning
 from torch2ort.log import apply_level
 from torch2ort.options import Options
@@ -16,10 +16,9 @@ from torch2ort.options import Options
 # Those of torch2ort.Options that say something about graphs of torch.compile.
 _SHARED = (
     "engine", "cache_dir", "cache_limit", "log_level", "opset", "intra_op_threads", "save_onnx_dir",
-    "deterministic",
+    "deterministic", "providers",
 )  # fmt: skip
-_NAMES = (*_SHARED, OPTION, "providers")
-_PROVIDERS = ("CPUExecutionProvider",)
+_NAMES = (*_SHARED, OPTION)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
     keeps = given.pop(OPTION, False)
     if not isinstance(keeps, bool):
         raise OptionError(f"Option {OPTION!r} is {keeps!r}; allowed is True or False.")
-    _check_providers(given.pop("providers", None))
     options = Options(**given)
     if options.engine not in (None, JOINT):
         raise OptionError(
@@ -72,14 +70,6 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
             "Option 'verify' is True; it compares an ORTModule with its model, and torch.compile has none. "
             "Compare with torch.compile(backend='eager')."
         )
+    refuse_providers(options)
     apply_level(options)
     return Settings(options)
-
-
-def _check_providers(providers: object) -> None:
-    if providers is None or (isinstance(providers, (list, tuple)) and tuple(providers) == _PROVIDERS):
-        return
-    raise OptionError(
-        f"Option 'providers' is {providers!r}; allowed is {list(_PROVIDERS)}, or None for the providers of "
-        f"the devices that the tensors are on."
-    )

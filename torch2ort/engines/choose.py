@@ -8,9 +8,10 @@ from dataclasses import replace
 from torch2ort.engines.interface import Engine
 from torch2ort.engines.ort_training.engine import TrainingEngine
 from torch2ort.engines.ort_training.target import GRADIENT_RULES
-from torch2ort.errors import RuntimeNotFoundError
+from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.exports.built import Built
 from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.providers import CPU, name_of
 from torch2ort.runtime import has_training, onnxruntime, training_pybind
 from torch2ort.runtime.probe import can_run
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
@@ -18,6 +19,8 @@ from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 JOINT, ORT_TRAINING = "joint", "ort_training"
 # The first stock onnxruntime that the joint engine was tried on. It runs on onnxruntime-training 1.19.2, too.
 _FIRST = (1, 20)
+# Those whose values are in the CPU's memory, where PyTorch's are: Azure's has operators of its own alone.
+_PROVIDERS = (CPU, "AzureExecutionProvider")
 
 
 def engine_name(options: Options) -> str:
@@ -38,6 +41,21 @@ def engine_name(options: Options) -> str:
             f"engine='ort_training' with onnxruntime-training"
         )
     return JOINT
+
+
+def refuse_providers(options: Options) -> None:
+    """Refuse providers that an engine cannot train on.
+
+    Raises:
+        OptionError: names the first.
+    """
+    for name in map(name_of, options.providers or ()):
+        if name not in _PROVIDERS:
+            raise OptionError(
+                f"Option 'providers' names {name!r}; ORTModule and torch.compile run on "
+                f"{' and '.join(_PROVIDERS)} alone so far, as the values that go from forward to backward, "
+                f"and to Functions, are in the CPU's memory. What torch2ort.export gives runs on any provider"
+            )
 
 
 def target_of(options: Options, *, differentiate: bool) -> Target:

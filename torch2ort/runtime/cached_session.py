@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -24,12 +24,15 @@ def can_keep(graph: Graph) -> bool:
     return bool(graph.weights) and (private.has_training() or not graph.sites)
 
 
-def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf: Shelf) -> Any:
+def kept_session(
+    graph: Graph, settings: Any, providers: Sequence[Any], identity: Mapping[str, str], shelf: Shelf
+) -> Any:
     """A session over ``graph`` out of the cache, or optimised and put there.
 
     Args:
         graph: the exported graph; see :func:`can_keep`.
         settings: ``SessionOptions``; may be changed.
+        providers: as for ``InferenceSession``.
         identity: engine, machine and settings, on which the optimised graph depends.
         shelf: the graph's place in the cache.
 
@@ -45,7 +48,7 @@ def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf
         cast_bools(model.graph, graph.sites)
         chains = join_python_ops(model.graph, graph.sites)
         content: bytes = model.SerializeToString()
-        optimized = optimize(content, settings)
+        optimized = optimize(content, settings, providers)
         data = {
             "optimized": optimized is not None,
             "inplace": {name: plan.description() for name, plan in plans.items()},
@@ -58,8 +61,9 @@ def kept_session(graph: Graph, settings: Any, identity: Mapping[str, str], shelf
         run_as_it_is(settings)
     model = kept.files[MODEL_FILE]
     if not graph.sites:
-        return make_session(model, (), settings)
+        return make_session(model, (), settings, providers)
     keep_results(settings)
     plans = {name: InplacePlan.of(plan) for name, plan in kept.data["inplace"].items()}
     bound = bind_sites(graph.sites, plans, map(Chain.of, kept.data["chains"]), training=False)
-    return make_session(rename_functions(model, bound.functions), list(bound.callees.values()), settings)
+    callees = list(bound.callees.values())
+    return make_session(rename_functions(model, bound.functions), callees, settings, providers)

@@ -14,6 +14,7 @@ from torch2ort.graph.graph import Graph
 from torch2ort.graph.stages import save_optimized
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
+from torch2ort.providers import session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import _ort_private as private
@@ -23,7 +24,7 @@ from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.refused_index import refused_index
-from torch2ort.runtime.session import surroundings, take_error, tuned_session
+from torch2ort.runtime.session import refuse_missing, surroundings, take_error, tuned_session
 from torch2ort.runtime.values import bool_outputs, restore_bools, to_tensor
 from torch2ort.startup import SESSION, timed
 
@@ -33,7 +34,7 @@ class InferenceEngine:
 
     Args:
         graph: the exported graph.
-        options: threads.
+        options: threads and providers.
         shelf: where the optimised graph is kept for the next process.
     """
 
@@ -50,10 +51,13 @@ class InferenceEngine:
         save_optimized(options, "inference_optimized", settings)
         name_undeterministic(graph.proto.graph, graph.sites, options)
         describe(graph.proto.graph, graph.sites)
+        providers = session_providers(options.providers)
         if shelf is None or not can_keep(graph):
-            self._session = tuned_session(graph.proto, graph.sites, settings)
+            self._session = tuned_session(graph.proto, graph.sites, settings, providers=providers)
         else:
-            self._session = kept_session(graph, settings, identity(options), shelf)
+            self._session = kept_session(graph, settings, providers, identity(options), shelf)
+        if options.providers:
+            refuse_missing(self._session, providers)
         private.drop_model_bytes(self._session)
         self._feeds = Feeds(len(graph.inputs))
         self._bools = bool_outputs(graph.proto.graph, graph.fetches)

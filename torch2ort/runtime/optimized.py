@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.providers import session_providers
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.centering import disabled_optimizers
 
 MODEL_FILE = "model.onnx"
-_PROVIDERS = ("CPUExecutionProvider",)
 
 
-def optimize(model: bytes, settings: Any) -> bytes | None:
+def optimize(model: bytes, settings: Any, providers: Sequence[Any]) -> bytes | None:
     """Let ONNX Runtime optimise a model for this machine.
 
     Args:
         model: ONNX; its PythonOp nodes are bound.
         settings: of the session that will run it; they are changed to run what comes out as it is.
+        providers: of that session.
 
     Returns:
         ONNX, or ``None`` if it cannot be written down; ``settings`` are then as before.
@@ -38,14 +40,14 @@ def optimize(model: bytes, settings: Any) -> bytes | None:
             onnxruntime.InferenceSession(
                 model,
                 settings,
-                providers=list(_PROVIDERS),
+                providers=list(providers),
                 disabled_optimizers=disabled_optimizers(),
             )
             optimized = path.read_bytes()
         settings.optimized_model_filepath = ""
         run_as_it_is(settings)
         # A disk that was full may have cut it off.
-        onnxruntime.InferenceSession(optimized, settings, providers=list(_PROVIDERS))
+        onnxruntime.InferenceSession(optimized, settings, providers=list(providers))
     except Exception as error:
         logger.info("the optimised graph is not kept: %s", error)
         settings.optimized_model_filepath = ""
@@ -66,6 +68,7 @@ def identity(options: Options) -> Mapping[str, str]:
         "onnxruntime": f"{onnxruntime.__version__} {onnxruntime.get_build_info()}",
         "machine": _machine(),
         "deterministic": str(options.deterministic),
+        "providers": json.dumps(session_providers(options.providers)),
     }
 
 

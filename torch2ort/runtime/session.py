@@ -13,6 +13,7 @@ import torch
 from torch2ort.errors import EngineError
 from torch2ort.graph.large import loadable
 from torch2ort.log import onnxruntime_severity
+from torch2ort.providers import name_of
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
@@ -151,6 +152,26 @@ def make_session(
     except Exception as error:
         version = private.onnxruntime().__version__
         raise EngineError(f"onnxruntime {version} refuses the model: {error}") from error
+
+
+def refuse_missing(session: Any, providers: Sequence[Any]) -> None:
+    """Refuse a session that went without a provider: onnxruntime says so in a line, and takes the CPU.
+
+    Args:
+        session: of onnxruntime.
+        providers: that were asked for.
+
+    Raises:
+        EngineError: names the first that is missing.
+    """
+    present = session.get_providers()
+    for name in map(name_of, providers):
+        if name not in present:
+            raise EngineError(
+                f"Option 'providers' names {name!r}, which onnxruntime {private.onnxruntime().__version__} "
+                f"could not start; its own message on stderr says why. Leave it out to run on "
+                f"{', '.join(present)}"
+            )
 
 
 @contextlib.contextmanager

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from torch2ort.engines.choose import refuse_providers
 from torch2ort.errors import OptionError
 from torch2ort.log import logger
 from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.providers import checked
 from torch2ort.trainer.options import ORTTrainerOptions
 from torch2ort.trainer.schema import PropagateCastOpsStrategy
-
-_PROVIDER = "CPUExecutionProvider"
 
 _STAGES = "a model is not cut into stages; use distributed.data_parallel_size"
 _LAYERS = "put torch.utils.checkpoint.checkpoint around the layers in the model's forward"
@@ -53,7 +54,10 @@ def module_options(options: ORTTrainerOptions, folder: str | None) -> Options:
     deterministic = options.debug.deterministic_compute or session.pop("deterministic", False)
     # onnxruntime-training's gradient builder has no half precision.
     engine = "joint" if options.mixed_precision.enabled else None
-    return Options(engine=engine, deterministic=deterministic, save_onnx_dir=folder, **session)
+    providers = _providers(options.provider_options)
+    return Options(
+        engine=engine, deterministic=deterministic, save_onnx_dir=folder, providers=providers, **session
+    )
 
 
 def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
@@ -77,7 +81,7 @@ def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
             f"torch2ort writes opset {DEFAULT_OPSET}, which ONNX's converter does not take back to that; "
             f"leave the option out."
         )
-    _refuse_providers(options.provider_options)
+    refuse_providers(Options(providers=_providers(options.provider_options)))
     _of_session(options.session_options)
     if options.mixed_precision.loss_scaler is not None and not options.mixed_precision.enabled:
         raise OptionError(
@@ -87,15 +91,21 @@ def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
         )
 
 
-def _refuse_providers(given: dict[str, dict[str, Any]]) -> None:
-    other = [name for name in given if name != _PROVIDER]
-    if other:
-        raise OptionError(
-            f"Option provider_options names {other[0]!r}; training runs on {_PROVIDER} alone so far."
+def _providers(given: dict[str, dict[str, Any]]) -> Sequence[Any] | None:
+    """The field of :class:`Options` for ``provider_options``, which have the first choice first, too.
+
+    Raises:
+        OptionError: the installed onnxruntime lacks a provider.
+    """
+    if not given:
+        return None
+    try:
+        return checked(list(given.items()))
+    except ValueError as error:
+        reason = (
+            str(error) or f"is {given!r}; allowed is a dict of texts and numbers for each provider's name"
         )
-    if given.get(_PROVIDER):
-        name = next(iter(given[_PROVIDER]))
-        raise OptionError(f"Option provider_options.{_PROVIDER} has {name!r}; that provider has no options.")
+        raise OptionError(f"Option provider_options {reason}.") from None
 
 
 # Attributes of onnxruntime's SessionOptions that a training session follows.

@@ -15,6 +15,7 @@ from torch2ort.graph.large import loadable
 from torch2ort.graph.stages import save_optimized, save_stage
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
+from torch2ort.providers import session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
@@ -65,18 +66,19 @@ def _bind(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> list[
     return stock.bind_callees(graph, callees, names)
 
 
-def _sorted(model: bytes, settings: Any, donated: Sequence[str]) -> bytes | None:
+def _sorted(model: bytes, settings: Any, providers: Sequence[Any], donated: Sequence[str]) -> bytes | None:
     """A model as ONNX Runtime optimises it, in an order that frees memory early; ``settings`` keep it so.
 
     Args:
         model: ONNX; its PythonOp nodes are bound.
         settings: of the session that will run it.
+        providers: of that session.
         donated: names of inputs that the run owns.
 
     Returns:
         ONNX, or ``None`` if ONNX Runtime does not write down what it makes of it.
     """
-    optimized = optimize(model, settings)
+    optimized = optimize(model, settings, providers)
     if optimized is None:
         return None
     proto = onnx.load_from_string(optimized)
@@ -94,7 +96,7 @@ class HalfSession:
         name: of the half, for debugging.
         lowered: the half.
         bindings: what its nodes call.
-        options: threads and debugging.
+        options: threads, providers and debugging.
         frees_early: whether it reads much that nobody needs after it.
         donated: positions of inputs that come with the run, which owns them: they are free after their last
             reader. Others are fed, and live until the run ends.
@@ -146,16 +148,17 @@ class HalfSession:
         drop_model_bytes(self._session)
 
     def _made(self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool) -> Any:
+        providers = session_providers(self._options.providers)
         if frees_early:
             with loadable(model) as source:
-                better = _sorted(source, settings, owned) if isinstance(source, bytes) else None
+                better = _sorted(source, settings, providers, owned) if isinstance(source, bytes) else None
             if better is not None:
                 save_optimized(self._options, f"{self._name}_optimized", settings)
-                return make_session(better, self._bound, settings)
+                return make_session(better, self._bound, settings, providers)
         donate_inputs(model.graph, owned)
         save_optimized(self._options, f"{self._name}_optimized", settings)
         with loadable(model) as source:
-            return make_session(source, self._bound, settings)
+            return make_session(source, self._bound, settings, providers)
 
     def run(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
         """One OrtValue an output.

@@ -30,13 +30,14 @@ from torch2ort.graph.nodes import ancestors
 from torch2ort.graph.stages import save_optimized, save_stage
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
+from torch2ort.providers import session_providers
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, training_pybind
 from torch2ort.runtime.binding import bind_sites, install_runners, rename_functions, reraise
 from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.feeds import Feeds
-from torch2ort.runtime.optimized import identity, run_as_it_is
+from torch2ort.runtime.optimized import run_as_it_is
 from torch2ort.runtime.profiling import describe, profiled
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
@@ -87,7 +88,7 @@ def _session(graph: Graph, gradient: GradientGraph, functions: Mapping[str, str]
                 onnxruntime().InferenceSession(
                     model,
                     settings,
-                    providers=["CPUExecutionProvider"],
+                    providers=session_providers(options.providers),
                     disabled_optimizers=disabled_optimizers(),
                 )
             )
@@ -165,9 +166,7 @@ class TrainingEngine:
         if shelf is None:
             gradient = build_gradient_graph(graph, requires_grad)
         else:
-            gradient = kept_gradient_graph(
-                graph, requires_grad, session_settings(options), identity(options), shelf
-            )
+            gradient = kept_gradient_graph(graph, requires_grad, session_settings(options), options, shelf)
         # onnxruntime knows by name what nodes call; here it lives.
         self._bound = bind_sites(graph.sites, gradient.plans, gradient.chains, training=True)
         self._site_nodes = {site.key: name for name, site in self._bound.sites.items()}

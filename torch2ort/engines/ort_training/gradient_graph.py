@@ -17,12 +17,14 @@ from torch2ort.engines.ort_training.user_gradients import hide_operators
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import Graph
 from torch2ort.log import onnxruntime_severity
+from torch2ort.options import Options
+from torch2ort.providers import session_providers
 from torch2ort.runtime import training_pybind
 from torch2ort.runtime.binding import bind_nodes
 from torch2ort.runtime.chains import Chain
 from torch2ort.runtime.inplace import InplacePlan
 from torch2ort.runtime.mended import mended
-from torch2ort.runtime.optimized import MODEL_FILE, optimize
+from torch2ort.runtime.optimized import MODEL_FILE, identity, optimize
 from torch2ort.runtime.training_kernel.bools import cast_bools
 
 
@@ -130,7 +132,7 @@ def kept_gradient_graph(
     graph: Graph,
     requires_grad: frozenset[str],
     settings: Any,
-    identity: Mapping[str, str],
+    options: Options,
     shelf: Shelf,
 ) -> GradientGraph:
     """The gradient graph out of the cache, or built, optimised and put there.
@@ -139,7 +141,7 @@ def kept_gradient_graph(
         graph: the exported graph.
         requires_grad: the graph inputs that require gradients.
         settings: of the session that optimises it; may be changed.
-        identity: engine, machine and settings, on which the optimised graph depends.
+        options: providers, and what else the optimised graph depends on.
         shelf: the graph's place in the cache.
 
     Raises:
@@ -148,13 +150,13 @@ def kept_gradient_graph(
 
     def make() -> Kept:
         gradient = build_gradient_graph(graph, requires_grad)
-        model = optimize(gradient.model, settings)
+        model = optimize(gradient.model, settings, session_providers(options.providers))
         if model is not None:
             gradient = replace(gradient, model=model, optimized=True)
         return Kept(gradient.description(), {MODEL_FILE: gradient.model})
 
     kept = shelf.obtain(
-        "gradient graph", {**identity, "requires_grad": json.dumps(sorted(requires_grad))}, make
+        "gradient graph", {**identity(options), "requires_grad": json.dumps(sorted(requires_grad))}, make
     )
     return GradientGraph.of(kept.files[MODEL_FILE], kept.data)
 

@@ -1,0 +1,112 @@
+"""Execution providers of onnxruntime: how a user writes them, which there are here, what brings another."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CPU = "CPUExecutionProvider"
+
+# A name, or a name with its options, each a pair, so that it can be hashed.
+Provider = str | tuple[str, tuple[tuple[str, str], ...]]
+
+# What pip installs in the place of onnxruntime, by provider.
+_PACKAGES = {
+    "AzureExecutionProvider": "onnxruntime",
+    "CUDAExecutionProvider": "onnxruntime-gpu",
+    "CoreMLExecutionProvider": "onnxruntime for macOS",
+    "DmlExecutionProvider": "onnxruntime-directml",
+    "OpenVINOExecutionProvider": "onnxruntime-openvino",
+    "QNNExecutionProvider": "onnxruntime-qnn",
+    "TensorrtExecutionProvider": "onnxruntime-gpu",
+}
+
+
+def written(text: str) -> Any:
+    """Providers as an environment variable has them: names with commas between, or a list in JSON.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    return json.loads(text) if text.lstrip().startswith("[") else [one.strip() for one in text.split(",")]
+
+
+def checked(given: Any) -> tuple[Provider, ...]:
+    """Providers that are written as onnxruntime takes them, and that it has here.
+
+    Args:
+        given: a list of names or of (name, options) pairs.
+
+    Raises:
+        ValueError: they are not; says of one that is missing what brings it, and nothing of one that is
+            written otherwise.
+    """
+    if not isinstance(given, (list, tuple)) or not given:
+        raise ValueError
+    providers = tuple(map(_checked, given))
+    names = [name_of(one) for one in providers]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"names {name!r} twice; name it once")
+    refuse_absent(names)
+    return providers
+
+
+def _checked(one: Any) -> Provider:
+    if isinstance(one, str) and one:
+        return one
+    if not isinstance(one, (list, tuple)) or len(one) != 2 or not isinstance(one[0], str):
+        raise ValueError
+    pairs = tuple(one[1].items()) if isinstance(one[1], Mapping) else one[1]
+    if not isinstance(pairs, tuple) or not all(map(_is_option, pairs)):
+        raise ValueError
+    # onnxruntime makes texts of the values, too.
+    return (one[0], tuple((key, str(value)) for key, value in pairs))
+
+
+def _is_option(pair: Any) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
+    return isinstance(pair[0], str) and isinstance(pair[1], (str, int, float))
+
+
+def name_of(one: Any) -> str:
+    """The name of a provider that stands there with or without options."""
+    return str(one if isinstance(one, str) else one[0])
+
+
+def refuse_absent(names: Sequence[str]) -> None:
+    """Refuse what the installed onnxruntime has not: it would say a line, and run on the CPU.
+
+    Raises:
+        ValueError: names the first, those that are here, and what brings it.
+    """
+    try:
+        onnxruntime = importlib.import_module("onnxruntime")
+    except ImportError:
+        raise ValueError(f"names {names[0]!r}, and no onnxruntime is installed; pip install one") from None
+    available = onnxruntime.get_available_providers()
+    here = f"onnxruntime {onnxruntime.__version__} has {', '.join(available)} here"
+    for name in names:
+        if name in available:
+            continue
+        if name not in _PACKAGES and name not in onnxruntime.get_all_providers():
+            raise ValueError(f"names {name!r}, which is no execution provider; {here}")
+        package = _PACKAGES.get(name)
+        brings = (
+            f"the package {package} brings it, in an environment without another onnxruntime"
+            if package
+            else "https://onnxruntime.ai/docs/execution-providers says which build of onnxruntime brings it"
+        )
+        raise ValueError(f"names {name!r}, which is not here: {here}; {brings}")
+
+
+def session_providers(providers: Sequence[Provider] | None) -> list[Any]:
+    """Providers in the form that a session takes; ``None`` is the CPU.
+
+    Args:
+        providers: what :func:`checked` returned.
+    """
+    return [one if isinstance(one, str) else (one[0], dict(one[1])) for one in providers or (CPU,)]
