@@ -34,14 +34,13 @@ FLOORS = (
     {"shape_infer", "cache"},
     {"kernels"},
     {"graph"},
-    {"artifacts"},
     {"capture", "effects"},
     {"symbolics"},
     {"exports"},
     {"runtime"},
     {"engines"},
     {"exported_model"},
-    {"variants", "dynamo", "hooks", "training_files"},
+    {"variants", "dynamo", "hooks", "training_files", "artifacts"},
 )
 
 

@@ -118,7 +118,7 @@ def export_training(
         aliases=described.aliases(wrapped, state.model),
         feeds=described.feeds(models, gradients),
         learning_rate=float(getattr(chosen, "lr", 1e-3)),
-        seeded=described.is_seeded(models[names.TRAIN_STEP]),
+        seeded=described.is_seeded(models[names.TRAIN_STEP], functions),
         functions=described.function_names(functions),
         outputs=outputs,
     )

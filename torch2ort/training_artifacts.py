@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from torch2ort.artifacts.atomic import replacing
 from torch2ort.artifacts.checkpoint import Arrays, Progress, write_checkpoint
 from torch2ort.artifacts.description import CHECKPOINT, DESCRIPTION, Description, digest
 
@@ -61,9 +62,5 @@ class TrainingArtifacts:
 
 
 def _write(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write_bytes(content)

@@ -15,11 +15,9 @@ from torch2ort.artifacts import TrainingSession
 from torch2ort.errors import (
     EngineError,
     ExportError,
-    ModelLoadError,
     OptionError,
     SchemaError,
     SchemaMismatchError,
-    Torch2OrtWarning,
     UnsupportedOperatorError,
 )
 
@@ -133,23 +131,6 @@ class Squared(torch.nn.Module):
 
     def forward(self, x):
         return Square.apply(self.layer(x)).sum()
-
-
-def test_an_unmapped_function_stays_and_is_said(tmp_path):
-    name = f"{Square.__module__}.{Square.__qualname__}"
-    with pytest.warns(Torch2OrtWarning) as caught:
-        artifacts = torch2ort.export_training(Squared(), torch.randn(2, 3))
-    (said,) = [str(one.message) for one in caught]
-    assert said == (
-        f"the training step calls {name}, which no exporter maps to ONNX operators: its files run only "
-        f"beside PyTorch and torch2ort's custom-op library. Map it with torch2ort.register_exporter, and its "
-        f"gradient with torch2ort.register_gradient"
-    )
-    assert artifacts.description.functions == [name]
-    artifacts.save(tmp_path)
-    with pytest.raises(ModelLoadError) as raised:
-        TrainingSession(tmp_path)
-    assert str(raised.value).startswith(f"{tmp_path}: the training step calls {name}, which needs PyTorch")
 
 
 def test_a_function_that_is_mapped_trains(tmp_path):

@@ -7,7 +7,6 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import safetensors
 import safetensors.numpy
 
 from torch2ort.artifacts import settings
+from torch2ort.artifacts.atomic import replacing
 from torch2ort.artifacts.description import Tensor
 from torch2ort.artifacts.named_values import Properties, Property
 from torch2ort.errors import ModelLoadError
@@ -64,16 +64,11 @@ def write_checkpoint(
         "properties": json.dumps(dict(progress.properties)),
         "crc32": json.dumps(checks),
     }
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with replacing(path) as file:
         try:
-            safetensors.numpy.save_file(found, str(beside), metadata)
+            safetensors.numpy.save_file(found, str(file), metadata)
         except safetensors.SafetensorError as error:
-            raise OSError(f"{target}: the checkpoint cannot be written ({error})") from error
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+            raise OSError(f"{path}: the checkpoint cannot be written ({error})") from error
 
 
 def read_checkpoint(

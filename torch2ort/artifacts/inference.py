@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torch2ort.artifacts.atomic import replacing
 from torch2ort.errors import ExportError, ModelLoadError
 
 # Field numbers of onnx.proto.
@@ -52,13 +52,8 @@ def write_inference_model(
             model += _tag(number, _BYTES) + _varint(len(graph)) + graph
         else:
             model += field
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(model)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write_bytes(model)
 
 
 def _graph(content: bytes, values: Mapping[str, np.ndarray[Any, Any]]) -> bytes:

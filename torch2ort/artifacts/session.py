@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
 from torch2ort.artifacts.description import read_description, read_model
 from torch2ort.artifacts.inference import write_inference_model
-from torch2ort.artifacts.state import Run, State, device_of, make_session, on_device
-from torch2ort.errors import ModelLoadError
+from torch2ort.artifacts.opened import Opened, Opener
+from torch2ort.artifacts.state import Run, State, device_of, on_device
 
 
 class TrainingSession:
@@ -32,14 +32,17 @@ class TrainingSession:
         folder: where the files are.
         providers: of onnxruntime; the CPU by default.
         session_options: ``onnxruntime.SessionOptions``, such as the number of threads.
+        functions: classes of ``torch.autograd.Function`` that the step calls, besides those that
+            :func:`torch2ort.register_function` was given. Such a step needs PyTorch.
 
     Attributes:
         steps: number of steps done; kept in checkpoints.
 
     Raises:
         ModelLoadError: a file is missing, damaged or another one than was saved; names it, and the tensor,
-            what was expected and what was given.
-        OptionError: this onnxruntime lacks a provider.
+            what was expected and what was given. Or the step calls Functions, and PyTorch is missing.
+        FunctionNotFoundError: a class that it calls was not supplied.
+        OptionError: this onnxruntime lacks a provider, or options do not fit Functions.
     """
 
     def __init__(
@@ -48,33 +51,30 @@ class TrainingSession:
         providers: Sequence[Any] | None = None,
         *,
         session_options: Any = None,
+        functions: Iterable[Any] = (),
     ) -> None:
         self._lock = threading.RLock()
-        self._folder, self._providers, self._options = Path(folder), providers, session_options
+        self._folder = Path(folder)
         self.description = read_description(self._folder)
-        refuse_functions(self._folder, self.description)
+        self._opener = Opener(
+            self.description, providers, session_options, functions, lambda: (self.seed, self.steps)
+        )
         start = Progress(0, 0, self.description.learning_rate)
         arrays, progress = self._read(self._folder / files.CHECKPOINT, start)
-        session = self._session(files.TRAIN_STEP)
-        device = device_of(session)
+        opened = self._opener.open(self._folder / files.TRAIN_STEP)
+        device = device_of(opened.session)
         self._state = State(arrays, device)
         self._lr_value = on_device(np.array(progress.lr, np.float32), device)
         self._seed_value = on_device(np.zeros(2, np.int64), device)
         self._reader = BatchReader(self.description)
-        self._runs = [self._run(session, self._state.sets[i], self._state.sets[1 - i]) for i in range(2)]
+        self._runs = [self._run(opened, self._state.sets[i], self._state.sets[1 - i]) for i in range(2)]
         self._take(progress)
 
-    def _session(self, name: str) -> Any:
-        content = read_model(self._folder, name, self.description)
-        return make_session(content, str(self._folder / name), self._providers, self._options)
-
-    def _run(self, session: Any, read: dict[str, Any], written: dict[str, Any]) -> Run:
-        wanted = {value.name for value in session.get_inputs()}
+    def _run(self, opened: Opened, read: dict[str, Any], written: dict[str, Any]) -> Run:
         given = {**read, files.LEARNING_RATE: self._lr_value, files.SEED: self._seed_value}
         feeds = self.description.feeds[files.TRAIN_STEP]
         outputs = {output: written[name] for output, name in feeds.items()}
-        fixed = {name: value for name, value in given.items() if name in wanted}
-        return Run(session, fixed, outputs, self.description.results)
+        return opened.run(given, outputs, self.description.results)
 
     def step(self, batch: Any) -> dict[str, Any]:
         """Train on one batch.
@@ -88,7 +88,8 @@ class TrainingSession:
 
         Raises:
             SchemaMismatchError: the batch differs from the sample.
-            EngineError: onnxruntime failed.
+            EngineError: onnxruntime failed. An exception of a Function arrives as it is. Nothing is changed
+                then.
         """
         arrays = self._reader.read(batch)
         with self._lock:
@@ -115,12 +116,8 @@ class TrainingSession:
 
     @cached_property
     def _evaluations(self) -> list[Run]:
-        session = self._session(files.EVAL_MODEL)
-        names = self.description.evaluated[files.EVAL_MODEL]
-        return [
-            Run(session, {name: values[name] for name in names}, {}, self.description.results)
-            for values in self._state.sets
-        ]
+        opened = self._opener.open(self._folder / files.EVAL_MODEL)
+        return [opened.run(values, {}, self.description.results) for values in self._state.sets]
 
     @property
     def lr(self) -> float:
@@ -196,17 +193,3 @@ class TrainingSession:
     def _take(self, progress: Progress) -> None:
         self.steps, self.seed, self.lr = progress.step, progress.seed, progress.lr
         self._properties = progress.properties
-
-
-def refuse_functions(folder: Path, description: files.Description) -> None:
-    """Refuse files that call Functions, which need PyTorch to run.
-
-    Raises:
-        ModelLoadError: they do; names the Functions.
-    """
-    if description.functions:
-        raise ModelLoadError(
-            f"{folder}: the training step calls {', '.join(description.functions)}, which needs PyTorch and "
-            f"torch2ort's custom-op library. Map it to ONNX operators with torch2ort.register_exporter, and "
-            f"their gradients with torch2ort.register_gradient, and export again"
-        )

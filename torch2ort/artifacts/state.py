@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,8 +13,24 @@ from torch2ort.errors import EngineError, ModelLoadError, OptionError
 from torch2ort.providers import checked, name_of, session_providers
 
 
+class Runner(Protocol):
+    """What stands around the runs of a file that calls Functions."""
+
+    content: bytes
+
+    def prepare(self, options: Any) -> None:
+        """Make a session's options ready for it."""
+
+    def run(self, session: Any, binding: Any) -> None:
+        """One run."""
+
+
 def make_session(
-    content: bytes, name: str, providers: Sequence[Any] | None, options: Any = None
+    content: bytes,
+    name: str,
+    providers: Sequence[Any] | None,
+    options: Any = None,
+    runner: Runner | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session over one of the files.
 
@@ -23,6 +39,7 @@ def make_session(
         name: of the file, for errors.
         providers: as onnxruntime takes them; ``None`` for the CPU.
         options: ``onnxruntime.SessionOptions``.
+        runner: of a file that calls Functions, whose content goes before the file's.
 
     Raises:
         OptionError: this onnxruntime lacks a provider, or the providers are no list.
@@ -33,6 +50,9 @@ def make_session(
     if options is None:
         settings.log_severity_level = 3
         settings.use_deterministic_compute = True
+    if runner is not None:
+        runner.prepare(settings)
+        content = runner.content
     try:
         session = onnxruntime.InferenceSession(content, settings, providers=wanted)
     except Exception as error:
@@ -106,7 +126,7 @@ class Run:
         session: over the file.
         fixed: input -> value that stays bound.
         results: outputs that are fetched; the others are bound.
-        results_of: what those are, by name, where their sizes are known.
+        runner: of a file that calls Functions.
     """
 
     def __init__(
@@ -115,8 +135,9 @@ class Run:
         fixed: Mapping[str, onnxruntime.OrtValue],
         written: Mapping[str, onnxruntime.OrtValue],
         results: Sequence[str],
+        runner: Runner | None = None,
     ) -> None:
-        self._session = session
+        self._session, self._runner = session, runner
         self._binding = session.io_binding()
         for name, value in fixed.items():
             self._binding.bind_ortvalue_input(name, value)
@@ -152,15 +173,18 @@ class Run:
             The results.
 
         Raises:
-            EngineError: onnxruntime failed.
+            EngineError: onnxruntime failed. An exception of a Function arrives as it is.
         """
         binding = self._binding
         for name, array in batch.items():
             binding.bind_cpu_input(name, array)
-        try:
-            self._session.run_with_iobinding(binding)
-        except Exception as error:
-            raise EngineError(f"onnxruntime failed in a training step: {error}") from error
+        if self._runner is not None:
+            self._runner.run(self._session, binding)
+        else:
+            try:
+                self._session.run_with_iobinding(binding)
+            except Exception as error:
+                raise EngineError(f"onnxruntime failed in a training step: {error}") from error
         found: dict[str, Any] = {name: np.array(value.numpy()) for name, value in self._numbers.items()}
         if self._fetched:
             outputs = binding.get_outputs()

@@ -19,8 +19,8 @@ from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_chec
 from torch2ort.artifacts.description import Description, read_description, read_model
 from torch2ort.artifacts.inference import write_inference_model
 from torch2ort.artifacts.named_values import Parameters, Properties
-from torch2ort.artifacts.session import refuse_functions
-from torch2ort.artifacts.state import Run, State, device_of, first_values, make_session, on_device
+from torch2ort.artifacts.opened import Opened, Opener
+from torch2ort.artifacts.state import Run, State, device_of, first_values, on_device
 from torch2ort.errors import OptionError, SchemaMismatchError
 
 
@@ -151,12 +151,17 @@ class Module:
     ) -> None:
         self.training = True
         self._checkpoint, self._description = state, state.description
-        refuse_functions(state.folder, state.description)
         if device not in _PROVIDERS:
             raise OptionError(f"device={device!r}: expected one of {sorted(_PROVIDERS)}")
-        self._providers, self._options = _PROVIDERS[device], session_options
-        session = self._session(train_model_uri, files.TRAINING_MODEL)
-        self.state = state.on(device_of(session))
+        self._opener = Opener(
+            state.description,
+            _PROVIDERS[device],
+            session_options,
+            (),
+            lambda: (self._checkpoint.progress.seed, self._draws),
+        )
+        opened = self._opener.open(Path(train_model_uri), files.TRAINING_MODEL)
+        self.state = state.on(device_of(opened.session))
         gradients = {
             buffer: state.description.parameters[name] for name, buffer in state.description.gradients.items()
         }
@@ -166,24 +171,19 @@ class Module:
         self._draws = 0
         self._fresh_next = True
         self._reader = BatchReader(state.description)
-        self._runs = {(i, j): self._run(session, i, j) for i in range(2) for j in range(2)}
-        self._eval = None if eval_model_uri is None else self._session(eval_model_uri, files.EVAL_MODEL)
+        self._runs = {(i, j): self._run(opened, i, j) for i in range(2) for j in range(2)}
+        self._eval = (
+            None if eval_model_uri is None else self._opener.open(Path(eval_model_uri), files.EVAL_MODEL)
+        )
         self.lazy_reset_grad()
 
-    def _session(self, uri: str | os.PathLike[str], role: str) -> Any:
-        path = Path(uri)
-        content = read_model(path.parent, path.name, self._description, role)
-        return make_session(content, str(path), self._providers, self._options)
-
-    def _run(self, session: Any, state: int, gradients: int) -> Run:
-        wanted = {value.name for value in session.get_inputs()}
+    def _run(self, opened: Opened, state: int, gradients: int) -> Run:
         read, sums = self.state.sets[state], self.gradients.sets[gradients]
         given = {**read, **sums, files.RESET: self._fresh, files.SEED: self._seed}
         feeds = self._description.feeds[files.TRAINING_MODEL]
         to = {**self.state.sets[1 - state], **self.gradients.sets[1 - gradients]}
         written = {output: to[name] for output, name in feeds.items()}
-        fixed = {name: value for name, value in given.items() if name in wanted}
-        return Run(session, fixed, written, self._description.results)
+        return opened.run(given, written, self._description.results)
 
     def __call__(self, *batch: Any) -> Any:
         """Loss and metrics of a batch; in training its gradients come to the sums, too.
@@ -230,10 +230,7 @@ class Module:
     def _evaluate(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         if self._eval is None:
             raise OptionError("eval_model_uri=None: expected the path of eval_model.onnx, to evaluate with")
-        names = self._description.evaluated[files.EVAL_MODEL]
-        values = self.state.values()
-        fixed = {name: values[name] for name in names}
-        return Run(self._eval, fixed, {}, self._description.results).arrays(arrays)
+        return self._eval.run(self.state.values(), {}, self._description.results).arrays(arrays)
 
     def train(self, mode: bool = True) -> Module:
         """Have calls train."""
@@ -345,14 +342,11 @@ class Optimizer:
     """
 
     def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
-        self._module, path = module, Path(optimizer_uri)
-        description = module._description
-        content = read_model(path.parent, path.name, description, files.OPTIMIZER_MODEL)
-        session = make_session(content, str(path), module._providers, module._options)
+        self._module, description = module, module._description
+        opened = module._opener.open(Path(optimizer_uri), files.OPTIMIZER_MODEL)
         progress = module._checkpoint.progress
         self._rate = on_device(np.array(progress.lr, np.float32), module.state.device)
         self._lr = progress.lr
-        wanted = {value.name for value in session.get_inputs()}
         self._runs = {}
         for i in range(2):
             for j in range(2):
@@ -364,8 +358,7 @@ class Optimizer:
                 to = module.state.sets[1 - i]
                 feeds = description.feeds[files.OPTIMIZER_MODEL]
                 written = {output: to[name] for output, name in feeds.items()}
-                fixed = {name: value for name, value in given.items() if name in wanted}
-                self._runs[i, j] = Run(session, fixed, written, ())
+                self._runs[i, j] = opened.run(given, written, ())
 
     def step(self) -> None:
         """One step with the gradients that there are.

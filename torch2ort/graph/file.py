@@ -24,7 +24,7 @@ from torch2ort.graph.nodes import load_sites
 from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.graph.weights import state_of, take_state
 from torch2ort.kernels.resolve import bind_classes
-from torch2ort.pythonop import unstorable
+from torch2ort.pythonop import Site, unstorable
 
 METADATA_KEY = "torch2ort"
 FORMAT_VERSION = 1
@@ -62,19 +62,28 @@ def save(path: Path, proto: onnx.ModelProto, graph: Graph, interface: Interface,
         OSError: the file cannot be written.
     """
     for site in graph.sites.values():
-        found = unstorable(site)
-        if found is not None:
-            position, value = found
-            raise ExportError(
-                f"{site.func_name}: argument {position} is an object of type "
-                f"{type(value).__qualname__}, which a file cannot hold; "
-                f"pass numbers, strings, None, dtypes or tuples, lists and dicts of them instead"
-            )
+        refuse_unstorable(site)
     model = onnx.ModelProto()
     model.CopyFrom(proto)
     del model.metadata_props[:]
     onnx.helper.set_model_props(model, {METADATA_KEY: _metadata(graph, interface, training=training)})
     _write(model, path)
+
+
+def refuse_unstorable(site: Site) -> None:
+    """Refuse a call that no file can hold.
+
+    Raises:
+        ExportError: an argument is an object.
+    """
+    found = unstorable(site)
+    if found is not None:
+        position, value = found
+        raise ExportError(
+            f"{site.func_name}: argument {position} is an object of type "
+            f"{type(value).__qualname__}, which a file cannot hold; "
+            f"pass numbers, strings, None, dtypes or tuples, lists and dicts of them instead"
+        )
 
 
 def _metadata(graph: Graph, interface: Interface, *, training: bool) -> str:

@@ -9,6 +9,8 @@ import onnx
 from torch2ort.errors import ModelLoadError
 from torch2ort.pythonop import Site, load_node
 
+# Where the PythonOpGrad node of a file says the name of the PythonOp node whose backward it runs.
+FORWARD_ATTRIBUTE = "forward_node"
 # Functions of the user's, and PyTorch's own kernels.
 _OPERATORS = frozenset({("com.microsoft", "PythonOp"), ("org.pytorch.aten", "ATen")})
 

@@ -59,6 +59,21 @@ def keep_order(graph: ir.Graph, calls: Collection[str]) -> None:
         before = node if len(node.outputs) > 1 else before
 
 
+def keep_behind(graph: ir.Graph, pairs: Mapping[str, str]) -> None:
+    """Keep ONNX Runtime from running a node before another one, of whose results it may read none.
+
+    Args:
+        graph: nodes in an order of data; changed in place.
+        pairs: name of a node -> name of the call that comes before it.
+    """
+    nodes = {node.name: node for node in graph}
+    for name, before in pairs.items():
+        node, first = nodes[name], nodes[name].inputs[0]
+        if not _comes_after(node, nodes[before]):
+            assert first is not None
+            node.replace_input_with(0, _after(graph, node, first, nodes[before].outputs[1]))
+
+
 def _comes_after(node: ir.Node, other: ir.Node) -> bool:
     """Whether a node reads what another gave, or what was computed of that."""
     seen: set[ir.Node] = set()

@@ -12,6 +12,7 @@ import torch
 from torch2ort.artifacts import description as names
 from torch2ort.artifacts.description import Tensor
 from torch2ort.errors import ExportError, Torch2OrtWarning
+from torch2ort.graph.file import refuse_unstorable
 from torch2ort.pythonop import Site
 from torch2ort.sizes.guessed import added_conditions
 from torch2ort.training_files.files import updated
@@ -115,7 +116,13 @@ def feeds(models: Mapping[str, onnx.ModelProto], gradients: Mapping[str, str]) -
 
 
 def function_names(functions: Mapping[str, Site]) -> list[str]:
-    """The Functions that stay, with a warning of them."""
+    """The Functions that stay, with a warning of them.
+
+    Raises:
+        ExportError: an argument of one is an object that a file cannot hold.
+    """
+    for site in functions.values():
+        refuse_unstorable(site)
     found = sorted({site.func_name for site in functions.values()})
     if found:
         warnings.warn(
@@ -128,9 +135,10 @@ def function_names(functions: Mapping[str, Site]) -> list[str]:
     return found
 
 
-def is_seeded(model: onnx.ModelProto) -> bool:
-    """Whether a graph takes a seed."""
-    return any(value.name == names.SEED for value in model.graph.input)
+def is_seeded(model: onnx.ModelProto, functions: Mapping[str, Site]) -> bool:
+    """Whether a graph takes a seed, or calls Functions that draw."""
+    takes = any(value.name == names.SEED for value in model.graph.input)
+    return takes or any(site.known_result.uses_rng for site in functions.values())
 
 
 def numpy_of(tensors: Mapping[str, Any]) -> dict[str, Any]:

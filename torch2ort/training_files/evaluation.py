@@ -35,7 +35,7 @@ def without_gradients(
         state: names that stay inputs, of parameters and buffers; the others become constants.
         results: names of the outputs; ``None`` takes the model's own.
         options: of the export.
-        functions: gets the site of each Function that stays one.
+        functions: gets the site of each Function that stays one, by its key.
 
     Returns:
         The graph, the names among ``state`` that it takes, and the names of its outputs.
@@ -52,7 +52,7 @@ def without_gradients(
             f"{type(model).__name__}: forward changes its buffers in evaluation mode, too, which a file for "
             f"evaluation does not"
         )
-    functions.update(graph.sites)
+    functions.update({site.key: site for site in graph.sites.values()})
     origins = {name: names.get(id(built.weights[name]), origin) for name, origin in graph.weights.items()}
     taken = [name for name in origins.values() if name in state]
     constants = {

@@ -11,8 +11,11 @@ import onnx_ir as ir
 import torch
 
 from torch2ort.engines.joint.lower import lower_half
+from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.errors import ExportError
+from torch2ort.graph.nodes import FORWARD_ATTRIBUTE
 from torch2ort.pythonop import Site
+from torch2ort.symbolics.effects import keep_behind
 from torch2ort.symbolics.naming import name_interface
 from torch2ort.symbolics.target import Target
 from torch2ort.training_files.step_graph import StepGraph
@@ -27,15 +30,16 @@ def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> o
     Args:
         made: the graph.
         target: what it is for.
-        functions: gets the site of each Function that stays one.
+        functions: gets the site of each Function that stays one, by its key.
 
     Raises:
         UnsupportedOperatorError: an operator has no translation to ONNX's own.
         ExportError: the graph is larger than a file of protobuf may be.
     """
     lowered = lower_half(made.finished(), target)
-    functions.update(lowered.calls)
+    functions.update({site.key: site for site in lowered.calls.values()})
     model = ir.from_proto(lowered.proto)
+    _tie_derivatives(model.graph, lowered)
     return named(model, list(made.inputs), list(made.outputs), made.constants, bool(lowered.calls))
 
 
@@ -75,6 +79,16 @@ def named(
     if not calls:
         onnx.checker.check_model(proto)
     return proto
+
+
+def _tie_derivatives(graph: ir.Graph, lowered: Lowered) -> None:
+    """Have each derivative of a Function name the call that it is one of, and run after it."""
+    calls = {site.key: name for name, site in lowered.calls.items()}
+    pairs = {name: calls[site.key] for name, site in lowered.derivatives.items()}
+    for node in graph:
+        if node.name in pairs:
+            node.attributes.add(ir.AttrString(FORWARD_ATTRIBUTE, pairs[node.name]))
+    keep_behind(graph, pairs)
 
 
 def _tensor(value: torch.Tensor, name: str) -> ir.TensorProtocol:

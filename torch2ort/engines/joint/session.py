@@ -53,8 +53,18 @@ class Bindings:
         return self._sites[site.key]
 
 
-def _bind(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> list[Callee]:
-    """Let the nodes of a half call their sites, those that follow each other directly by one node."""
+def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> list[Callee]:
+    """Let nodes call their sites, those that follow each other directly by one node.
+
+    Args:
+        graph: a session's copy of a half, or of a whole step; changed in place.
+        lowered: what it is a copy of.
+        bindings: gets the native sites.
+
+    Returns:
+        What the nodes call. They find it as long as this list lives.
+    """
+    bind_nodes(graph, lowered.calls, training=False)
     sites: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
     callees: dict[str, Callee] = {node: bindings.of(site) for node, site in sites.items()}
     names = {node: site.func_name for node, site in sites.items()}
@@ -131,8 +141,7 @@ class HalfSession:
         stock.register_library(settings)
         model = onnx.ModelProto()
         model.CopyFrom(mended(lowered.proto))
-        bind_nodes(model.graph, lowered.calls, training=False)
-        self._bound = _bind(model.graph, lowered, bindings)
+        self._bound = bind_half(model.graph, lowered, bindings)
         save_stage(options, name, model, readable)
         self._name, self._options = name, options
         sites = {**lowered.calls, **lowered.derivatives}

@@ -1,0 +1,99 @@
+"""The ONNX files of a training step as sessions, with what their runs need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch2ort.artifacts._onnxruntime import onnxruntime
+from torch2ort.artifacts.description import Description, read_model
+from torch2ort.artifacts.state import Run, Runner, make_session
+from torch2ort.errors import ModelLoadError
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session over one file.
+
+    Attributes:
+        session: the session.
+        runner: what stands around its runs, where the file calls Functions.
+        inputs: names of its inputs.
+    """
+
+    session: onnxruntime.InferenceSession
+    runner: Runner | None
+    inputs: frozenset[str]
+
+    def run(
+        self,
+        given: Mapping[str, onnxruntime.OrtValue],
+        written: Mapping[str, onnxruntime.OrtValue],
+        results: Sequence[str],
+    ) -> Run:
+        """Calls of the file with these values bound.
+
+        Args:
+            given: values by names, of which those that are inputs are bound.
+            written: output -> value that it is written to.
+            results: outputs that are fetched.
+        """
+        fixed = {name: value for name, value in given.items() if name in self.inputs}
+        return Run(self.session, fixed, written, results, self.runner)
+
+
+class Opener:
+    """Opens the files of one training step.
+
+    Args:
+        description: of the step.
+        providers: as onnxruntime takes them; ``None`` for the CPU.
+        options: ``onnxruntime.SessionOptions``.
+        functions: classes that the files may call, besides those that are registered.
+        numbers: gives seed and step, by which Functions draw.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        providers: Sequence[Any] | None,
+        options: Any,
+        functions: Iterable[Any],
+        numbers: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._description, self._providers, self._options = description, providers, options
+        self._functions, self._numbers = tuple(functions), numbers
+
+    def open(self, path: Path, role: str | None = None) -> Opened:
+        """A session over a file.
+
+        Args:
+            path: of the file.
+            role: the name that it was saved under; ``None`` if it has that still.
+
+        Raises:
+            ModelLoadError: it is missing, damaged or another one, calls Functions where PyTorch is not, or
+                onnxruntime does not take it.
+            FunctionNotFoundError: a class that it calls was not supplied.
+            OptionError: this onnxruntime lacks a provider, or options do not fit Functions.
+        """
+        content = read_model(path.parent, path.name, self._description, role)
+        runner = self._runner(content, path)
+        session = make_session(content, str(path), self._providers, self._options, runner)
+        return Opened(session, runner, frozenset(value.name for value in session.get_inputs()))
+
+    def _runner(self, content: bytes, path: Path) -> Runner | None:
+        if not self._description.functions:
+            return None
+        try:
+            from torch2ort.artifacts.functions import FunctionRuns
+        except ImportError as error:
+            raise ModelLoadError(
+                f"{path}: the training step calls {', '.join(self._description.functions)}, Python code that "
+                f"runs in PyTorch, which cannot be imported here ({error}). pip install torch, or export the "
+                f"step again with the Functions mapped to ONNX operators (torch2ort.register_exporter) and "
+                f"their gradients (torch2ort.register_gradient)"
+            ) from error
+        return FunctionRuns(content, str(path), self._functions, self._numbers)
