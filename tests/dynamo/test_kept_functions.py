@@ -91,6 +91,10 @@ def test_functions_behind_each_other_and_of_several_outputs() -> None:
     assert_like_eager(lambda x: sum(TwoOutputs.apply(Square.apply(Numpy.apply(x)))), tracked(3))
 
 
+def test_functions_with_operators_between_them() -> None:
+    assert_like_eager(lambda x: Square.apply(Numpy.apply(x).cumsum(0)).cumsum(0), tracked(3))
+
+
 def test_what_a_function_writes_to_is_written() -> None:
     assert_like_eager(lambda x: Dirty.apply(x * 1) * 3, tracked(3))
 

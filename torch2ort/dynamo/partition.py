@@ -8,7 +8,7 @@ import torch
 
 from torch2ort.dynamo._torch_private import default_partition
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
@@ -28,17 +28,23 @@ def partition(
         UnsupportedOperatorError: backward draws random numbers, or calls a Function's forward.
     """
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
-    graph = backward.graph
+    _leave_to_forward(backward.graph)
+    return forward, backward
+
+
+def _leave_to_forward(graph: torch.fx.Graph) -> None:
+    """Take the copies of what forward does for more than its result out of a backward, and what they read.
+
+    Raises:
+        UnsupportedOperatorError: backward reads what one of them gives.
+    """
     for node in reversed(graph.nodes):
-        if not (node.target is DIFFERENTIABLE_PYTHON_OP or is_random(node)):
+        if node.op != "call_function" or node.target is PYTHON_OP_GRAD:
             continue
-        for part in [part for part in node.users if not part.users and part.op == "call_function"]:
-            graph.erase_node(part)
-        if node.users:
+        if not node.users:
+            graph.erase_node(node)
+        elif node.target is DIFFERENTIABLE_PYTHON_OP or is_random(node):
             raise UnsupportedOperatorError(
                 f"the backward of {source_line(node)} draws random numbers or calls a Function's "
                 f"forward again, which no graph here does. Checkpoint a part of the model without those"
             )
-        # A copy of what forward did: it would do so once more.
-        graph.erase_node(node)
-    return forward, backward
