@@ -26,7 +26,6 @@ LEFT_TO_EAGER = {"lstm", "lstm_proj", "lstm_proj_both", "gru", "gru_deep", "rnn"
 REFUSED = {
     "fourier": "aten._fft_r2c.default at ",
     "mamba": "aten.slice.Tensor at .* takes no size that varies as an argument",
-    "wav2vec2": "a size s[0-9]+ that values in tensors decide is that of no tensor of the graph",
 }
 
 

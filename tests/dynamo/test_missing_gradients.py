@@ -41,5 +41,20 @@ def test_sizes_that_vary_are_known_without_the_gradients_that_told_them() -> Non
         assert_same((x.grad, y.grad), (torch.full((size,), float(size)), None), "gradients")
 
 
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_sizes_that_only_numbers_tell_are_known_without_a_gradient(chosen: int) -> None:
+    def function(x, y):
+        return (2 * y).expand(x.shape[0], 3).sum(0).exp(), y.exp().unsqueeze(0).repeat(x.shape[0] + 1, 1)
+
+    faster = torch.compile(function, backend="torch2ort", dynamic=True)
+    for size in (4, 6):
+        found = []
+        for one in (function, faster):
+            y = torch.tensor([0.1, -0.2, 0.3], requires_grad=True)
+            one(torch.zeros(size), y)[chosen].sum().backward()
+            found.append(y.grad)
+        assert_same(found[1], found[0], "gradient")
+
+
 def test_a_call_of_a_kernel_whose_result_no_loss_reads_has_no_backward() -> None:
     assert_gradients_like_eager(lambda x, y: (x.exp(), y.prod()), 0, torch.randn(2), torch.randn(3))

@@ -27,6 +27,7 @@ aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 # What they check was known when the graph was traced.
 _CHECKED_ALREADY = frozenset({aten._assert_tensor_metadata.default})
+_OUT = "Compile with dynamic=False"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def tensors_only(
     """
     parts = _parts(graph_module)
     refuse(parts.graph)
-    settle_sizes(parts.graph)
+    settle_sizes(parts.graph, way_out=_OUT)
     if missing:
         return _without(parts, missing)
     outputs, fetched = _outputs(parts, restrided)
@@ -131,6 +132,7 @@ def tensors_only(
 def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, Interface]:
     """A backward in which some outputs have no gradient, as the joint engine makes it."""
     results: list[Any] = list(parts.graph.output_node().args[0])  # type: ignore[arg-type]
+    _tell_sizes(parts)
     tangents = {n: i for n, i in parts.tensors.items() if private.is_tangent(n)}
     joint = Joint(
         graph_module=torch.fx.GraphModule(torch.nn.Module(), parts.graph),
@@ -163,6 +165,23 @@ def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, Interface]:
         order=tuple(given.index(n) for n in half.inputs),
     )
     return half, interface
+
+
+def _tell_sizes(parts: _Parts) -> None:
+    """Have a tensor in the graph whose dimensions are the sizes that no tensor but gradients tells.
+
+    Raises:
+        UnsupportedOperatorError: nothing tells a size that it computes with.
+    """
+    known = _sizes(parts)
+    missing = _symbols_of_nodes(parts) - known.keys()
+    if missing:
+        _refuse_size(min(missing))
+    tensors = [node for node in parts.tensors if not private.is_tangent(node)]
+    untold = known.keys() - {symbol for node in tensors for symbol in carried(node.meta["val"])}
+    if untold:
+        with parts.graph.inserting_before(next(iter(parts.graph.nodes))):
+            _add_carrier(parts, parts.graph, sorted(untold))
 
 
 def _parts(graph_module: torch.fx.GraphModule) -> _Parts:
@@ -308,8 +327,7 @@ def _sources(parts: _Parts, wanted: set[str]) -> dict[str, tuple[int, int | None
 
 def _refuse_size(symbol: str) -> None:
     raise UnsupportedOperatorError(
-        f"the graph has a size {symbol} that is that of no argument, which no session takes. Compile with "
-        f"dynamic=False"
+        f"the graph has a size {symbol} that is that of no argument, which no session takes. {_OUT}"
     )
 
 

@@ -28,8 +28,14 @@ _CONDITIONS = (
 )
 
 
-def settle_sizes(graph: torch.fx.Graph) -> None:
+def settle_sizes(
+    graph: torch.fx.Graph, *, way_out: str = "Call the model with sizes that do not vary"
+) -> None:
     """Put each size of a joint graph where it is read, and drop what computed it.
+
+    Args:
+        graph: the joint graph, or a half of it.
+        way_out: what to do where that is refused.
 
     Raises:
         UnsupportedOperatorError: it computes with sizes in a way that a half cannot.
@@ -44,7 +50,7 @@ def settle_sizes(graph: torch.fx.Graph) -> None:
     )
 
     def settled(node: torch.fx.Node) -> Any:
-        return _settled(node) if node in computed else node
+        return _settled(node, way_out) if node in computed else node
 
     for node in graph.nodes:
         if computed and node not in computed:
@@ -59,7 +65,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _settled(node: torch.fx.Node) -> int | torch.SymInt:
+def _settled(node: torch.fx.Node, way_out: str) -> int | torch.SymInt:
     value = node.meta["val"]
     if type(value) is int:
         return value
@@ -72,7 +78,7 @@ def _settled(node: torch.fx.Node) -> int | torch.SymInt:
             return value
     raise UnsupportedOperatorError(
         f"{node.target} at {source_line(node)} computes {value} of sizes that vary, which the joint engine "
-        f"does not take. Call the model with sizes that do not vary"
+        f"does not take. {way_out}"
     )
 
 
