@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,16 +20,20 @@ from tests.support.comparison import assert_same
 pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
 
 
-def step(function, folder: Path, *sizes: int, dynamic: bool = False):
+def step(function, folder: Path, *sizes: int, dynamic: bool = False, **options):
     """Output and gradient of a graph that is compiled anew, and whether its halves came out of the cache."""
     torch.compiler.reset()
-    faster = torch.compile(function, backend="torch2ort", dynamic=dynamic, options={"cache_dir": folder})
+    options = {"cache_dir": folder, **options}
+    faster = torch.compile(function, backend="torch2ort", dynamic=dynamic, options=options)
     torch.manual_seed(5)
     x = torch.randn(sizes, requires_grad=True)
     output = faster(x)
     output.square().sum().backward()
-    halves = [half for graph in torch2ort.compile_report().graphs for half in graph.halves]
-    return (output.detach(), x.grad), [half.cached for half in halves]
+    return (output.detach(), x.grad), [half.cached for half in halves()]
+
+
+def halves():
+    return [half for graph in torch2ort.compile_report().graphs for half in graph.halves]
 
 
 def layer(factor):
@@ -44,24 +54,104 @@ def test_another_number_size_or_setting_is_another_graph(tmp_path: Path) -> None
     assert step(layer(2.0), tmp_path, 4, 2)[1] == [False, False]
 
 
-def test_a_graph_that_calls_what_stays_whole_is_not_kept(tmp_path: Path) -> None:
+def test_calls_of_what_stays_whole_are_kept(tmp_path: Path) -> None:
     def function(x):
         return x.prod().expand(2)
 
+    first, translated = step(function, tmp_path, 3)
+    second, again = step(function, tmp_path, 3)
+    assert (translated, again) == ([False, False], [True, True])
+    assert_same(second, first, "output and gradient")
+
+
+def scaled(factor: float, slope: float):
+    """A Function whose code reads two numbers of a closure, and whose backward is not the derivative."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return torch.from_numpy(x.numpy() * factor)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * slope * ctx.saved_tensors[0]
+
+    return lambda x: Scaled.apply(x * 2).tanh()
+
+
+def test_kept_functions_are_called_out_of_the_cache(tmp_path: Path) -> None:
+    first, translated = step(scaled(2.0, 3.0), tmp_path, 3, keep_functions=True)
+    second, again = step(scaled(2.0, 3.0), tmp_path, 3, keep_functions=True)
+    assert (translated, again) == ([False, False], [True, True])
+    assert_same(second, first, "output and gradient")
+
+
+@pytest.mark.parametrize("changed", [(4.0, 3.0), (2.0, 5.0)], ids=["forward", "backward"])
+def test_other_code_of_a_function_is_another_graph(tmp_path: Path, changed: tuple[float, float]) -> None:
+    step(scaled(2.0, 3.0), tmp_path, 3, keep_functions=True)
+    found, cached = step(scaled(*changed), tmp_path, 3, keep_functions=True)
+    assert cached == [False, False]
+    assert_same(found, step(scaled(*changed), tmp_path / "empty", 3, keep_functions=True)[0], "results")
+
+
+class Clock(torch.autograd.Function):
+    """Its code reads what no two processes have in common."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2 if time.time() else x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_the_report_says_why_a_graph_is_not_kept(tmp_path: Path) -> None:
     for _ in range(2):
-        assert step(function, tmp_path, 3)[1] == [False, False]
+        assert step(Clock.apply, tmp_path, 3, keep_functions=True)[1] == [False, False]
+    place = "code tests.dynamo.test_kept_graphs.Clock.forward"
+    reason = f"{place}: time.time may give another result in each process"
+    assert [half.bypass_reason for half in halves()] == [reason, reason]
+    assert f"(not cached: {reason})" in str(torch2ort.compile_report())
 
 
-@pytest.mark.parametrize(
-    ("name", "kept"), [("mkldnn::_is_mkldnn_bf16_supported", True), ("aten::cumsum", False)]
-)
-def test_what_a_function_of_this_process_translates_is_not_kept(
-    tmp_path: Path, name: str, kept: bool
-) -> None:
-    """A translation of an operator that is not in the graph does not matter."""
-    torch2ort.register_symbolic(name, lambda g, x, dim, dtype=None: None)
-    try:
-        for expected in (False, kept):
-            assert step(layer(2.0), tmp_path, 3, 2)[1][0] is expected
-    finally:
-        torch2ort.unregister(name)
+def in_a_process(folder: Path, **environment: str) -> dict[str, Any]:
+    """What a process that trains a function with the cache found; see ``another_process.py``."""
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.dynamo.another_process", str(folder)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def test_another_process_translates_nothing(tmp_path: Path) -> None:
+    first = in_a_process(tmp_path, PYTHONHASHSEED="1")
+    second = in_a_process(tmp_path, PYTHONHASHSEED="2", NO_TRANSLATION="1")
+    assert (first["cached"], second["cached"]) == ([False, False], [True, True])
+    assert first["functions"] == second["functions"] == {"tests.support.functions.Numpy": 1}
+    assert second["results"] == first["results"] == pytest.approx(first["eager"], rel=1e-5)
+
+
+def sines(scale: float):
+    """A translation that reads a number of its closure."""
+    return lambda g, x: g.op("Mul", g.op("Sin", x), scale)
+
+
+def test_registered_translations_are_kept_by_their_code(tmp_path: Path) -> None:
+    found = []
+    for scale in (1.0, 2.0, 2.0, 1.0):
+        torch2ort.register_symbolic("aten::sin", sines(scale), override=True)
+        with torch.no_grad():
+            torch.compiler.reset()
+            faster = torch.compile(torch.sin, backend="torch2ort", options={"cache_dir": tmp_path})
+            output = faster(torch.ones(2))
+        torch2ort.unregister("aten::sin")
+        assert_same(output, scale * torch.ones(2).sin(), "output")
+        found += [half.cached for half in halves()]
+    assert found == [False, False, True, True]

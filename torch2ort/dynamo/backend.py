@@ -115,13 +115,14 @@ class _Step:
             without = functools.partial(self._graph, kind, graph_module, restrided)
         with private.apart(graph_module.graph):
             half, interface = tensors_only(graph_module, restrided, missing)
-            lowered, cached = kept_or_lowered(
+            obtained = kept_or_lowered(
                 half.graph_module.graph,
                 self._target.opset,
                 self._options,
                 lambda: lower_half(half, self._target),
             )
-            self._report.halves.append(described_half(kind, lowered, cached=cached))
+            lowered = obtained.lowered
+            self._report.halves.append(described_half(kind, obtained))
             save_stage(self._options, f"compiled_{kind}_exported", lowered.proto)
             left_out = None
             if kind == "backward" and interface.token is not None:

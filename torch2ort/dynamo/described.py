@@ -6,8 +6,8 @@ import collections
 
 import torch
 
+from torch2ort.dynamo.kept import Obtained
 from torch2ort.dynamo.report import CompiledGraph, CompiledHalf
-from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.kernels.functions import AtenKernel, PairedKernel, decode_call
 from torch2ort.pythonop import Site
 
@@ -22,8 +22,9 @@ def described_graph(graph_module: torch.fx.GraphModule) -> CompiledGraph:
     return CompiledGraph(place, str(reason.reason).partition("\n")[0] if reason.graph_break else None)
 
 
-def described_half(kind: str, lowered: Lowered, *, cached: bool) -> CompiledHalf:
+def described_half(kind: str, obtained: Obtained) -> CompiledHalf:
     """A half of it."""
+    lowered = obtained.lowered
     sites = {**lowered.calls, **lowered.derivatives}
     operators = (node.op_type for node in lowered.proto.graph.node if node.name not in sites)
     kernels = (_kernel(site) for site in sites.values() if site.internal)
@@ -33,7 +34,8 @@ def described_half(kind: str, lowered: Lowered, *, cached: bool) -> CompiledHalf
         collections.Counter(name for name in operators if name != "Constant"),
         collections.Counter(kernels),
         collections.Counter(functions),
-        cached,
+        obtained.cached,
+        obtained.bypass_reason,
     )
 
 

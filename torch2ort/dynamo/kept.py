@@ -1,27 +1,31 @@
-"""Graphs of torch.compile in the export cache: the FX graph is the key, and what is kept is its ONNX."""
+"""Graphs of torch.compile in the export cache: the FX graph is the key, and what is kept is its ONNX.
+
+dynamo and AOTAutograd trace in each process, and with them what Functions do. So a graph out of the cache
+calls the sites of this process, which are as those were that it was made with.
+"""
 
 from __future__ import annotations
 
 import json
-import operator
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 import torch
 
-from torch2ort.cache.key.key import Key, Unkeyable, surroundings
+from torch2ort.cache.key.key import Key, Unkeyable, code_components, surroundings
 from torch2ort.cache.store.shelf import Kept, Shelf
 from torch2ort.cache.store.store import DEFAULT_LIMIT, RefusedError, Store
 from torch2ort.dynamo import _torch_private as private
+from torch2ort.dynamo.written_graph import WrittenGraph
 from torch2ort.engines.joint.lowered import Lowered
-from torch2ort.engines.joint.sizes import written
 from torch2ort.errors import ModelLoadError, Torch2OrtWarning
-from torch2ort.graph.nodes import load_sites
+from torch2ort.graph.nodes import python_op_nodes
 from torch2ort.kernels.resolve import bind_classes
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.pythonop import Site, load_node
 from torch2ort.runtime.optimized import identity
 from torch2ort.sizes.guessed import conditions
 from torch2ort.symbolics.registered import user_operators
@@ -29,9 +33,24 @@ from torch2ort.symbolics.registered import user_operators
 _FILE = "graph.onnx"
 
 
+@dataclass(frozen=True)
+class Obtained:
+    """A graph as ONNX.
+
+    Attributes:
+        lowered: the ONNX, and what its nodes call.
+        cached: whether it came out of the export cache.
+        bypass_reason: why the cache does not keep it; ``None`` if it does, or there is none.
+    """
+
+    lowered: Lowered
+    cached: bool = False
+    bypass_reason: str | None = None
+
+
 def kept_or_lowered(
     graph: torch.fx.Graph, opset: int, options: Options, lower: Callable[[], Lowered]
-) -> tuple[Lowered, bool]:
+) -> Obtained:
     """A graph as ONNX, out of the export cache, or lowered and put there.
 
     Args:
@@ -39,118 +58,75 @@ def kept_or_lowered(
         opset: of the ONNX.
         options: where the cache is.
         lower: makes the ONNX.
-
-    Returns:
-        The ONNX, and whether it came out of the cache.
     """
-    if options.cache_dir is None or options.save_onnx_dir is not None:
-        return lower(), False
+    if options.cache_dir is None:
+        return Obtained(lower())
+    if options.save_onnx_dir is not None:
+        return Obtained(lower(), bypass_reason="save_onnx_dir asks for the graph of every stage")
     made: list[Lowered] = []
-
-    def make() -> Kept:
-        known = conditions(graph)
-        made.append(lower())
-        if conditions(graph) != known:
-            raise Unkeyable("its translation holds for some only of the sizes that vary")
-        return _packed(made[0])
-
     try:
-        shelf = _shelf(graph, opset, options)
+        written = WrittenGraph(graph)
+        shelf = _shelf(graph, written, opset, options)
+
+        def make() -> Kept:
+            known = conditions(graph)
+            made.append(lower())
+            if conditions(graph) != known:
+                raise Unkeyable("its translation holds for some only of the sizes that vary")
+            return _packed(made[0], written.sites)
+
         kept = shelf.obtain("graph of torch.compile", {}, make)
-        return (made[0], False) if made else (_unpacked(kept), True)
+        return Obtained(made[0]) if made else Obtained(_unpacked(kept, written.sites), cached=True)
     except RefusedError as error:
         warnings.warn(str(error), Torch2OrtWarning, stacklevel=2)
-    except Unkeyable as reason:
+        reason = str(error)
+    except Unkeyable as unkeyable:
+        reason = str(unkeyable)
         logger.info("the graph of torch.compile is not cached: %s", reason)
     except ModelLoadError as error:
-        logger.info("the graph of torch.compile in the cache does not fit this process: %s", error)
-    return (made[0] if made else lower()), False
+        reason = f"what the cache has does not fit this process: {error}"
+        logger.info("the graph of torch.compile is not cached: %s", reason)
+    return Obtained(made[0] if made else lower(), bypass_reason=reason)
 
 
-def _shelf(graph: torch.fx.Graph, opset: int, options: Options) -> Shelf:
+def _shelf(graph: torch.fx.Graph, written: WrittenGraph, opset: int, options: Options) -> Shelf:
     assert options.cache_dir is not None
-    _refuse_registered(graph)
+    functions = dict.fromkeys(
+        site.function for site in written.sites if site.function is not None and not site.internal
+    )
     components = {
         **{name: str(value) for name, value in surroundings().items()},
         **identity(options),
+        # Who registered nothing and keeps no Function has no code in the graph.
+        **(code_components(functions) if functions or user_operators() else {}),
         "opset": str(opset),
         "sizes": json.dumps(private.known_of_sizes(graph)),
-        "graph": _text(graph),
+        "graph": written.text,
     }
     store = Store(options.cache_dir, options.cache_limit or DEFAULT_LIMIT)
     return Shelf(store, Key.of("torch.compile", components))
 
 
-def _refuse_registered(graph: torch.fx.Graph) -> None:
-    """Refuse what functions of this process translate; those of ATen's may come in by a decomposition.
-
-    Raises:
-        Unkeyable: there are such operators.
-    """
-    called = {node.target for node in graph.nodes}
-    for registered in user_operators():
-        if registered in called or registered.namespace == "aten":
-            raise Unkeyable(f"{registered} is translated by a function of this process (register_symbolic)")
+def _packed(lowered: Lowered, sites: Sequence[Site]) -> Kept:
+    data = {
+        "calls": _numbers(lowered.calls, sites),
+        "derivatives": _numbers(lowered.derivatives, sites),
+    }
+    if len(data["derivatives"]) < len(lowered.derivatives):
+        raise Unkeyable("it has the derivative of a call that is not in it")
+    return Kept(data, {_FILE: lowered.proto.SerializeToString()})
 
 
-def _packed(lowered: Lowered) -> Kept:
-    if lowered.derivatives or any(not site.internal for site in lowered.calls.values()):
-        raise Unkeyable("it calls Functions, or operators that are differentiated as a whole")
-    return Kept({}, {_FILE: lowered.proto.SerializeToString()})
+def _numbers(nodes: Mapping[str, Site], sites: Sequence[Site]) -> dict[str, int]:
+    """Which of a graph's calls a node is; the others are kernels that its translation chose."""
+    return {name: sites.index(site) for name, site in nodes.items() if site in sites}
 
 
-def _unpacked(kept: Kept) -> Lowered:
+def _unpacked(kept: Kept, sites: Sequence[Site]) -> Lowered:
     proto = onnx.load_from_string(kept.files[_FILE])
-    calls = load_sites(proto.graph)
-    bind_classes(calls.values())
-    return Lowered(proto, calls, {})
-
-
-def _text(graph: torch.fx.Graph) -> str:
-    """All of a graph that its translation reads; the same in each process.
-
-    Raises:
-        Unkeyable: something in it has no such form.
-    """
-    names = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
-    lines = []
-    for node in graph.nodes:
-        arguments = _argument((node.args, dict(node.kwargs)), names)
-        lines.append([node.op, _target(node), arguments, _value(node.meta.get("val"))])
-    return json.dumps(lines)
-
-
-def _target(node: torch.fx.Node) -> str:
-    if node.op in ("placeholder", "output"):
-        return ""
-    target = node.target
-    if isinstance(target, private.OpOverload) and target.namespace != "torch2ort":
-        return str(target)
-    if getattr(target, "__module__", "") in ("_operator", "math") or target is operator.getitem:
-        return str(getattr(target, "__name__", target))
-    if target in (torch.sym_max, torch.sym_min):
-        return str(target.__name__)
-    raise Unkeyable(f"it calls {target}, which this process alone knows")
-
-
-def _argument(value: Any, names: Mapping[torch.fx.Node, str]) -> Any:
-    if isinstance(value, torch.fx.Node):
-        return names[value]
-    if isinstance(value, (list, tuple)):
-        return [_argument(item, names) for item in value]
-    if isinstance(value, dict):
-        return {key: _argument(item, names) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return [type(value).__name__, repr(value)]
-    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
-        return str(value)
-    raise Unkeyable(f"it has an argument of type {type(value).__name__}")
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_value(item) for item in value]
-    if isinstance(value, torch.Tensor):
-        strides = map(written, value.stride())
-        return [str(value.dtype), str(value.device), [*map(written, value.shape)], [*strides]]
-    return str(value)
+    numbers: Mapping[str, int] = kept.data["calls"]
+    nodes = [node for node in python_op_nodes(proto.graph) if node.name not in numbers]
+    kernels = {node.name: load_node(node) for node in nodes}
+    bind_classes(kernels.values())
+    calls = {**kernels, **{name: sites[number] for name, number in numbers.items()}}
+    return Lowered(proto, calls, {name: sites[number] for name, number in kept.data["derivatives"].items()})

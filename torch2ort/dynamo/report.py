@@ -20,6 +20,7 @@ class CompiledHalf:
         kernels: PyTorch's kernel -> how many nodes call it.
         functions: autograd.Function -> how many nodes call it.
         cached: whether it came out of the export cache.
+        bypass_reason: why the cache does not keep it; ``None`` if it does, or no ``cache_dir`` is set.
     """
 
     kind: str
@@ -27,6 +28,7 @@ class CompiledHalf:
     kernels: Mapping[str, int]
     functions: Mapping[str, int]
     cached: bool = False
+    bypass_reason: str | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.kind}: {_counted(self.operators) or 'nothing'} in ONNX Runtime"]
@@ -34,7 +36,10 @@ class CompiledHalf:
             parts.append(f"{_counted(self.kernels)} in PyTorch's kernels")
         if self.functions:
             parts.append(f"{_counted(self.functions)} as Functions")
-        return "; ".join(parts) + (" (cached)" if self.cached else "")
+        cache = " (cached)" if self.cached else ""
+        if self.bypass_reason is not None:
+            cache = f" (not cached: {self.bypass_reason})"
+        return "; ".join(parts) + cache
 
 
 @dataclass

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,11 +186,7 @@ def dependencies(
     Raises:
         Unkeyable: an object of the user's raised while it was looked at.
     """
-    if sys.version_info[:2] not in KNOWN_PYTHONS:
-        raise Unkeyable(
-            f"compiled code of Python {sys.version_info[0]}.{sys.version_info[1]} is not known to torch2ort, "
-            f"which reads what a model uses out of it (known: {_known_pythons()})"
-        )
+    _check_python()
     weights = named_tensors(model)
     walk = Walk(
         {id(tensor): name for name, tensor in weights.items()},
@@ -251,6 +247,45 @@ def model_key(
             says what, and what to do where that is known.
     """
     return dependencies(model, tensors, schema, sizes, settings).key()
+
+
+@exclusive.looking()
+def code_components(classes: Iterable[type]) -> Mapping[str, str]:
+    """What the code of classes, and all that users registered, is: of a graph that is traced in each process.
+
+    Args:
+        classes: Functions that the graph calls.
+
+    Returns:
+        Name -> content or digest; the same in each process.
+
+    Raises:
+        Unkeyable: something in it cannot be compared between processes; the message says what.
+    """
+    _check_python()
+    walk = Walk({}, {})
+    values = Values(walk)
+    try:
+        for cls in classes:
+            values.definitions.class_(cls)
+        walk_registrations(walk, values)
+    except Unkeyable:
+        raise
+    except Exception as error:  # a property or method of the user's objects may do anything
+        logger.debug("walking the Functions failed", exc_info=True)
+        raise Unkeyable(f"looking at a Function raised {type(error).__name__}: {error}") from error
+    if walk.refusals:
+        raise Unkeyable(walk.refusals[0])
+    return {**walk.components, **{topic: _TOPICS[topic]() for topic in sorted(walk.topics)}}
+
+
+def _check_python() -> None:
+    """Raise :class:`Unkeyable` for a Python whose compiled code nobody here can read."""
+    if sys.version_info[:2] not in KNOWN_PYTHONS:
+        raise Unkeyable(
+            f"compiled code of Python {sys.version_info[0]}.{sys.version_info[1]} is not known to torch2ort, "
+            f"which reads what a model uses out of it (known: {_known_pythons()})"
+        )
 
 
 def _write_global_hooks(walk: Walk, values: Values) -> None:
