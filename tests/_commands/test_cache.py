@@ -30,6 +30,16 @@ def newest(cache: Path) -> str:
     return max(Store(cache).listed(), key=lambda entry: entry.manifest.created).manifest.digest
 
 
+@pytest.mark.parametrize("action", ["list", "explain", "clear"])
+def test_the_folder_stands_before_the_action_or_behind_it(action, capsys, tmp_path):
+    codes = [main(["cache", "--dir", str(tmp_path), action]), main(["cache", action, "--dir", str(tmp_path)])]
+    assert codes[0] == codes[1]
+    captured = capsys.readouterr()
+    for text in (captured.out, captured.err):
+        lines = text.splitlines()
+        assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
+
+
 def test_list(cache, capsys):
     assert main(["cache", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()

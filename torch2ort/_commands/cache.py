@@ -17,15 +17,23 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
-    parser = commands.add_parser("cache", help="list, explain or clear the export cache")
-    parser.add_argument(
-        "--dir", metavar="FOLDER", help="folder of the cache (default: the variable TORCH2ORT_CACHE_DIR)"
+    folder = argparse.ArgumentParser(add_help=False)
+    folder.add_argument(
+        "--dir",
+        metavar="FOLDER",
+        # Before the action or behind it; the action's own parser must not forget what stood before.
+        default=argparse.SUPPRESS,
+        help="folder of the cache (default: the variable TORCH2ORT_CACHE_DIR)",
     )
+    parser = commands.add_parser("cache", help="list, explain or clear the export cache", parents=[folder])
     actions = parser.add_subparsers(required=True, metavar="action")
-    actions.add_parser("list", help="one line per entry, the last used first").set_defaults(run=_list)
-    actions.add_parser("clear", help="remove every entry").set_defaults(run=_clear)
+    listing = actions.add_parser("list", help="one line per entry, the last used first", parents=[folder])
+    listing.set_defaults(run=_list)
+    actions.add_parser("clear", help="remove every entry", parents=[folder]).set_defaults(run=_clear)
     explain = actions.add_parser(
-        "explain", help="which parts of an entry's key differ from the nearest other entry of that model"
+        "explain",
+        help="which parts of an entry's key differ from the nearest other entry of that model",
+        parents=[folder],
     )
     explain.add_argument(
         "key", nargs="?", default="", help="first digits of the entry's key (default: the newest export)"
@@ -94,7 +102,7 @@ def _choose(entries: list[Listed], start: str) -> Listed | None:
 
 def _open(arguments: argparse.Namespace) -> Store | None:
     """The store of the folder that was named; ``None``, with a message, if there is none."""
-    folder = arguments.dir or Options().cache_dir
+    folder = getattr(arguments, "dir", None) or Options().cache_dir
     if folder is None:
         print("no folder: pass --dir FOLDER, or set TORCH2ORT_CACHE_DIR", file=sys.stderr)
         return None
