@@ -149,6 +149,17 @@ class Startup:
                 before = self.seconds
                 self.seconds = {p: before.get(p, 0.0) + recording.seconds.get(p, 0.0) for p in PHASES}
 
+    def add(self, name: str, seconds: float) -> None:
+        """Add what was measured elsewhere.
+
+        Args:
+            name: the phase.
+            seconds: of it.
+        """
+        with self._lock:
+            before = {**self.seconds, name: self.seconds.get(name, 0.0) + seconds}
+            self.seconds = {p: before.get(p, 0.0) for p in PHASES}
+
     def tell(self, level: int = logging.WARNING) -> None:
         """Log what was added since the last time: one line, and at INFO a table.
 

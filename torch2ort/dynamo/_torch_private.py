@@ -11,6 +11,7 @@
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
 | torch._C._autograd._get_sequence_nr, torch.autograd.graph.Node._sequence_nr | 2.11-2.15.0 |
 | torch._C._jit_resolve_packet | 2.11-2.15.0 |
+| torch._dynamo.utils.get_metrics_context (in_progress, _start_time_ns) | 2.11-2.15.0 |
 | torch._guards.tracing, TracingContext (fw_metadata.bw_donated_idxs) | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.ShapeEnv (guards, var_to_range), torch.SymInt.node | 2.11-2.15.0 |
 | torch._ops (HigherOrderOperator, OpOverload) | 2.11-2.15.0 |
@@ -21,6 +22,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +33,7 @@ from torch2ort.versions import private_names
 with private_names("torch"):
     from functorch.compile import default_partition as default_partition  # public, but without types
     from torch._dynamo.backends.common import aot_autograd as aot_autograd
-    from torch._dynamo.utils import proxy_args_kwargs
+    from torch._dynamo.utils import get_metrics_context, proxy_args_kwargs
     from torch._dynamo.variables.builder import wrap_fx_proxy
     from torch._dynamo.variables.misc import AutogradFunctionVariable
     from torch._functorch import config
@@ -39,6 +41,12 @@ with private_names("torch"):
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+
+def seconds_of_frame() -> float:
+    """How long dynamo has been at the code whose graph it hands over now."""
+    metrics = get_metrics_context()
+    return (time.time_ns() - metrics._start_time_ns) / 1e9 if metrics.in_progress() else 0.0
 
 
 @contextlib.contextmanager

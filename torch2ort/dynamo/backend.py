@@ -17,7 +17,7 @@ from torch2ort.dynamo.missing import watched
 from torch2ort.dynamo.opaque import give_unread, keep_operators_whole
 from torch2ort.dynamo.partition import partition
 from torch2ort.dynamo.report import CompiledGraph as Report
-from torch2ort.dynamo.report import note
+from torch2ort.dynamo.report import note, number
 from torch2ort.dynamo.running import CompiledGraph
 from torch2ort.dynamo.settings import Settings, settings_of
 from torch2ort.dynamo.tensors import tensors_only
@@ -26,7 +26,9 @@ from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.session import Bindings
 from torch2ort.engines.joint.target import half_of
 from torch2ort.graph.stages import save_stage
+from torch2ort.log import quiet
 from torch2ort.pythonop import Site
+from torch2ort.startup import DIFFERENTIATE, TRACE, TRANSLATE, Startup
 
 _Boxed = Callable[[list[Any]], list[Any]]
 
@@ -39,22 +41,32 @@ def compile_graph(
     mode: str | None,
 ) -> Callable[..., Any]:
     """A graph of dynamo's on ONNX Runtime; see :func:`torch2ort.compile.backend`."""
+    settings = settings_of(options, mode)
     report = described_graph(graph_module)
-    step = _Step(settings_of(options, mode), report)
-    unread = give_unread(graph_module)
-    keep_operators_whole(graph_module, step.sites)
-    compiler = private.aot_autograd(
-        fw_compiler=step.forward,
-        bw_compiler=step.backward,
-        inference_compiler=step.inference,
-        partition_fn=step.partition,
-    )
-    with private.whole_steps(), calls_in(step.sites):
-        compiled: Callable[..., Any] = compiler(graph_module, inputs)
+    report.started = Startup(f"graph {number()} of torch.compile")
+    report.started.add(TRACE, private.seconds_of_frame())
+    step = _Step(settings, report)
+    with report.started.recording(_phase(inputs)):
+        unread = give_unread(graph_module)
+        keep_operators_whole(graph_module, step.sites)
+        compiler = private.aot_autograd(
+            fw_compiler=step.forward,
+            bw_compiler=step.backward,
+            inference_compiler=step.inference,
+            partition_fn=step.partition,
+        )
+        with private.whole_steps(), calls_in(step.sites):
+            compiled: Callable[..., Any] = compiler(graph_module, inputs)
     note(report)
     if len(step.gradients) > 1:
         compiled = watched(compiled)
     return private.uncompiled(lambda *args: compiled(*args)[:-unread]) if unread else compiled
+
+
+def _phase(inputs: Sequence[Any]) -> str:
+    """What AOTAutograd does with a graph: it differentiates where a gradient may be asked for."""
+    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
+    return DIFFERENTIATE if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else TRACE
 
 
 class _Step:
@@ -113,7 +125,8 @@ class _Step:
         gradients = {self.gradients[n.name]: i for i, n in enumerate(arguments) if n.name in self.gradients}
         if kind == "backward" and len(gradients) > 1 and not missing:
             without = functools.partial(self._graph, kind, graph_module, restrided)
-        with private.apart(graph_module.graph):
+        started = self._report.started
+        with started.recording(TRANSLATE), quiet(), private.apart(graph_module.graph):
             half, interface = tensors_only(graph_module, restrided, missing)
             obtained = kept_or_lowered(
                 half.graph_module.graph,
@@ -129,5 +142,5 @@ class _Step:
                 given = set(arguments[i] for i in range(len(arguments)) if i not in missing)
                 left_out = LeftOut(graph_module.graph, lambda n: n in given and private.is_tangent(n))
             return CompiledGraph(
-                kind, lowered, interface, self._bindings, self._options, gradients, without, left_out
+                kind, lowered, interface, self._bindings, self._options, started, gradients, without, left_out
             )

@@ -6,8 +6,12 @@ import collections
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch2ort.startup import PHASES, Startup
+
 # Of what is compiled over and over the oldest is forgotten.
 _MOST = 1000
+# Seconds of a phase, from which on the text says them.
+_SHOWN = 5e-3
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,24 @@ class CompiledGraph:
         place: where its code ends, as ``file.py:12, in forward``; empty where nobody knows.
         break_reason: why dynamo ended it there; ``None`` if the code itself ends.
         halves: what it became, in the order of compilation.
+        started: what its start took.
     """
 
     place: str
     break_reason: str | None
     halves: list[CompiledHalf] = field(default_factory=list)
+    started: Startup = field(default_factory=lambda: Startup("a graph"), repr=False, compare=False)
+
+    @property
+    def startup(self) -> dict[str, float]:
+        """What its start took so far, in seconds by phase, as of :attr:`torch2ort.ORTModule.startup`."""
+        return dict(self.started.seconds)
 
     def __str__(self) -> str:
         end = "" if self.break_reason is None else f", broken: {self.break_reason}"
-        return "\n".join(
-            [f"graph to {self.place or 'an unknown line'}{end}", *(f"  {h}" for h in self.halves)]
-        )
+        took = ", ".join(f"{name} {s:.2f} s" for name, s in self.startup.items() if s >= _SHOWN)
+        lines = [f"graph to {self.place or 'an unknown line'}{end}", *(f"  {h}" for h in self.halves)]
+        return "\n".join([*lines, *([f"  start: {took}"] if took else [])])
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,11 @@ class CompileReport:
         """Place and reason of each break behind a graph."""
         return tuple((g.place, g.break_reason) for g in self.graphs if g.break_reason is not None)
 
+    @property
+    def startup(self) -> dict[str, float]:
+        """What the starts of all graphs took so far, in seconds by phase; empty where there are none."""
+        return {name: sum(g.startup.get(name, 0.0) for g in self.graphs) for name in PHASES if self.graphs}
+
     def __str__(self) -> str:
         count = len(self.graphs)
         head = f"{count} graph{'s' * (count != 1)}, {len(self.breaks)} broken"
@@ -90,6 +106,11 @@ _graphs: collections.deque[CompiledGraph] = collections.deque(maxlen=_MOST)
 def note(graph: CompiledGraph) -> None:
     """Add a graph to the report."""
     _graphs.append(graph)
+
+
+def number() -> int:
+    """How many graphs there are, with the one that is compiled now."""
+    return len(_graphs) + 1
 
 
 def forget() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.values import bool_outputs, plain, restore_bools, shares_memory, to_tensor, to_value
 from torch2ort.sizes import expressions
+from torch2ort.startup import FIRST_RUN, Startup
 
 # A number of a call: of the values of the symbols.
 _Number = Callable[[dict[str, int]], int]
@@ -34,6 +36,7 @@ class CompiledGraph:
         interface: what is around it.
         bindings: what its nodes call; a backward's are those of its forward.
         options: threads and debugging.
+        startup: what the first run belongs to.
         gradients: of a backward: number of an output of forward -> position of its gradient's argument.
         without: makes the one for a backward of which some of these arguments are not there.
         left_out: of a backward: which results Functions leave out.
@@ -46,10 +49,15 @@ class CompiledGraph:
         interface: Interface,
         bindings: Bindings,
         options: Options,
+        startup: Startup,
         gradients: Mapping[int, int] | None = None,
         without: Callable[[frozenset[int]], CompiledGraph] | None = None,
         left_out: LeftOut | None = None,
     ) -> None:
+        self._kind = kind
+        # Until that is over.
+        self._startup: Startup | None = startup
+        self._has_run = False
         self._gradients = gradients or {}
         self._without = None if without is None else functools.cache(without)
         # onnxruntime refuses a graph without nodes.
@@ -76,6 +84,24 @@ class CompiledGraph:
             EngineError: ONNX Runtime failed, or a gradient has a NaN where a Function's backward returned
                 ``None``.
         """
+        return self._run_all(arguments) if self._startup is None else self._starting(arguments)
+
+    def _starting(self, arguments: list[Any]) -> list[Any]:
+        """The first call, which is a part of the start, or the call that shows that the start is over."""
+        startup = self._startup
+        assert startup is not None
+        # Backward's first run belongs to it. Without one, the next forward ends it.
+        if self._has_run or self._kind != "forward":
+            self._startup = None
+        with contextlib.nullcontext() if self._has_run else startup.recording(FIRST_RUN):
+            self._has_run = True
+            results = self._run_all(arguments)
+        if self._startup is None:
+            startup.tell()
+        return results
+
+    def _run_all(self, arguments: list[Any]) -> list[Any]:
+        """See :meth:`__call__`."""
         if self._without is not None:
             missing = frozenset(self._gradients[i] for i in take_missing() if i in self._gradients)
             if missing:
