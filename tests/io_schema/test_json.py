@@ -11,6 +11,7 @@ from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from types import ModuleType
 from typing import Any
 
+import optree
 import pytest
 import torch
 from hypothesis import given, settings
@@ -233,6 +234,7 @@ def test_a_registered_class_that_takes_itself_apart_in_another_way_is_refused() 
         SchemaError, match="a class in it takes its instances apart in another way than when it was"
     ):
         io_schema.Schema.from_json(text, classes=[Changing])
+    optree.unregister_pytree_node(Changing, namespace="torch2ort")
 
 
 # --- what has no JSON form

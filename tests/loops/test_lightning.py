@@ -10,6 +10,8 @@ import torch
 
 import torch2ort
 from tests.loops.models import Classifier, ran_on_onnx_runtime, rows
+from torch2ort import io_schema
+from torch2ort.cache.key.key import dependencies
 
 lightning = pytest.importorskip("lightning")
 
@@ -120,6 +122,35 @@ def test_validate_first_fit_predict_and_go_on(where, precision, tmp_path):
     loaded = type(model).load_from_checkpoint(path, weights_only=False)
     assert dict(loaded.hparams) == {"width": 8, "rate": 0.05}
     torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Factor(Named):
+    def __init__(self, value: float) -> None:
+        super().__init__("factor")
+        self.value = value
+
+
+class Building(Learner):
+    """Its forward reads the name ``__init__``, as the constructors of Lightning do."""
+
+    def forward(self, x):
+        return super().forward(x) * Factor(2.0).value
+
+
+def test_a_forward_that_builds_objects_depends_on_no_trainer(tmp_path):
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    model = Building()
+    model.notes = []
+    trainer.strategy.connect(model)
+    model.trainer = trainer
+    tensors, schema = io_schema.flatten({"x": torch.zeros(8, 4)})
+    found = dependencies(model, tensors, schema, [""], {}, with_hooks=False, in_process=True)
+    assert [part for part in found.components if "rainer" in part] == []
 
 
 class WithoutForward(lightning.LightningModule):

@@ -255,6 +255,7 @@ def test_autocast_and_no_grad_count():
         pytest.param(torch.nn.functional, "softmax", id="function that forward names"),
         pytest.param(torch.nn.functional, "linear", id="function that a layer names"),
         pytest.param(torch.nn.Linear, "forward", id="method of a layer"),
+        pytest.param(torch.nn.Linear, "__init__", id="constructor of a layer"),
         pytest.param(torch.nn.Module, "__call__", id="method of every module"),
         pytest.param(torch.Tensor, "flip", id="method of tensors"),
     ],

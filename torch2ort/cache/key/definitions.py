@@ -27,9 +27,8 @@ from torch2ort.cache.key.global_names import (
 from torch2ort.cache.key.guards import SKIPPED
 from torch2ort.cache.key.installed import OPAQUE, Installed, functions_in
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_import, package_of_module
-from torch2ort.cache.key.walk import Of, Unkeyable, Walk
+from torch2ort.cache.key.walk import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
 
-_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__"})
 # What reads names that stand in no code.
 _RUN_TEXT = (eval, exec)
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward", "vjp", "jvp", "vmap"})
@@ -218,6 +217,7 @@ class Definitions:
             self.package(package, cls.__module__)
             self._walk.atom(name)
             if used_as_value:
+                self._walk.calls(cls)
                 self._walk.check(check_pure, package, cls)
             self.installed.inspect_class(cls)
             return
@@ -226,7 +226,7 @@ class Definitions:
         of = Of.FUNCTION if is_function else Of.MODEL
         self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls), of=of)
         if used_as_value:
-            self._walk.reads([_constructor_of(base) for base in cls.__mro__])
+            self._walk.calls(cls)
 
     def inspect_package_class(self, cls: type) -> None:
         """Look for what somebody put on a class of a package while the process ran."""
@@ -278,8 +278,8 @@ class Definitions:
         """The name by which a method must be read to count; ``None`` if Python or torch calls it itself."""
         if issubclass(cls, torch.autograd.Function):
             return None
-        if name in _CONSTRUCTORS:
-            return _constructor_of(cls)
+        if name in CONSTRUCTORS:
+            return constructor_of(cls)
         if name.startswith("__") and name.endswith("__") and name not in _NEVER_CALLED:
             return None
         return name
@@ -288,7 +288,3 @@ class Definitions:
 def _helper(cls: type, name: str) -> str | None:
     """The name of a Function's method that others than autograd may call."""
     return name if issubclass(cls, torch.autograd.Function) and name not in _OF_AUTOGRAD else None
-
-
-def _constructor_of(cls: type) -> str:
-    return f"constructor of {id(cls)}"

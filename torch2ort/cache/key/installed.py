@@ -20,7 +20,7 @@ from torch2ort.cache.key.code import uses_of
 from torch2ort.cache.key.global_names import resolve
 from torch2ort.cache.key.guards import SKIPPED
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_module
-from torch2ort.cache.key.walk import Of, Unkeyable, Walk
+from torch2ort.cache.key.walk import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
 
 if TYPE_CHECKING:
     from torch2ort.cache.key.definitions import Definitions
@@ -82,7 +82,7 @@ class Installed:
 
     def guard_classes(self) -> None:
         """Guard what the walked code reads of the classes of packages: once all of it is known."""
-        names = self._walk.names | _CALLED_BY_PYTHON
+        names = self._walk.names | _CALLED_BY_PYTHON | CONSTRUCTORS
         for cls in self.classes:
             place = f"class {cls.__module__}.{cls.__qualname__}"
             if self._walk.any_name:
@@ -93,18 +93,20 @@ class Installed:
     def _inspect(self, base: type, name: str, item: Any) -> None:
         # Most are plain functions.
         functions = [item] if type(item) is FunctionType else list(functions_in(item))
+        # A package's code may call its classes as it likes: a constructor that somebody put there counts.
+        constructs = name in CONSTRUCTORS
         for function in functions:
             package = package_of_function(function)
             if package is None:
                 self._walk.atom(f"{base.__qualname__}.{name}")
-                self._definitions.function(function, name)
+                self._definitions.function(function, None if constructs else name)
                 continue
             if (
                 function.__qualname__ != f"{base.__qualname__}.{name}"
                 or function.__module__ != base.__module__
             ):
                 self._walk.atom((name, _name(function)))
-            self.follow(package, function, name)
+            self.follow(package, function, constructor_of(base) if constructs else name)
         if functions:
             return
         data = atom(item)

@@ -90,6 +90,14 @@ class _Unread:
     read: bool = False
 
 
+CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__"})
+
+
+def constructor_of(cls: type) -> str:
+    """What is noted as read where a class may be called: many a constructor reads ``__init__``."""
+    return f"constructor of {id(cls)}"
+
+
 class Walk:
     """The components found so far, and what is still to be looked at.
 
@@ -240,6 +248,10 @@ class Walk:
             self._job.names = None
         elif self._job.names is not None:
             self._job.names.update(names)
+
+    def calls(self, cls: type) -> None:
+        """Note that the present component may call a class, and so its constructor and those of its bases."""
+        self.reads([constructor_of(base) for base in cls.__mro__])
 
     def refer(
         self,
