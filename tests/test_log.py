@@ -79,7 +79,7 @@ def test_devinfo_lies_between_debug_and_info(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "severity"), [("debug", 0), ("devinfo", 1), ("info", 3), ("warning", 3), ("error", 3)]
+    ("name", "severity"), [("debug", 0), ("devinfo", 1), ("info", 4), ("warning", 4), ("error", 4)]
 )
 def test_onnxruntime_speaks_from_devinfo_on(name, severity):
     apply_level(torch2ort.Options(log_level=name))

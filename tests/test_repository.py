@@ -27,7 +27,18 @@ RUNTIMES = ("training", "training-gpu", "cpu", "gpu")
 # A module may import from its own floor and from those below; what is not named here is the top. An import
 # inside of a function counts like any other.
 FLOORS = (
-    {"errors", "options", "log", "places", "progress", "providers", "startup", "versions", "_native"},
+    {
+        "errors",
+        "options",
+        "log",
+        "places",
+        "progress",
+        "providers",
+        "startup",
+        "versions",
+        "warning",
+        "_native",
+    },
     {"optim"},
     {"io_schema", "sizes"},
     {"pythonop"},
@@ -186,6 +197,15 @@ def test_no_module_imports_the_facade() -> None:
         if module_of(path) not in ("__init__", "__main__")
     }
     assert broken(facade) == {}
+
+
+def test_warnings_are_issued_in_one_place() -> None:
+    issuing = {
+        path: [name for name in attribute_chains(tree) if name.startswith("warnings.warn")]
+        for path, tree in TREES.items()
+        if path.name != "warning.py"
+    }
+    assert broken(issuing) == {}
 
 
 def test_the_changelog_says_why_each_dependency_came_in() -> None:

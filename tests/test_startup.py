@@ -198,6 +198,20 @@ def test_a_long_phase_is_shown_on_a_terminal(monkeypatch):
     assert "torch2ort-progress" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_an_export_of_more_than_two_seconds_is_shown_on_a_terminal(monkeypatch):
+    pytest.importorskip("rich", reason="the line is rich's")
+    assert progress.PATIENCE == 2.0
+    terminal = _terminal(monkeypatch)
+
+    class Slow(torch.nn.Module):
+        def forward(self, x):
+            _wait_for(lambda: "trace" in terminal.getvalue())
+            return x + 1
+
+    torch2ort.export(Slow(), torch.randn(3))
+    assert "torch2ort: Slow: trace (" in terminal.getvalue()
+
+
 def test_nothing_is_shown_without_a_terminal(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)

@@ -15,18 +15,20 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture.call import Call
+from torch2ort.capture.dim_specs import flat_dim_specs
 from torch2ort.capture.ordinary import ordinary, refuse_tensors
-from torch2ort.capture.trace import flat_dim_specs
 from torch2ort.engines.choose import target_of
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
 from torch2ort.graph.weights import frozen
+from torch2ort.habits import refuses_habits
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
 from torch2ort.startup import TRACE, Startup
 
 
+@refuses_habits
 def export(
     model: torch.nn.Module,
     sample: Any,
@@ -48,7 +50,8 @@ def export(
         sample: a tuple holds the positional arguments, a dict the keyword arguments, anything else is
             the one positional argument. Arguments may be nested.
         kwargs: keyword arguments beside a tuple ``sample``.
-        dynamic_shapes: as for ``torch.export.export``; ``None`` takes every size from the sample.
+        dynamic_shapes: as for ``torch.export.export``, or with names of sizes as for ``torch.onnx.export``:
+            ``{"x": {0: "batch"}}``, ``{"x": ["batch", None]}``. ``None`` takes every size from the sample.
         training: export that mode; ``None`` takes ``model.training``.
         opset: ONNX opset, 18 to 21; 18 by default.
         cache_dir: folder of the export cache.
@@ -58,7 +61,8 @@ def export(
         The exported model, with the weights as they are now.
 
     Raises:
-        ExportError: the model cannot be exported; says where and why.
+        ExportError: the model cannot be exported; says where and why. Or the call is one of
+            ``torch.onnx.export``; says how it is written here.
         UnsupportedOperatorError: an operator has no translation.
         SchemaError: an argument or output is of a kind that cannot be flattened.
         OptionError: an option is not allowed.
@@ -69,6 +73,7 @@ def export(
         raise ExportError(f"export: expected a torch.nn.Module, got {type(model).__name__}")
     args, keywords = _arguments(sample, kwargs)
     signature = io_schema.Signature.of(model.forward)
+    _check_mode(training)
     bound = signature.bind(args, keywords)
     tensors, schema = io_schema.flatten(bound)
     refuse_tensors(tensors, schema)
@@ -88,6 +93,13 @@ def export(
         options=options,
         cache=built.report,
     )
+
+
+def _check_mode(training: Any) -> None:
+    if training is not None and not isinstance(training, bool):
+        raise ExportError(
+            f"export: training is {training!r}; expected True, False, or None for the model's own mode"
+        )
 
 
 def _arguments(sample: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -15,6 +15,7 @@ from torch2ort.artifacts import description as names
 from torch2ort.artifacts.description import Description
 from torch2ort.engines.joint.sizes import refuse_assumed_of_half
 from torch2ort.errors import ExportError, OptionError
+from torch2ort.habits import options_by_name
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
 from torch2ort.pythonop import Site
@@ -32,6 +33,7 @@ from torch2ort.training_files.wrapped import Metrics, WithLoss
 _WITH_RESULTS = (names.TRAIN_STEP, names.TRAINING_MODEL, names.EVAL_MODEL)
 
 
+@options_by_name
 def export_training(
     model: torch.nn.Module,
     sample: Any,

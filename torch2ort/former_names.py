@@ -6,10 +6,9 @@ The page docs/coming_from_ortmodule.md has them, too.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 
-from torch2ort.errors import Torch2OrtWarning
+from torch2ort.warning import warn
 
 _NO_FALLBACK = "nothing falls back to eager PyTorch: a call is run on ONNX Runtime or refused by name"
 _NEEDED_NO_MORE = "it is needed no more"
@@ -54,9 +53,7 @@ def warn_of_former_names(environ: Mapping[str, str] = os.environ) -> None:
     """Warn, once a process, of each variable of ORTModule's that is set and has no effect here."""
     for name in sorted(INSTEAD.keys() & environ.keys() - _warned):
         _warned.add(name)
-        warnings.warn(
+        warn(
             f"the environment variable {name} is of onnxruntime's ORTModule and has no effect on torch2ort: "
-            f"{INSTEAD[name]}. See docs/coming_from_ortmodule.md",
-            Torch2OrtWarning,
-            stacklevel=3,
+            f"{INSTEAD[name]}. See docs/coming_from_ortmodule.md"
         )

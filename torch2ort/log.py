@@ -27,7 +27,7 @@ DEVINFO = 15
 logging.addLevelName(DEVINFO, "DEVINFO")
 
 # Severities of onnxruntime.
-_ORT_VERBOSE, _ORT_INFO, _ORT_ERROR = 0, 1, 3
+_ORT_VERBOSE, _ORT_INFO, _ORT_FATAL = 0, 1, 4
 
 # Libraries that an export runs through, whose records and deprecations no user of an export can act on.
 _LIBRARIES = ("torch", "onnxscript", "onnx_ir", "onnx", "onnx_shape_inference", "onnxruntime", "sympy")
@@ -122,11 +122,14 @@ def no_new_handlers() -> Iterator[None]:
 
 
 def onnxruntime_severity() -> int:
-    """What a session of onnxruntime may write to stderr, for ``SessionOptions.log_severity_level``."""
+    """What a session of onnxruntime may write to stderr, for ``SessionOptions.log_severity_level``.
+
+    Its errors are raised, so that its own red lines about them only stand in front of what says more.
+    """
     level = logger.getEffectiveLevel()
     if level <= logging.DEBUG:
         return _ORT_VERBOSE
-    return _ORT_INFO if level <= DEVINFO else _ORT_ERROR
+    return _ORT_INFO if level <= DEVINFO else _ORT_FATAL
 
 
 @contextlib.contextmanager

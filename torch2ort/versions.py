@@ -7,14 +7,13 @@ name that is missing is named at import, and a version that nobody tried gets a 
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from torch2ort.errors import Torch2OrtWarning
+from torch2ort.warning import warn
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,7 @@ def warn_of_untested() -> None:
             # What runs training files needs none of them, and what does need one says so.
             continue
         if not tested.holds(version):
-            warnings.warn(
-                f"{distribution} {version} is outside of what was tried. {remedy(distribution)}",
-                Torch2OrtWarning,
-                stacklevel=3,
-            )
+            warn(f"{distribution} {version} is outside of what was tried. {remedy(distribution)}")
 
 
 @contextmanager

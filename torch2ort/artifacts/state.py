@@ -48,7 +48,8 @@ def make_session(
     wanted = _checked(providers)
     settings = options or onnxruntime.SessionOptions()
     if options is None:
-        settings.log_severity_level = 3
+        # Its errors are raised, and need no red line in front of them.
+        settings.log_severity_level = 4
         settings.use_deterministic_compute = True
     if runner is not None:
         runner.prepare(settings)

@@ -10,8 +10,8 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch2ort.capture.autocast import noted
 from torch2ort.capture.call import DimSpec
 from torch2ort.capture.constants import connect_constants
 from torch2ort.capture.dead_ends import DeadEnd, dead_ends_of, has_dead_end
+from torch2ort.capture.dim_specs import advice
 from torch2ort.capture.modes import same_grad_mode
 from torch2ort.capture.numbers import with_numbers
 from torch2ort.capture.ordinary import ordinary_tensors
@@ -41,7 +42,7 @@ from torch2ort.effects import (
     refused_calls,
     tried,
 )
-from torch2ort.errors import ExportError, Torch2OrtError, Torch2OrtWarning
+from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.log import logger
 from torch2ort.pythonop import Site, check_interception
 from torch2ort.pythonop.abstract_run import answers
@@ -51,6 +52,11 @@ from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
 from torch2ort.sizes.guessed import Conditions, conditions, expands_unknown, takes_for_equal
+from torch2ort.warning import warn
+
+# What torch.export says of itself in its errors, and nobody can do who calls torch2ort.
+_DRAFT = "The error above occurred when calling torch.export.export"
+_LOGS = ' For more information, run with TORCH_LOGS="+dynamic".'
 
 PREFIX = "model."  # FlatCall's attribute: in front of every parameter's and buffer's name in the program
 
@@ -350,11 +356,9 @@ def _described(program: torch.export.ExportedProgram, call: FlatCall, capture: C
     """The trace that gave ``program``; warns of what calls of it do not leave."""
     assert call.output_schema is not None
     if call.dropped:
-        warnings.warn(
+        warn(
             f"{type(call.model).__name__}: forward {call.dropped}, which calls of the exported model do not "
-            f"do. Return what they are to give",
-            Torch2OrtWarning,
-            stacklevel=3,
+            f"do. Return what they are to give"
         )
     guards = tuple(map(_readable_guard, private.size_guards(program)))
     return Trace(
@@ -390,71 +394,8 @@ def _failure(model: torch.nn.Module, call: FlatCall, error: Exception) -> Export
             f"graph cannot compute a derivative inside of forward. Put that part of the model into a "
             f"torch.autograd.Function"
         )
-    return ExportError(f"{name}: torch.export failed{users_line(error)}: {error}")
-
-
-def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
-    """``dynamic_shapes`` as ``torch.export.export`` takes it, laid along the flat tensors.
-
-    Args:
-        bound: the call's arguments by name.
-        dynamic_shapes: ``None``; or a mapping from argument names, or a sequence in their order, of
-            specs nested like the arguments, with a dict or sequence of dimensions at each tensor.
-        count: number of tensors in ``bound``.
-
-    Raises:
-        ExportError: ``dynamic_shapes`` is not nested like the arguments.
-    """
-    if dynamic_shapes is None:
-        return [None] * count
-    if not isinstance(dynamic_shapes, Mapping):
-        if any(spec is not None for spec in dynamic_shapes[len(bound) :]):
-            raise ExportError(
-                f"dynamic_shapes has {len(dynamic_shapes)} entries for a call with {len(bound)} arguments "
-                f"({', '.join(bound)}); give one for each"
-            )
-        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
-    unknown = [name for name in dynamic_shapes if name not in bound]
-    if unknown:
-        raise ExportError(
-            f"dynamic_shapes names {unknown[0]!r}, which is not an argument of the call; expected some of "
-            f"{list(bound)}"
-        )
-    specs: list[DimSpec] = []
-    for name, value in bound.items():
-        _lay_specs(value, dynamic_shapes.get(name), name, specs)
-    return specs
-
-
-def _lay_specs(value: Any, spec: Any, path: str, specs: list[DimSpec]) -> None:
-    if isinstance(value, torch.Tensor):
-        specs.append(spec)
-        return
-    children = _children(value)
-    for position, (key, child) in enumerate(children):
-        if spec is None:
-            part = None
-        elif isinstance(spec, Mapping) and set(spec) <= {k for k, _ in children}:
-            part = spec.get(key)
-        elif isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == len(children):
-            part = spec[position]
-        else:
-            raise ExportError(
-                f"dynamic_shapes for '{path}': expected None, a mapping or a sequence of {len(children)} "
-                f"entries like the "
-                f"argument itself ({type(value).__name__}), got {spec!r}"
-            )
-        _lay_specs(child, part, f"{path}[{key!r}]", specs)
-
-
-def _children(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return list(enumerate(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return [(f.name, getattr(value, f.name)) for f in fields(value)]
-    return []
+    said = _readable_guard(str(error).partition(_DRAFT)[0].replace(_LOGS, "").rstrip())
+    return ExportError(f"{name}: torch.export failed{users_line(error)}: {said}{advice(error)}")
 
 
 @contextlib.contextmanager

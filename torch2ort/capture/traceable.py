@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,9 @@ from torch2ort.capture import unnamed_views
 from torch2ort.capture._torch_private import BatchNorm, mask_is_a_mask
 from torch2ort.capture.source_lines import line_in
 from torch2ort.effects import refuse_call
-from torch2ort.errors import ExportError, Torch2OrtWarning
+from torch2ort.errors import ExportError
 from torch2ort.kernels import recurrent
+from torch2ort.warning import warn
 
 
 @contextlib.contextmanager
@@ -87,13 +87,11 @@ def assigned_buffers_written(model: torch.nn.Module) -> Iterator[None]:
             with torch.no_grad():
                 buffer.copy_(assigned)
         else:
-            warnings.warn(
+            warn(
                 f"{type(model).__name__}: forward assigns to its buffer '{path}' a {_kind(assigned)} where "
                 f"it holds a {_kind(buffer)}. A graph does not carry that from call to call: each call "
                 f"starts with the buffer as it is now. Assign a detached tensor of the buffer's size and "
-                f"dtype if the next call is to see it",
-                Torch2OrtWarning,
-                stacklevel=2,
+                f"dtype if the next call is to see it"
             )
 
 

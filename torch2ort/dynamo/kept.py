@@ -7,7 +7,6 @@ calls the sites of this process, which are as those were that it was made with.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from torch2ort.cache.store.store import DEFAULT_LIMIT, RefusedError, Store
 from torch2ort.dynamo import _torch_private as private
 from torch2ort.dynamo.written_graph import WrittenGraph
 from torch2ort.engines.joint.lowered import Lowered
-from torch2ort.errors import ModelLoadError, Torch2OrtWarning
+from torch2ort.errors import ModelLoadError
 from torch2ort.graph.nodes import python_op_nodes
 from torch2ort.kernels.resolve import bind_classes
 from torch2ort.log import logger
@@ -29,6 +28,7 @@ from torch2ort.pythonop import Site, load_node
 from torch2ort.runtime.optimized import identity
 from torch2ort.sizes.guessed import conditions
 from torch2ort.symbolics.registered import user_operators
+from torch2ort.warning import warn
 
 _FILE = "graph.onnx"
 
@@ -78,7 +78,7 @@ def kept_or_lowered(
         kept = shelf.obtain("graph of torch.compile", {}, make)
         return Obtained(made[0]) if made else Obtained(_unpacked(kept, written.sites), cached=True)
     except RefusedError as error:
-        warnings.warn(str(error), Torch2OrtWarning, stacklevel=2)
+        warn(str(error))
         reason = str(error)
     except Unkeyable as unkeyable:
         reason = str(unkeyable)

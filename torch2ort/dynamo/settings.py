@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch2ort.dynamo.functions import OPTION
 from torch2ort.engines.choose import JOINT, refuse_providers
-from torch2ort.errors import OptionError, Torch2OrtWarning
+from torch2ort.errors import OptionError
 from torch2ort.log import apply_level
 from torch2ort.options import Options
+from torch2ort.warning import warn
 
 # Those of torch2ort.Options that say something about graphs of torch.compile.
 _SHARED = (
@@ -50,11 +50,9 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
                 f"{', '.join(_NAMES)}."
             )
     if mode is not None:
-        warnings.warn(
+        warn(
             f"mode={mode!r} chooses among Inductor's settings and is ignored by the backend torch2ort, whose "
-            f"settings are options={{...}}",
-            Torch2OrtWarning,
-            stacklevel=2,
+            f"settings are options={{...}}"
         )
     keeps = given.pop(OPTION, False)
     if not isinstance(keeps, bool):

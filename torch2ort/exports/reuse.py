@@ -8,7 +8,6 @@ was made: keys are equal only if what stands there is.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,7 @@ from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Stor
 from torch2ort.capture.call import Call
 from torch2ort.capture.dead_ends import DeadEnd
 from torch2ort.capture.views import View
-from torch2ort.errors import ExportError, SchemaError, Torch2OrtError, Torch2OrtWarning
+from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
 from torch2ort.exports.built import Built
 from torch2ort.exports.places import bind_places, places_of
 from torch2ort.graph.nodes import load_sites
@@ -33,6 +32,7 @@ from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.startup import LOOK_UP, timed
+from torch2ort.warning import warn
 
 _FILE = "graph.onnx"
 _KIND = "graph"
@@ -71,7 +71,7 @@ def reuse_or_build(
     try:
         store = Store(options.cache_dir, options.cache_limit or DEFAULT_LIMIT)
     except RefusedError as error:
-        warnings.warn(str(error), Torch2OrtWarning, stacklevel=2)
+        warn(str(error))
         return _bypassed(build(), str(error))
     try:
         keys = _keys(model, call, settings)

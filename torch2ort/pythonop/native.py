@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 
 import torch
 
 from torch2ort import _native
 from torch2ort import _native as native
-from torch2ort.errors import EngineError, InplaceMapError, Torch2OrtWarning
+from torch2ort.errors import EngineError, InplaceMapError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.site import Site
+from torch2ort.warning import warn
 
 __all__ = ["native", "note_exported"]
 
@@ -45,11 +45,9 @@ def _warn_alias(site: _native.Site, kind: str, output: int, argument: int) -> No
         what = f"output {output} shares memory with argument {argument}"
     else:
         what = f"the gradient of argument {output} shares memory with the gradient of output {argument}"
-    warnings.warn(
+    warn(
         f"{site.name}: {what}, which was made correct by a copy. To save the copy, declare "
-        f"torch2ort.register_inplace_map({name!r}, {kind}={{{output}: {argument}}})",
-        Torch2OrtWarning,
-        stacklevel=2,
+        f"torch2ort.register_inplace_map({name!r}, {kind}={{{output}: {argument}}})"
     )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import onnx
 
-from torch2ort.errors import Torch2OrtWarning
 from torch2ort.graph.origin import Origin
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.runtime.profiling import kernel_name
+from torch2ort.warning import warn
 
 # Of the operators that run in PyTorch's kernels: those of which torch.use_deterministic_algorithms says so,
 # by device. Where two indices are the same, one of two values is left, or their sum in any order.
@@ -60,9 +59,7 @@ def name_undeterministic(
             continue
         _named.add(name)
         line = Origin.of(node).line
-        warnings.warn(
+        warn(
             f"Deterministic results were asked for, and {name}{f' ({line})' if line else ''} has no "
-            f"deterministic kernel: it may give another result in another run. Use another operator there",
-            Torch2OrtWarning,
-            stacklevel=2,
+            f"deterministic kernel: it may give another result in another run. Use another operator there"
         )

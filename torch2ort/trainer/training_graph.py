@@ -91,6 +91,6 @@ def optimized(model: onnx.ModelProto, path: Path) -> None:
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
+    settings.log_severity_level = 4
     settings.optimized_model_filepath = str(path)
     onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -11,13 +10,14 @@ import torch
 
 from torch2ort.artifacts import description as names
 from torch2ort.artifacts.description import Tensor
-from torch2ort.errors import ExportError, Torch2OrtWarning
+from torch2ort.errors import ExportError
 from torch2ort.graph.file import refuse_unstorable
 from torch2ort.pythonop import Site
 from torch2ort.sizes.guessed import added_conditions
 from torch2ort.training_files.files import updated
 from torch2ort.training_files.traced import Given, TracedStep
 from torch2ort.training_files.wrapped import WithLoss
+from torch2ort.warning import warn
 
 _TRAINED = (torch.float32, torch.float64)
 # What numpy has.
@@ -125,12 +125,10 @@ def function_names(functions: Mapping[str, Site]) -> list[str]:
         refuse_unstorable(site)
     found = sorted({site.func_name for site in functions.values()})
     if found:
-        warnings.warn(
+        warn(
             f"the training step calls {', '.join(found)}, which no exporter maps to ONNX operators: its "
             f"files run only beside PyTorch and torch2ort's custom-op library. Map it with "
-            f"torch2ort.register_exporter, and its gradient with torch2ort.register_gradient",
-            Torch2OrtWarning,
-            stacklevel=3,
+            f"torch2ort.register_exporter, and its gradient with torch2ort.register_gradient"
         )
     return found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Hashable
 
 import torch
@@ -11,7 +9,6 @@ import torch
 from torch2ort import io_schema
 from torch2ort.capture.modes import Modes
 from torch2ort.capture.numbers import Numbers, ReadInPythonError
-from torch2ort.errors import Torch2OrtWarning
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.startup import DIFFERENTIATE, TRACE, Startup
@@ -19,6 +16,7 @@ from torch2ort.variants.assumptions import Assumed, Assumptions
 from torch2ort.variants.family import Shapes, Variant
 from torch2ort.variants.given import Given
 from torch2ort.variants.new_graph import export_variant
+from torch2ort.warning import warn
 
 # A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers.
 _Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int]]
@@ -102,17 +100,4 @@ class Choice:
             )
 
     def _warn(self, sentence: str) -> None:
-        warnings.warn(
-            f"{type(self._model).__name__}: {sentence}", Torch2OrtWarning, stacklevel=_levels_to_the_user()
-        )
-
-
-def _levels_to_the_user() -> int:
-    """For a warning out of the function that calls this: the level of the first frame that is the user's."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
-        "torch2ort",
-        "torch",
-    ):
-        frame, level = frame.f_back, level + 1
-    return level
+        warn(f"{type(self._model).__name__}: {sentence}")

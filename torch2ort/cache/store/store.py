@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,8 @@ import filelock
 from torch2ort.cache.store import files as files
 from torch2ort.cache.store import manifest as _manifest
 from torch2ort.cache.store.manifest import DamagedError, Manifest, sha256
-from torch2ort.errors import Torch2OrtWarning
 from torch2ort.log import logger
+from torch2ort.warning import warn
 
 DEFAULT_LIMIT = 1 << 30  # bytes; graphs hold no weights, so this is thousands of them
 WAIT_SECONDS = 600.0
@@ -287,7 +286,7 @@ def _size(path: Path) -> int:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, Torch2OrtWarning, stacklevel=2)
+    warn(message)
 
 
 def manifest_of(

@@ -11,19 +11,18 @@ import difflib
 import importlib.util
 import sys
 import types
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from torch2ort.errors import Torch2OrtWarning
 from torch2ort.pythonop.registry._table import Entry, Table, did_you_mean, nearest
 from torch2ort.pythonop.registry.exporters import exporters
 from torch2ort.pythonop.registry.inferers import inferers
 from torch2ort.pythonop.registry.inplace import inplace_maps
 from torch2ort.pythonop.registry.operators import known_operators, overloads, symbolics
 from torch2ort.pythonop.site import qualified_name
+from torch2ort.warning import warn
 
 _TABLES: tuple[Table[Any], ...] = (exporters, inferers, inplace_maps)
 _ALIKE = 0.9
@@ -37,14 +36,14 @@ def report_unmatched(functions: Iterable[type[torch.autograd.Function]]) -> None
     """
     met = {qualified_name(function): function for function in functions}
     for operator in _missing_operators():
-        warnings.warn(operator, Torch2OrtWarning, stacklevel=2)
+        warn(operator)
     for table in _TABLES:
         suspects = table.take_unmatched()
         known: dict[str, type] = dict(_all_functions()) if suspects else {}
         for entry in suspects:
             sentence = _fault(entry, table, met, known)
             if sentence is not None and not table.reported(entry.name):
-                warnings.warn(f"{table.verb}: {sentence}", Torch2OrtWarning, stacklevel=2)
+                warn(f"{table.verb}: {sentence}")
 
 
 def _fault(entry: Entry[Any], table: Table[Any], met: dict[str, Any], known: dict[str, type]) -> str | None:
