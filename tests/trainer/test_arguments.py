@@ -165,6 +165,9 @@ def _settings(**values: Any) -> Any:
 STAGES = "a model is not cut into stages; use distributed.data_parallel_size"
 LAYERS = "put torch.utils.checkpoint.checkpoint around the layers in the model's forward"
 CASTS = "casts are where torch.autocast puts them"
+CAST_OPS = "graph_transformer.propagate_cast_ops_config"
+STRATEGY = PropagateCastOpsStrategy
+KEPT = f"{STRATEGY.FLOOD_FILL!r} and {STRATEGY.NONE!r}"
 
 
 @pytest.mark.parametrize(
@@ -219,6 +222,11 @@ CASTS = "casts are where torch.autocast puts them"
             {"graph_transformer": {"allow_layer_norm_mod_precision": True}},
             "Option graph_transformer.allow_layer_norm_mod_precision is True; torch2ort has False alone: "
             f"{CASTS}.",
+        ),
+        (
+            {"lr_scheduler": optim.lr_scheduler.LinearWarmupLRScheduler()},
+            "LinearWarmupLRScheduler has no total_steps; give it the number of updates of weights in the "
+            "whole training.",
         ),
         (
             {"mixed_precision": {"loss_scaler": amp.LossScaler(2)}},
@@ -279,6 +287,26 @@ def test_an_option_that_cannot_be_followed_is_refused(groups: dict[str, Any], me
     with pytest.raises(OptionError) as caught:
         trainer(**groups)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "only", "instead"),
+    [
+        ("distributed.pipeline_parallel", "num_pipeline_micro_batches", 2, "1", STAGES),
+        ("distributed.pipeline_parallel", "sliced_schema", {"x": [1]}, "{}", STAGES),
+        ("distributed.pipeline_parallel", "sliced_axes", {"x": 1}, "{}", STAGES),
+        ("distributed.pipeline_parallel", "sliced_tensor_names", ["x"], "[]", STAGES),
+        (CAST_OPS, "propagate_cast_ops_strategy", STRATEGY.INSERT_AND_REDUCE, KEPT, CASTS),
+        (CAST_OPS, "propagate_cast_ops_allow", ["Add"], "[]", CASTS),
+    ],
+)
+def test_a_stage_and_a_cast_of_one_s_own_are_refused(
+    group: str, name: str, value: Any, only: str, instead: str
+) -> None:
+    outer, inner = group.split(".")
+    with pytest.raises(OptionError) as caught:
+        trainer(**{outer: {inner: {name: value}}})
+    assert str(caught.value) == f"Option {group}.{name} is {value!r}; torch2ort has {only} alone: {instead}."
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

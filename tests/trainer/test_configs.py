@@ -118,6 +118,11 @@ def test_a_group_has_the_config_s_values_where_it_has_none_of_its_own(name: str)
             lambda: rates(SCHEDULERS.PolyWarmupLRScheduler(10, lr_end=2.0)),
             "lr_end is 2.0; allowed is less than the optimizer's lr, 1.0.",
         ),
+        (
+            lambda: rates(SCHEDULERS.CosineWarmupLRScheduler()),
+            "CosineWarmupLRScheduler has no total_steps; give it the number of updates of weights in the "
+            "whole training.",
+        ),
         (lambda: amp.LossScaler(0), "loss_scale is 0; allowed is a finite number above 0."),
         (
             lambda: amp.DynamicLossScaler(up_scale_window=0),

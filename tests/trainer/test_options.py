@@ -94,6 +94,21 @@ def test_there_are_the_documented_options_alone() -> None:
     assert leaves(ORTTrainerOptions()) == DEFAULTS.keys()
 
 
+def test_the_reference_s_example_is_taken() -> None:
+    scheduler = optim.lr_scheduler.LinearWarmupLRScheduler()
+    scaler = amp.LossScaler(loss_scale=float(1 << 16))
+    options = ORTTrainerOptions(
+        {
+            "batch": {"gradient_accumulation_steps": 128},
+            "device": {"id": "cuda:0", "mem_limit": 2 * 1024 * 1024 * 1024},
+            "lr_scheduler": scheduler,
+            "mixed_precision": {"enabled": True, "loss_scaler": scaler},
+        }
+    )
+    given = ("mixed_precision.enabled", "mixed_precision.loss_scaler", "lr_scheduler", "device.id")
+    assert [at(options, path) for path in given] == [True, scaler, scheduler, "cuda:0"]
+
+
 def test_an_empty_group_has_its_defaults() -> None:
     assert ORTTrainerOptions({"batch": {}, "debug": {"graph_save_paths": {}}}) == ORTTrainerOptions({})
 

@@ -12,6 +12,7 @@ from torch2ort.errors import OptionError
 from torch2ort.log import logger
 from torch2ort.options import DEFAULT_OPSET, Options
 from torch2ort.providers import checked
+from torch2ort.trainer.optim.lr_scheduler import _WarmupLRScheduler
 from torch2ort.trainer.options import ORTTrainerOptions
 from torch2ort.trainer.schema import PropagateCastOpsStrategy
 
@@ -81,6 +82,8 @@ def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
             f"torch2ort writes opset {DEFAULT_OPSET}, which ONNX's converter does not take back to that; "
             f"leave the option out."
         )
+    if isinstance(options.lr_scheduler, _WarmupLRScheduler):
+        options.lr_scheduler._check()
     refuse_providers(Options(providers=_providers(options.provider_options)))
     _of_session(options.session_options)
     if options.mixed_precision.loss_scaler is not None and not options.mixed_precision.enabled:

@@ -113,6 +113,39 @@ def _groups(params: Any, param_groups: Any) -> Any:
     return param_groups
 
 
+class _MomentsConfig(_OptimizerConfig):
+    """What Adam and LAMB share: running means of gradients and of their squares, and a clipped norm.
+
+    Args:
+        name: of the optimizer.
+        groups: what was given as ``params`` and as ``param_groups``.
+        values: every hyperparameter; each becomes an attribute, too.
+
+    Raises:
+        OptionError: a value that is not allowed.
+    """
+
+    alpha: float
+    beta: float
+    lambda_coef: float
+    epsilon: float
+    max_norm_clip: float
+    do_bias_correction: bool
+
+    def __init__(self, name: str, groups: tuple[Any, Any], **values: Any) -> None:
+        super().__init__(name, _groups(*groups), {spelled(key): value for key, value in values.items()})
+        vars(self).update({key: value for key, value in values.items() if key != "lr"})
+        for checked in (self.defaults, *self.params):
+            self._check(checked)
+
+    def _check(self, values: Mapping[str, Any]) -> None:
+        """Refuse what is not allowed, of the defaults or of a group."""
+        for name in ("alpha", "beta", "lambda", "epsilon"):
+            check_number(name, values[name])
+        _check_norm(values["max_norm_clip"])
+        _check_switch("do_bias_correction", values["do_bias_correction"])
+
+
 class SGDConfig(_OptimizerConfig):
     """Plain gradient descent: ``weight -= lr * gradient``.
 
@@ -130,7 +163,7 @@ class SGDConfig(_OptimizerConfig):
         super().__init__("SGDOptimizer", [] if params is None else params, {"lr": lr})
 
 
-class AdamConfig(_OptimizerConfig):
+class AdamConfig(_MomentsConfig):
     """Adam, with weight decay apart from the gradient.
 
     Args:
@@ -158,6 +191,8 @@ class AdamConfig(_OptimizerConfig):
         BEFORE_WEIGHT_UPDATE = 0
         AFTER_WEIGHT_UPDATE = 1
 
+    weight_decay_mode: DecayMode
+
     def __init__(
         self,
         params: list[dict[str, Any]] | None = None,
@@ -172,24 +207,14 @@ class AdamConfig(_OptimizerConfig):
         *,
         param_groups: list[dict[str, Any]] | None = None,
     ) -> None:
-        self.alpha, self.beta, self.lambda_coef, self.epsilon = alpha, beta, lambda_coef, epsilon
-        self.max_norm_clip = max_norm_clip
-        self.do_bias_correction = do_bias_correction
-        self.weight_decay_mode = weight_decay_mode
-        defaults = {
-            "lr": lr, "alpha": alpha, "beta": beta, "lambda": lambda_coef, "epsilon": epsilon,
-            "max_norm_clip": max_norm_clip, "do_bias_correction": do_bias_correction,
-            "weight_decay_mode": weight_decay_mode,
-        }  # fmt: skip
-        super().__init__("AdamOptimizer", _groups(params, param_groups), defaults)
-        for values in (self.defaults, *self.params):
-            self._check(values)
+        super().__init__(
+            "AdamOptimizer", (params, param_groups), lr=lr, alpha=alpha, beta=beta, lambda_coef=lambda_coef,
+            epsilon=epsilon, max_norm_clip=max_norm_clip, do_bias_correction=do_bias_correction,
+            weight_decay_mode=weight_decay_mode,
+        )  # fmt: skip
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        for name in ("alpha", "beta", "lambda", "epsilon"):
-            check_number(name, values[name])
-        _check_norm(values["max_norm_clip"])
-        _check_switch("do_bias_correction", values["do_bias_correction"])
+        super()._check(values)
         if not isinstance(values["weight_decay_mode"], AdamConfig.DecayMode):
             raise OptionError(
                 f"weight_decay_mode is {values['weight_decay_mode']!r}; allowed is one of "
@@ -197,7 +222,7 @@ class AdamConfig(_OptimizerConfig):
             )
 
 
-class LambConfig(_OptimizerConfig):
+class LambConfig(_MomentsConfig):
     """LAMB: Adam's step of each weight, scaled by the ratio of the weight's norm to the step's.
 
     Args:
@@ -217,6 +242,9 @@ class LambConfig(_OptimizerConfig):
         OptionError: a value that is not allowed.
     """
 
+    ratio_min: float
+    ratio_max: float
+
     def __init__(
         self,
         params: list[dict[str, Any]] | None = None,
@@ -232,22 +260,14 @@ class LambConfig(_OptimizerConfig):
         *,
         param_groups: list[dict[str, Any]] | None = None,
     ) -> None:
-        self.alpha, self.beta, self.lambda_coef, self.epsilon = alpha, beta, lambda_coef, epsilon
-        self.ratio_min, self.ratio_max = ratio_min, ratio_max
-        self.max_norm_clip = max_norm_clip
-        self.do_bias_correction = do_bias_correction
-        defaults = {
-            "lr": lr, "alpha": alpha, "beta": beta, "lambda": lambda_coef, "ratio_min": ratio_min,
-            "ratio_max": ratio_max, "epsilon": epsilon, "max_norm_clip": max_norm_clip,
-            "do_bias_correction": do_bias_correction,
-        }  # fmt: skip
-        super().__init__("LambOptimizer", _groups(params, param_groups), defaults)
-        for values in (self.defaults, *self.params):
-            self._check(values)
+        super().__init__(
+            "LambOptimizer", (params, param_groups), lr=lr, alpha=alpha, beta=beta, lambda_coef=lambda_coef,
+            ratio_min=ratio_min, ratio_max=ratio_max, epsilon=epsilon, max_norm_clip=max_norm_clip,
+            do_bias_correction=do_bias_correction,
+        )  # fmt: skip
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        for name in ("alpha", "beta", "lambda", "epsilon"):
-            check_number(name, values[name])
+        super()._check(values)
         for name in ("ratio_min", "ratio_max"):
             check_number(name, values[name], infinite=True)
         if not values["ratio_min"] <= values["ratio_max"]:
@@ -255,5 +275,3 @@ class LambConfig(_OptimizerConfig):
                 f"ratio_min is {values['ratio_min']!r}; allowed is at most ratio_max, "
                 f"{values['ratio_max']!r}."
             )
-        _check_norm(values["max_norm_clip"])
-        _check_switch("do_bias_correction", values["do_bias_correction"])

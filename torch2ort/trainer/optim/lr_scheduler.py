@@ -37,52 +37,66 @@ class _WarmupLRScheduler(_LRScheduler):
     """Rises from 0 to the optimizer's learning rate, then follows a curve.
 
     Args:
-        total_steps: updates of weights in the whole training, at least 1.
+        total_steps: updates of weights in the whole training, at least 1. A trainer needs it; options can be
+            made without.
         warmup: part of them in which the rate rises, from 0 on, below 1.
 
     Raises:
         OptionError: a value that is not allowed.
     """
 
-    def __init__(self, total_steps: int, warmup: float) -> None:
+    def __init__(self, total_steps: int | None = None, warmup: float = 0.002) -> None:
         super().__init__()
-        if not isinstance(total_steps, int) or isinstance(total_steps, bool) or total_steps < 1:
+        if total_steps is not None and (
+            not isinstance(total_steps, int) or isinstance(total_steps, bool) or total_steps < 1
+        ):
             raise OptionError(f"total_steps is {total_steps!r}; allowed is an integer of at least 1.")
         if not _is_number(warmup) or not 0 <= warmup < 1:
             raise OptionError(f"warmup is {warmup!r}; allowed is a number from 0 on, below 1.")
         self.total_steps = total_steps
         self.warmup = warmup
-        self._num_warmup_steps = warmup * total_steps
 
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
         """See the base class."""
+        self._check()
         step, lr = train_step_info.optimization_step, train_step_info.optimizer_config.lr
-        if step < self._num_warmup_steps:
-            return [lr * (step / max(1, self._num_warmup_steps))]
-        return [lr * self._curve(step, lr)]
+        return [lr * (step / max(1, self._rise) if step < self._rise else self._curve(step, lr))]
+
+    def _check(self) -> None:
+        """Refuse what has no curve.
+
+        Raises:
+            OptionError: nobody said how long the training is.
+        """
+        if self.total_steps is None:
+            raise OptionError(
+                f"{type(self).__name__} has no total_steps; give it the number of updates of weights in the "
+                f"whole training."
+            )
 
     @abstractmethod
     def _curve(self, step: int, lr: float) -> float:
         """The part of the learning rate `lr` behind the warm-up, in update number `step` from 0 on."""
 
+    @property
+    def _total(self) -> int:
+        assert self.total_steps is not None  # see _check
+        return self.total_steps
+
+    @property
+    def _rise(self) -> float:
+        return self.warmup * self._total
+
     def _progress(self, step: int) -> float:
         """How much of the training behind the warm-up is done: 0 at its start, 1 at its end."""
-        return (step - self._num_warmup_steps) / max(1, self.total_steps - self._num_warmup_steps)
+        return (step - self._rise) / max(1, self._total - self._rise)
 
 
 class ConstantWarmupLRScheduler(_WarmupLRScheduler):
     """Rises from 0 to the optimizer's learning rate, and stays there.
 
-    Args:
-        total_steps: updates of weights in the whole training, at least 1.
-        warmup: part of them in which the rate rises, from 0 on, below 1.
-
-    Raises:
-        OptionError: a value that is not allowed.
+    Args and errors: as :class:`LinearWarmupLRScheduler`.
     """
-
-    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
-        super().__init__(total_steps, warmup)
 
     def _curve(self, step: int, lr: float) -> float:
         return 1.0
@@ -92,25 +106,23 @@ class LinearWarmupLRScheduler(_WarmupLRScheduler):
     """Rises from 0 to the optimizer's learning rate, and falls to 0 in a straight line.
 
     Args:
-        total_steps: updates of weights in the whole training, at least 1.
+        total_steps: updates of weights in the whole training, at least 1. A trainer needs it; options can be
+            made without.
         warmup: part of them in which the rate rises, from 0 on, below 1.
 
     Raises:
         OptionError: a value that is not allowed.
     """
 
-    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
-        super().__init__(total_steps, warmup)
-
     def _curve(self, step: int, lr: float) -> float:
-        return max(0.0, (self.total_steps - step) / max(1, self.total_steps - self._num_warmup_steps))
+        return max(0.0, (self._total - step) / max(1, self._total - self._rise))
 
 
 class CosineWarmupLRScheduler(_WarmupLRScheduler):
     """Rises from 0 to the optimizer's learning rate, and follows a cosine.
 
     Args:
-        total_steps: updates of weights in the whole training, at least 1.
+        total_steps: as of :class:`LinearWarmupLRScheduler`.
         cycles: waves of the cosine behind the warm-up; 0.5 falls to 0 once.
         warmup: part of the updates in which the rate rises, from 0 on, below 1.
 
@@ -118,7 +130,7 @@ class CosineWarmupLRScheduler(_WarmupLRScheduler):
         OptionError: a value that is not allowed.
     """
 
-    def __init__(self, total_steps: int, cycles: float = 0.5, warmup: float = 0.002) -> None:
+    def __init__(self, total_steps: int | None = None, cycles: float = 0.5, warmup: float = 0.002) -> None:
         super().__init__(total_steps, warmup)
         if not _is_number(cycles) or not cycles > 0:
             raise OptionError(f"cycles is {cycles!r}; allowed is a number above 0.")
@@ -132,7 +144,7 @@ class PolyWarmupLRScheduler(_WarmupLRScheduler):
     """Rises from 0 to the optimizer's learning rate, and falls to `lr_end` by a power of what is left to do.
 
     Args:
-        total_steps: updates of weights in the whole training, at least 1.
+        total_steps: as of :class:`LinearWarmupLRScheduler`.
         lr_end: the learning rate at the end, below the optimizer's.
         power: 1 is a straight line.
         warmup: part of the updates in which the rate rises, from 0 on, below 1.
@@ -143,7 +155,11 @@ class PolyWarmupLRScheduler(_WarmupLRScheduler):
     """
 
     def __init__(
-        self, total_steps: int, lr_end: float = 1e-7, power: float = 1.0, warmup: float = 0.002
+        self,
+        total_steps: int | None = None,
+        lr_end: float = 1e-7,
+        power: float = 1.0,
+        warmup: float = 0.002,
     ) -> None:
         super().__init__(total_steps, warmup)
         for name, value in (("lr_end", lr_end), ("power", power)):
@@ -160,9 +176,9 @@ class PolyWarmupLRScheduler(_WarmupLRScheduler):
         return super().get_lr(train_step_info)
 
     def _curve(self, step: int, lr: float) -> float:
-        if step > self.total_steps:
+        if step > self._total:
             return self.lr_end / lr
-        left = 1 - (step - self._num_warmup_steps) / (self.total_steps - self._num_warmup_steps)
+        left = 1 - (step - self._rise) / (self._total - self._rise)
         return float(((lr - self.lr_end) * left**self.power + self.lr_end) / lr)
 
 
