@@ -10,12 +10,15 @@ import torch
 from torch.export import Dim
 
 import torch2ort
+from tests.ops.snippets import TORCH_2_11
 from tests.shape_infer.test_inferers import Model, Repeat, output_of, repeat, shapes_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "registries.md"
 ROW = r"^\| `(.*?)` \|\s*(.*?)\s*\|\s*(.*?)\s*\| (\d+) \| (\d+) \| `\[(.*)\]` \|$"
 ROWS = re.findall(ROW, PAGE.read_text(), re.MULTILINE)
 NAMES = [row[0] for row in ROWS]
+# torch 2.11 gives the length of a slice with such an end a name of its own.
+NAMED_ANEW = {"x[: n // 2]"} if TORCH_2_11 else set()
 
 
 def export(code):
@@ -43,7 +46,7 @@ def test_without_an_inferer(code, nodes, symbols):
         with pytest.raises(torch2ort.ExportError):
             export(code)
     else:
-        assert counts(export(code)) == (int(nodes), int(symbols))
+        assert counts(export(code)) == (int(nodes), int(symbols) + (code in NAMED_ANEW))
 
 
 @pytest.mark.parametrize(

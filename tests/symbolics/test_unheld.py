@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torch2ort
+from tests.ops.snippets import TORCH_2_11
 from tests.support.around import Around
 from tests.support.functions import Square
 
@@ -61,8 +62,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("call", "what", "remedy"), CASES.values(), ids=CASES)
-def test_it_is_refused_where_it_would_leave_a_node(call, what, remedy):
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_where_it_would_leave_a_node(name):
+    if name == "quantised" and TORCH_2_11:
+        pytest.skip("torch 2.11 cannot trace quantize_per_tensor, so that its own error arrives")
+    call, what, remedy = CASES[name]
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught, torch.no_grad():
         torch2ort.ORTModule(Around(call))(X)
     source, first = inspect.getsourcelines(Around.forward)
