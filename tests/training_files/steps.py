@@ -50,6 +50,8 @@ def assert_trains_alike(
     eager_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
     loss: Callable[..., torch.Tensor] | None = None,
     steps: int = 50,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
     **settings: Any,
 ) -> TrainingSession:
     """Compare losses, parameters and buffers of a number of steps with eager PyTorch's."""
@@ -67,18 +69,18 @@ def assert_trains_alike(
         wanted.backward()
         own.step()
         found = session.step(as_numpy(batches(step)))["loss"]
-        np.testing.assert_allclose(found, wanted.item(), rtol=1e-4, atol=1e-5, err_msg=f"loss of step {step}")
+        np.testing.assert_allclose(found, wanted.item(), rtol=rtol, atol=atol, err_msg=f"loss of step {step}")
     session.save_checkpoint(folder / "after.safetensors")
-    compare(folder / "after.safetensors", eager, artifacts.description)
+    compare(folder / "after.safetensors", eager, artifacts.description, rtol, atol)
     return session
 
 
-def compare(path: Path, eager: torch.nn.Module, description: Any) -> None:
+def compare(path: Path, eager: torch.nn.Module, description: Any, rtol: float, atol: float) -> None:
     from safetensors.torch import load_file
 
     found = load_file(path)
     wanted = eager.state_dict()
     for name in (*description.parameters, *description.buffers):
         torch.testing.assert_close(
-            found[name], wanted[name], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            found[name], wanted[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
         )

@@ -176,6 +176,30 @@ def numbers_only(parameters, gradients, state, lr):
     return dict.fromkeys(parameters, 0.0), state
 
 
+def rounded(outputs, targets):
+    return (outputs.float() - targets).square().sum()
+
+
+class Widening(torch.nn.Module):
+    """Computes in float32 whatever it is given, with a constant in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.register_buffer("shift", torch.tensor([0.5, -2.0, 1.0]).bfloat16())
+
+    def forward(self, x):
+        return self.layer(x.float() + self.shift.float())
+
+
+def test_what_is_no_parameter_may_be_in_half_precision(tmp_path):
+    torch.manual_seed(6)
+    model, x, y = Widening(), torch.randn(2, 3).half(), torch.randn(2, 2)
+    export(model, (x, y), loss=F.mse_loss).save(tmp_path)
+    loss = TrainingSession(tmp_path).step((x.numpy(), y.numpy()))["loss"]
+    assert loss == pytest.approx(F.mse_loss(model(x), y).item(), rel=1e-5)
+
+
 def named(name):
     return {name: lambda outputs, targets: outputs.sum()}
 
@@ -213,8 +237,25 @@ def named(name):
                 loss=F.mse_loss,
             ),
             ExportError,
-            "parameter 'weight' is torch.float16; expected one of torch.float32, torch.float64: a training "
-            "step as a file computes in no half precision",
+            "parameter 'weight' is torch.float16; expected one of torch.float32, torch.float64, in which a "
+            "training step as a file computes. Convert the model before the export, with model.float()",
+        ),
+        (
+            lambda: export(
+                torch.nn.Linear(3, 2).bfloat16(),
+                (torch.randn(2, 3).bfloat16(), torch.randn(2, 2)),
+                loss=rounded,
+            ),
+            ExportError,
+            "parameter 'weight' is torch.bfloat16; expected one of torch.float32, torch.float64, in which a "
+            "training step as a file computes. Convert the model before the export, with model.float()",
+        ),
+        (
+            lambda: export(Widening(), (torch.randn(2, 3).bfloat16(), torch.randn(2, 2)), loss=F.mse_loss),
+            ExportError,
+            "input 'inputs' is torch.bfloat16, of which numpy has no arrays; expected one of torch.float32, "
+            "torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, "
+            "torch.bool. Give the batch in one of them, and convert it in forward",
         ),
         (
             lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=forgetful),
@@ -296,12 +337,23 @@ def test_what_cannot_be_exported_is_named(run, kind, sentence):
 
 def test_an_operator_that_has_only_pytorchs_kernel_is_named():
     with pytest.raises(
-        UnsupportedOperatorError, match=r"^torch\.ops\.aten\.one_hot at .*runs in PyTorch's kernel"
+        UnsupportedOperatorError, match=r"^torch\.ops\.aten\.prod at .*runs in PyTorch's kernel"
+    ):
+        export(torch.nn.Linear(3, 2), loss=lambda outputs, targets: outputs.prod())
+
+
+def test_what_onnxruntime_cannot_do_in_float64_says_so():
+    with pytest.raises(
+        UnsupportedOperatorError,
+        match=r"^aten\.gelu\.default at .* has no exact translation to ONNX's own operators in "
+        r"torch\.float64, and a file of a training step runs without PyTorch\. Convert the model with "
+        r"model\.float\(\), write it with others, or register a translation with "
+        r"torch2ort\.register_symbolic$",
     ):
         export(
-            torch.nn.Linear(3, 2),
-            (torch.randn(2, 3), torch.tensor([0, 1])),
-            loss=lambda outputs, targets: (outputs * F.one_hot(targets, 2)).sum(),
+            torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GELU()).double(),
+            (torch.randn(2, 3).double(), torch.randn(2, 2).double()),
+            loss=F.mse_loss,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -40,6 +41,27 @@ def test_an_mlp(tmp_path):
         optimizer=optim.AdamW(lr=1e-2),
         eager_optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2),
     )
+
+
+@STOCK
+def test_an_mlp_in_float64(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.SiLU(), torch.nn.Linear(4, 3)).double()
+
+    def batches(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = vectors(step)
+        return x.double(), y
+
+    session = assert_trains_alike(
+        model,
+        batches,
+        tmp_path,
+        loss=F.cross_entropy,
+        optimizer=optim.SGD(lr=0.25),
+        eager_optimizer=lambda p: torch.optim.SGD(p, lr=0.25),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+    assert {value.dtype for value in session.parameters().values()} == {np.dtype(np.float64)}
 
 
 @STOCK

@@ -185,11 +185,19 @@ def _refuse_kernels(program: torch.export.ExportedProgram, chosen: Callable[[tor
     """Refuse what belongs to PyTorch's kernels, in a graph that runs without them."""
     for node in program.graph_module.graph.nodes:
         if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
+            is_double = _is_double(node)
             raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} has no exact translation to ONNX's own operators, and "
-                f"a file of a training step runs without PyTorch. Write it with others, or register a "
-                f"translation with torch2ort.register_symbolic"
+                f"{node.target} at {source_line(node)} has no exact translation to ONNX's own operators"
+                f"{' in torch.float64' if is_double else ''}, and a file of a training step runs without "
+                f"PyTorch. {'Convert the model with model.float(), write' if is_double else 'Write'} it with "
+                f"others, or register a translation with torch2ort.register_symbolic"
             )
+
+
+def _is_double(node: torch.fx.Node) -> bool:
+    """Whether it computes in double, of which onnxruntime has fewer kernels."""
+    values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
+    return any(isinstance(value, torch.Tensor) and value.dtype == torch.float64 for value in values)
 
 
 def _drop_own_checks(node: torch.fx.Node) -> None:

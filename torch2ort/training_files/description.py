@@ -20,7 +20,7 @@ from torch2ort.training_files.wrapped import WithLoss
 from torch2ort.warning import warn
 
 _TRAINED = (torch.float32, torch.float64)
-# What numpy has.
+# What numpy has, and a checkpoint holds.
 _KNOWN = (
     *_TRAINED, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
@@ -39,7 +39,8 @@ def of_kind(step: TracedStep, kind: str) -> list[Given]:
         if given.value.dtype not in allowed:
             raise ExportError(
                 f"{kind} {given.name!r} is {given.value.dtype}; expected one of "
-                f"{', '.join(map(str, allowed))}: a training step as a file computes in no half precision"
+                f"{', '.join(map(str, allowed))}, in which a training step as a file computes. Convert the "
+                f"model before the export, with model.float()"
             )
     return found
 
@@ -61,7 +62,10 @@ def batch(step: TracedStep) -> dict[str, Tensor]:
     for name, dims in zip(graph.inputs, sizes.dims, strict=True):
         dtype = tensors[name].meta["val"].dtype
         if dtype not in _KNOWN:
-            raise ExportError(f"input {name!r} is {dtype}, of which numpy has no arrays")
+            raise ExportError(
+                f"input {name!r} is {dtype}, of which numpy has no arrays; expected one of "
+                f"{', '.join(map(str, _KNOWN))}. Give the batch in one of them, and convert it in forward"
+            )
         found[name] = Tensor(_numpy_name(dtype), tuple(dims))
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import onnx
 import onnx.inliner
 import onnx_ir as ir
@@ -92,4 +91,4 @@ def _tie_derivatives(graph: ir.Graph, lowered: Lowered) -> None:
 
 
 def _tensor(value: torch.Tensor, name: str) -> ir.TensorProtocol:
-    return ir.tensor(np.ascontiguousarray(value.detach().cpu().numpy()), name=name)
+    return ir.tensor(value.detach().cpu().contiguous(), name=name)

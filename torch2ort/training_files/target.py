@@ -111,6 +111,22 @@ def _of_rank(numbers: Sequence[int], rank: int) -> list[int]:
     return list(numbers) if len(numbers) == rank else [numbers[0]] * rank
 
 
+def _product(letters: str) -> Callable[[ir.Value, ir.Value], ir.Value]:
+    def translate(self: ir.Value, other: ir.Value) -> ir.Value:
+        """In double an Einsum: of a product and a transposition runtimes make an operator without doubles."""
+        if self.dtype == ir.DataType.DOUBLE:
+            return op("Einsum", self, other, equation=letters)
+        return op("MatMul", self, other)
+
+    return translate
+
+
+def _silu(self: ir.Value) -> ir.Value:
+    """A quotient, as PyTorch has it; of a sigmoid's product runtimes make an operator without doubles."""
+    one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
+    return op("Div", self, op("Add", one, op("Exp", op("Neg", self))))
+
+
 # PyTorch has composites of these two, which no table takes apart.
 
 
@@ -134,8 +150,11 @@ def _mish_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
 
 _TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.detach.default: _detach,
+    aten.bmm.default: _product("abc,acd->abd"),
+    aten.mm.default: _product("ab,bc->ac"),
     aten.gelu.default: _gelu,
     aten.mish_backward.default: _mish_backward,
+    aten.silu.default: _silu,
     aten.silu_backward.default: _silu_backward,
     aten.max_pool2d_with_indices.default: _max_pool(2),
     aten.max_pool3d_with_indices.default: _max_pool(3),
