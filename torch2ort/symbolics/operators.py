@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from torch2ort.symbolics._torch_private import OpOverload
@@ -13,6 +15,7 @@ _library.define(
 )
 _library.define("checked_index(Tensor index, Tensor[] tensors, str check) -> Tensor")
 _library.define("must_compute(Tensor value) -> Tensor")
+_library.define("extreme(Tensor self, bool largest) -> Tensor")
 
 # Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
 dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
@@ -23,6 +26,8 @@ checked_index: OpOverload = torch.ops.torch2ort.checked_index.default
 # Behind a value that is computed though nobody reads it; see torch2ort.symbolics.unread_checks.
 must_compute: OpOverload = torch.ops.torch2ort.must_compute.default
 torch.fx.node.has_side_effect(must_compute)
+# The largest or the smallest of all numbers, whose derivative a trace has as eager PyTorch has it.
+extreme: OpOverload = torch.ops.torch2ort.extreme.default
 
 
 @torch.library.register_fake("torch2ort::dropout_noise", lib=_library)
@@ -45,3 +50,24 @@ def _fake_checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check:
 @torch.library.register_fake("torch2ort::must_compute", lib=_library)
 def _fake_must_compute(value: torch.Tensor) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64, device=value.device)
+
+
+@torch.library.register_fake("torch2ort::extreme", lib=_library)
+def _fake_extreme(self: torch.Tensor, largest: bool) -> torch.Tensor:
+    return self.new_empty(())
+
+
+def _keep_extreme(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _extreme_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """In equal shares to all that are as large; nothing to the others, whatever the gradient is."""
+    numbers, found = ctx.saved_tensors
+    mask = torch.where(torch.isnan(found), torch.isnan(numbers), numbers == found)
+    return torch.where(mask, grad / mask.sum(), 0).to(grad.dtype), None
+
+
+torch.library.register_autograd(
+    "torch2ort::extreme", _extreme_backward, setup_context=_keep_extreme, lib=_library
+)

@@ -26,6 +26,7 @@ from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.target import GradientRules, GradientSource
 from torch2ort.training_files.attention import write_out
 from torch2ort.training_files.recurrent import unroll
+from torch2ort.training_files.taken_apart import take_apart
 from torch2ort.training_files.wrapped import WithLoss
 
 
@@ -94,7 +95,7 @@ def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options:
     wanted = {id(p) for name, p in wrapped.named_parameters(remove_duplicate=False) if name in trained}
     required = [isinstance(feed, str) and id(built.weights.get(feed)) in wanted for feed in source.feeds]
     source, mapped = map_calls(source, required, target)
-    joint, reach = trace_joint(source, required)
+    joint, reach = trace_joint(source, required, has_kernels=False)
     given = _given(built, source, joint, required, state_names(wrapped.model, wrapped))
     # Calls of Functions are as good as operators: what a run of theirs leaves out, no file sees.
     reached = reach.renamed(range(len(source.feeds)), {}, {}).inputs([0])
@@ -120,6 +121,7 @@ def _unrolled(source: Source) -> Source:
     inline_grad_regions(program)
     unroll(program.graph)
     write_out(program.graph)
+    take_apart(program.graph)
     program.recompile()
     return replace(source, graph_module=program)
 

@@ -28,7 +28,7 @@ from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, writes_outside
-from torch2ort.symbolics.operators import checked_index, must_compute
+from torch2ort.symbolics.operators import checked_index, extreme, must_compute
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL
 from torch2ort.symbolics.sites import arguments_of, is_random
 from torch2ort.symbolics.source import source_line
@@ -40,7 +40,7 @@ aten = torch.ops.aten
 _DETACH = aten.detach.default
 # What torch2ort itself says of them is not compared with a derivative.
 _NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
-_OWN = (operator.getitem, _PYTHON_OP, MAPPED_CALL, checked_index, must_compute)
+_OWN = (operator.getitem, _PYTHON_OP, MAPPED_CALL, checked_index, must_compute, extreme)
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,14 @@ def _shared(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) ->
 
 
 @exclusive.exporting()
-def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]:
+def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool = True) -> tuple[Joint, Reach]:
     """Let autograd differentiate a program.
 
     Args:
         source: the program.
         required: of each of its inputs, whether a gradient is wanted.
+        has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, an operator
+            that fits into a graph unless it is differentiated stays in it.
 
     Returns:
         The joint graph, and which inputs get a gradient from which outputs.
@@ -108,7 +110,7 @@ def trace_joint(source: Source, required: Sequence[bool]) -> tuple[Joint, Reach]
     Raises:
         UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
     """
-    program, sites, unread = _prepared(source, required)
+    program, sites, unread = _prepared(source, required, has_kernels=has_kernels)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
     # Autograd's graph is of what the caller's threads and modes do not change.
@@ -158,7 +160,9 @@ def _named_errors() -> Iterator[None]:
         ) from error
 
 
-def _prepared(source: Source, required: Sequence[bool]) -> tuple[torch.fx.GraphModule, list[Site], int]:
+def _prepared(
+    source: Source, required: Sequence[bool], *, has_kernels: bool
+) -> tuple[torch.fx.GraphModule, list[Site], int]:
     """The program as autograd is to see it.
 
     Returns:
@@ -175,7 +179,8 @@ def _prepared(source: Source, required: Sequence[bool]) -> tuple[torch.fx.GraphM
     read_from_copies(program.graph)
     keep_unread_checks(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
-    sites = keep_whole(program.graph, (n for n, r in zip(placeholders, required, strict=True) if r))
+    differentiated = (n for n, r in zip(placeholders, required, strict=True) if r)
+    sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
     _refuse(program)
     for node in program.graph.nodes:
         if node.target is _PYTHON_OP:

@@ -40,12 +40,15 @@ _EAGERS_OWN = frozenset(
 STAY_WHOLE = _EAGERS_OWN | CHECKING
 
 
-def keep_whole(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> list[Site]:
+def keep_whole(
+    graph: torch.fx.Graph, required: Iterable[torch.fx.Node], *, if_differentiated: bool = False
+) -> list[Site]:
     """Make calls of PyTorch's kernels of the operators that stay whole.
 
     Args:
         graph: the nodes of a program, regions without gradient inlined; changed in place.
         required: placeholders that require a gradient.
+        if_differentiated: whether only those do that carry a gradient.
 
     Returns:
         The sites of the calls, which live as long as somebody holds them.
@@ -56,7 +59,10 @@ def keep_whole(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> list
     chosen = [node for node in graph.nodes if _stays_whole(node)]
     if not chosen:
         return []
-    maker = SiteMaker(graph, carrying(graph, required))
+    carried = carrying(graph, required)
+    if if_differentiated:
+        chosen = [node for node in chosen if node in carried]
+    maker = SiteMaker(graph, carried)
     for node in chosen:
         maker.replace(node)
     return maker.sites

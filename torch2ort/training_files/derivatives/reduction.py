@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from torch2ort.symbolics import operators
 from torch2ort.training_files.derivatives.registry import derives
 
 aten = torch.ops.aten
@@ -37,3 +38,12 @@ def std(
 ) -> torch.Tensor:
     """Its root."""
     return torch.sqrt(var(self, dim, correction=correction, keepdim=keepdim))
+
+
+@derives(operators.extreme)
+def extreme(self: torch.Tensor, largest: bool) -> torch.Tensor:
+    """The largest or the smallest of all."""
+    axes = list(range(self.dim()))
+    if not axes:
+        return self.clone()
+    return self.amax(axes) if largest else self.amin(axes)

@@ -1,0 +1,54 @@
+"""Operators that elsewhere go to PyTorch's kernels for what they check or for their derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.symbolics import operators
+from torch2ort.symbolics.sites import arguments_of
+from torch2ort.training_files.inlining import inline
+
+aten = torch.ops.aten
+_Parts = Callable[[torch.Tensor], Sequence[torch.Tensor]]
+
+
+def take_apart(graph: torch.fx.Graph) -> None:
+    """Put others in their place, before autograd sees them.
+
+    Args:
+        graph: changed in place.
+    """
+    for node in list(graph.nodes):
+        make = _PARTS.get(node.target)
+        if make is None:
+            continue
+        arguments = arguments_of(node)
+        with graph.inserting_before(node):
+            (result,) = inline(graph, make(arguments), [arguments["self"]])
+        result.meta.update({k: v for k, v in node.meta.items() if k != "val"})
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _one_hot(arguments: dict[str, Any]) -> _Parts:
+    def run(classes: torch.Tensor) -> Sequence[torch.Tensor]:
+        every = torch.arange(arguments["num_classes"], device=classes.device)
+        # A look-up in a table checks what it is given; a comparison would find no class and say nothing.
+        found = every.index_select(0, classes.reshape(-1)).reshape(classes.shape)
+        return [(found.unsqueeze(-1) == every).to(torch.int64)]
+
+    return run
+
+
+def _extreme(largest: bool) -> Callable[[dict[str, Any]], _Parts]:
+    return lambda arguments: lambda numbers: [operators.extreme(numbers, largest)]
+
+
+_PARTS: dict[Any, Callable[[dict[str, Any]], _Parts]] = {
+    aten.one_hot.default: _one_hot,
+    aten.max.default: _extreme(largest=True),
+    aten.min.default: _extreme(largest=False),
+}
