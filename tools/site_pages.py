@@ -22,6 +22,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
+    "examples/README.md": "examples/index.md",
     "examples/train_in_browser/README.md": "examples/train_in_browser.md",
 }
 EXAMPLES = "examples"
@@ -39,13 +40,7 @@ def page_of_example(path: Path) -> str:
 
 def examples() -> dict[str, str]:
     """Return the page of each example by its place in the site."""
-    found = {f"examples/{p.stem}.md": page_of_example(p) for p in sorted((ROOT / EXAMPLES).glob("*.py"))}
-    lines = [
-        f"- [{Path(place).stem}]({Path(place).name}): {page.split(chr(10))[2]}"
-        for place, page in found.items()
-    ]
-    lines.append("- [train_in_browser](train_in_browser.md): A page that trains on what its visitor draws.")
-    return {"examples/index.md": "# Examples\n\n" + "\n".join(lines) + "\n", **found}
+    return {f"examples/{p.stem}.md": page_of_example(p) for p in sorted((ROOT / EXAMPLES).glob("*.py"))}
 
 
 def place_in_site(target: str) -> str:
@@ -81,7 +76,7 @@ def on_config(config: MkDocsConfig, **_: Any) -> MkDocsConfig:
     """Put the examples into the navigation."""
     for entry in config.nav or []:
         if entry.get("Examples") == "EXAMPLES":
-            entry["Examples"] = [*examples(), "examples/train_in_browser.md"]
+            entry["Examples"] = ["examples/index.md", *examples(), "examples/train_in_browser.md"]
     return config
 
 

@@ -1,0 +1,84 @@
+"""Surrogate gradients: train a spiking network, whose neurons fire or do not, on ONNX Runtime.
+
+A step has no gradient. :class:`Spike` steps in forward; its backward is the slope of a smooth function.
+Run it with ``python examples/surrogate_gradients.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+import torch2ort
+
+STEPS = 20
+
+
+class Spike(torch.autograd.Function):
+    """1 where the membrane is above 0, else 0; in backward a fast sigmoid (Zenke and Ganguli 2018)."""
+
+    @staticmethod
+    def forward(ctx, membrane: Tensor, slope: float) -> Tensor:
+        ctx.save_for_backward(membrane)
+        ctx.slope = slope
+        return (membrane > 0).to(membrane.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        (membrane,) = ctx.saved_tensors
+        return grad / (ctx.slope * membrane.abs() + 1) ** 2, None
+
+
+class SpikingNet(nn.Module):
+    """Leaky integrate-and-fire neurons, from ``[batch, time, features]`` to scores of classes."""
+
+    def __init__(self, features: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        currents = self.first(x)
+        membrane, spikes = torch.zeros_like(currents[:, 0]), []
+        for current in currents.unbind(1):
+            membrane = 0.9 * membrane + current
+            spikes.append(Spike.apply(membrane - 1, 25.0))
+            membrane = membrane - spikes[-1]
+        fired = torch.stack(spikes, 1)
+        return self.last(fired).mean(1), fired.mean()
+
+
+def train(module: nn.Module, x: Tensor, labels: Tensor) -> tuple[list[float], float]:
+    """Return the loss of each step, and how often a neuron fired in the last one."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        out, rate = module(x)
+        loss = nn.functional.cross_entropy(out, labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, rate.item()
+
+
+def main() -> None:
+    """Train both ways from one start, and compare."""
+    torch.manual_seed(1)
+    model = SpikingNet(6, 32, 2)
+    labels = torch.arange(32) % 2
+    x = torch.rand(32, 8, 6) + labels[:, None, None] * 0.5
+    (eager, _), (ort, rate) = (
+        train(copy.deepcopy(model), x, labels),
+        train(torch2ort.ORTModule(model), x, labels),
+    )
+    print(
+        f"loss in {STEPS} steps: eager {eager[0]:.4f} to {eager[-1]:.4f}, ORT {ort[0]:.4f} to {ort[-1]:.4f}"
+    )
+    print(f"largest difference of a loss: {max(abs(a - b) for a, b in zip(eager, ort, strict=True)):.1e}")
+    print(f"neurons fire in {rate:.0%} of all steps in time")
+
+
+if __name__ == "__main__":
+    main()
