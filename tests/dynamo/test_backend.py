@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 import warnings
 from importlib import metadata
 
@@ -13,7 +15,6 @@ import torch.nn.functional as F
 from tests.support.comparison import assert_same
 from torch2ort.dynamo import backend, running
 from torch2ort.errors import OptionError, Torch2OrtWarning, UnsupportedOperatorError
-from torch2ort.runtime import has_training
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +98,36 @@ class TakenTwice(torch.autograd.Function):
         return 3 * grad * (x > 0)
 
 
+class Drawing(torch.autograd.Function):
+    """Its forward draws what nobody reads."""
+
+    @staticmethod
+    def forward(ctx, x):
+        torch.rand(2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+class DrawingBackward(Drawing):
+    """Its backward draws, too."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.rand_like(grad)
+
+
+class Checking(Drawing):
+    """Its forward may raise an error, whose result nobody reads."""
+
+    @staticmethod
+    def forward(ctx, x):
+        torch.linalg.inv(x)
+        return x * 2
+
+
 class Counting(torch.nn.Module):
     """Writes to a buffer, breaks rows into pairs, and hands on a number."""
 
@@ -164,7 +195,8 @@ def test_arguments_are_written_to() -> None:
 def test_random_numbers_are_eagers_also_where_nobody_reads_them() -> None:
     def function(x):
         torch.rand(2)
-        return F.dropout(x, 0.5) + torch.rand_like(x)
+        torch.empty(3).normal_()
+        return F.dropout(Drawing.apply(x), 0.5) + torch.rand_like(x)
 
     assert_like_eager(function, tracked(4, 3))
 
@@ -174,8 +206,9 @@ def test_an_error_of_what_nobody_reads_is_raised() -> None:
         torch.linalg.inv(x)
         return x * 2
 
-    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
-        compiled(function)(torch.zeros(2, 2))
+    for each in (function, Checking.apply):
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            compiled(each)(torch.zeros(2, 2, requires_grad=True))
 
 
 def test_derivatives_that_a_trace_takes_another_way_are_eagers() -> None:
@@ -192,12 +225,6 @@ def test_a_matrix_is_inverted_and_checked() -> None:
 def test_classes_that_there_are_not_are_refused_as_in_eager() -> None:
     with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
         compiled(lambda x: F.one_hot(x, 3))(torch.tensor([0, 5]))
-
-
-@pytest.mark.skipif(has_training(), reason="onnxruntime-training puts its own checkpoint in torch's place")
-def test_checkpointed_code_is_computed_again() -> None:
-    checkpoint = torch.utils.checkpoint.checkpoint
-    assert_like_eager(lambda x: checkpoint(lambda y: y.sin().exp(), x, use_reentrant=False), tracked(4))
 
 
 def test_backward_runs_again_where_the_graph_is_retained() -> None:
@@ -218,6 +245,28 @@ def test_graphs_break_where_python_reads_values() -> None:
 
     for sign in (1, -1):
         assert_like_eager(function, (sign * torch.ones(2, 3)).requires_grad_(), fullgraph=False)
+
+
+def test_fullgraph_makes_an_error_of_a_break() -> None:
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(lambda x: x.sin() if x.sum() > 0 else x)(torch.ones(3))
+
+
+def test_another_dtype_mode_or_need_of_gradients_is_compiled_anew() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5))
+    eager = copy.deepcopy(model)
+    faster = compiled(model)
+    for training, dtype, tracking in itertools.product(
+        (True, False), (torch.float32, torch.float64), (True, False)
+    ):
+        outputs = []
+        for one, called in ((model, faster), (eager, eager)):
+            one.train(training).to(dtype)
+            torch.manual_seed(2)
+            with torch.set_grad_enabled(tracking):
+                outputs.append(called(torch.ones(2, 3, dtype=dtype)))
+        assert_same(outputs[0], outputs[1], f"{training}, {dtype}, {tracking}")
+        assert outputs[0].requires_grad == tracking
 
 
 def test_mode_is_ignored_with_a_word() -> None:
@@ -252,14 +301,40 @@ def test_options_that_are_not_allowed_are_named(name, value, words) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda x: torch.fft.fft(x).real, "aten._fft_r2c.default at"),
         (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "as torch.cond and other"),
+        (
+            lambda x: x.to("meta"),
+            "aten._to_copy.default at .* is on meta, which torch2ort's graphs do not take",
+        ),
+        (
+            lambda x: torch.ones(3, device="meta"),
+            "aten.ones.default at .* is on meta, which torch2ort's graphs",
+        ),
+        (
+            DrawingBackward.apply,
+            "draws random numbers in backward, which no graph here does. Have the Function",
+        ),
     ],
 )
 def test_what_no_session_runs_is_named(function, words) -> None:
-    error = refusal(function, torch.randn(4))
+    error = refusal(function, tracked(4))
     assert isinstance(error, UnsupportedOperatorError)
-    assert words in str(error)
+    assert re.search(words, str(error))
+
+
+def test_a_refusal_is_read_at_once_with_the_users_line() -> None:
+    def spectrum(x):
+        return torch.fft.fft(x).real
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        compiled(spectrum)(torch.randn(4))
+    line = spectrum.__code__.co_firstlineno + 1
+    assert str(caught.value).startswith(
+        "backend='torch2ort' raised:\nUnsupportedOperatorError: aten._fft_r2c.default at "
+        f"{__file__}:{line}, in spectrum: return torch.fft.fft(x).real gives complex, sparse or quantized "
+        "numbers, which torch2ort's graphs do not take. Keep that part out of the compiled code, with "
+        "torch.compiler.disable"
+    )
 
 
 def test_a_backward_that_cannot_run_is_named_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:

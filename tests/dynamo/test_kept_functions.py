@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import onnx
@@ -81,6 +82,24 @@ def test_a_function_is_one_node_of_its_own(tmp_path: Path) -> None:
 
 def test_numpy_runs_in_forward_and_backward() -> None:
     assert_like_eager(lambda x: Numpy.apply(x * 2) + x, tracked(3, 2))
+
+
+class Native(torch.autograd.Function):
+    """Its body is machine code, which finds numbers where they lie in memory."""
+
+    @staticmethod
+    def forward(ctx, x):
+        made = torch.empty_like(x)
+        ctypes.memmove(made.data_ptr(), x.data_ptr(), x.nbytes)
+        return made
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Native.forward(ctx, grad * 3)
+
+
+def test_machine_code_runs_in_forward_and_backward() -> None:
+    assert_like_eager(lambda x: Native.apply(x * 2) + x, tracked(3, 2))
 
 
 def test_constants_keep_their_types() -> None:

@@ -15,6 +15,9 @@
 | torch._guards.tracing, TracingContext (fw_metadata.bw_donated_idxs) | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.ShapeEnv (guards, var_to_range), torch.SymInt.node | 2.11-2.15.0 |
 | torch._ops (HigherOrderOperator, OpOverload) | 2.11-2.15.0 |
+| torch.fx.node._side_effectful_functions, which a function looks up at each call | 2.11-2.15.0 |
+| torch.ops.higher_order.tag_activation_checkpoint; recompute in a node's meta | 2.11-2.15.0 |
+| partitioner_tag, and desc of what is written, in a node's meta | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor (FakeTensor, unset_fake_temporarily) | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.11-2.15.0 |
 """
@@ -25,8 +28,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 from torch2ort.versions import private_names
 
@@ -41,6 +46,11 @@ with private_names("torch"):
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+    from torch.fx.node import _side_effectful_functions
+
+    CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+
+_RUN_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def seconds_of_frame() -> float:
@@ -51,9 +61,23 @@ def seconds_of_frame() -> float:
 
 @contextlib.contextmanager
 def whole_steps() -> Iterator[None]:
-    """Have AOTAutograd compile backward together with forward, and allow ``retain_graph=True``."""
-    with config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True):
+    """Have AOTAutograd compile backward together with forward, and allow ``retain_graph=True``.
+
+    What draws random numbers stays in its graphs, also where nobody reads them.
+    """
+    with (
+        config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True),
+        mock.patch.object(torch.fx.node, "_side_effectful_functions", _WithDraws(_side_effectful_functions)),
+    ):
         yield
+
+
+class _WithDraws(set[Any]):
+    """Functions with side effects, operators that draw random numbers among them."""
+
+    def __contains__(self, function: object) -> bool:
+        tags = getattr(function, "tags", ())
+        return torch.Tag.nondeterministic_seeded in tags or super().__contains__(function)
 
 
 def lend_no_buffers() -> None:
@@ -164,6 +188,37 @@ def gradients_of(joint: torch.fx.GraphModule, outputs: int) -> dict[str, int]:
     described = list(joint.graph.output_node().meta["desc"])[:outputs]
     tangents = [node for node in joint.graph.nodes if is_tangent(node)]
     return {node.name: described.index(node.meta["desc"].output) for node in tangents}
+
+
+def writes_of(joint: torch.fx.GraphModule, outputs: int) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
+    """The arguments of a joint graph that forward writes to, and what each has afterwards.
+
+    Args:
+        joint: the graph.
+        outputs: how many of its results are forward's.
+    """
+    result = joint.graph.output_node()
+    arguments = {node.meta.get("desc"): node for node in joint.graph.find_nodes(op="placeholder")}
+    written = [getattr(desc, "mutated_input", None) for desc in result.meta["desc"][:outputs]]
+    pairs = zip(written, result.args[0], strict=False)  # type: ignore[arg-type]
+    return [(arguments[desc], value) for desc, value in pairs if desc is not None]
+
+
+def runs_again(node: torch.fx.Node) -> bool:
+    """Whether a node of a joint graph is checkpointed, for backward to compute it again."""
+    return node.meta.get("recompute") in _RUN_AGAIN
+
+
+def run_in_forward(node: torch.fx.Node) -> None:
+    """Have backward read what a node of a joint graph gave in forward."""
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def of_backward(joint: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The nodes of a joint graph that were traced while autograd differentiated; not all are marked so."""
+    nodes = list(joint.graph.nodes)
+    marked = [i for i, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward"]
+    return nodes[max(marked, default=-1) + 1 :]
 
 
 def is_tangent(node: torch.fx.Node) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort.dynamo import _torch_private as private
+from torch2ort.dynamo.checkpoints import draws_anew
 from torch2ort.dynamo.described import described_graph, described_half
 from torch2ort.dynamo.functions import calls_in
 from torch2ort.dynamo.kept import kept_or_lowered
@@ -45,7 +46,7 @@ def compile_graph(
     report = described_graph(graph_module)
     report.started = Startup(f"graph {number()} of torch.compile")
     report.started.add(TRACE, private.seconds_of_frame())
-    step = _Step(settings, report)
+    step = _Step(settings, report, draws_anew(graph_module))
     with report.started.recording(_phase(inputs)):
         unread = give_unread(graph_module)
         keep_operators_whole(graph_module, step.sites)
@@ -75,14 +76,15 @@ class _Step:
     Args:
         settings: what was asked for.
         report: gets what is compiled.
+        anew: whether checkpointed code in it is to draw other random numbers in backward.
 
     Attributes:
         sites: calls that its graphs have, kept alive.
         gradients: name of the argument that is the gradient of an output -> number of the output.
     """
 
-    def __init__(self, settings: Settings, report: Report) -> None:
-        self._report = report
+    def __init__(self, settings: Settings, report: Report, anew: bool) -> None:
+        self._report, self._anew = report, anew
         self.sites: list[Site] = []
         self.gradients: dict[str, int] = {}
         # Backward finds the contexts of the very calls of forward.
@@ -98,7 +100,7 @@ class _Step:
         """See :func:`torch2ort.dynamo.partition.partition`."""
         self._returned = num_fwd_outputs
         self.gradients = private.gradients_of(joint, num_fwd_outputs)
-        return partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+        return partition(joint, inputs, anew=self._anew, num_fwd_outputs=num_fwd_outputs, **others)
 
     def inference(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
         """Compile what nobody asks for gradients of."""

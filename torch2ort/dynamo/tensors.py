@@ -22,6 +22,7 @@ from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
+from torch2ort.symbolics.unread_checks import have_computed
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -210,6 +211,10 @@ def _parts(graph_module: torch.fx.GraphModule) -> _Parts:
         elif node.target in _CHECKED_ALREADY:
             graph.erase_node(node)
     _part_from_tokens(parts)
+    for node in graph.find_nodes(op="call_function", target=_PYTHON_OP):
+        if node.meta["val"] and parts.tokens.keys() >= node.users.keys():
+            with graph.inserting_before(node.next):
+                have_computed(graph, node)
     return parts
 
 

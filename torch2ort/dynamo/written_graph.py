@@ -14,9 +14,11 @@ from torch2ort.dynamo import _torch_private as private
 from torch2ort.engines.joint.sizes import written
 from torch2ort.pythonop import Site, dump_site, site_by_key
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
+from torch2ort.symbolics.operators import must_compute
 
 # Position of the argument that is the key of a site, which this process alone knows.
 _KEYS: dict[Any, int] = {torch.ops.torch2ort.python_op.default: 1, PYTHON_OP_GRAD: 2}
+_OWN = frozenset({*_KEYS, must_compute})
 
 
 class WrittenGraph:
@@ -58,7 +60,7 @@ def _target(node: torch.fx.Node) -> str:
     if node.op in ("placeholder", "output"):
         return ""
     target = node.target
-    if isinstance(target, private.OpOverload) and (target.namespace != "torch2ort" or target in _KEYS):
+    if isinstance(target, private.OpOverload) and (target.namespace != "torch2ort" or target in _OWN):
         return str(target)
     if getattr(target, "__module__", "") in ("_operator", "math") or target is operator.getitem:
         return str(getattr(target, "__name__", target))

@@ -35,11 +35,11 @@ def keep_unread_checks(graph: torch.fx.Graph, program: torch.export.ExportedProg
             continue
         if may_raise(node):
             with graph.inserting_before(node.next):
-                _keep(graph, node)
+                have_computed(graph, node)
             continue
         for found in unproven_indices(node, program):
             with graph.inserting_before(node):
-                _keep(graph, add_check(graph, node, found))
+                have_computed(graph, add_check(graph, node, found))
 
 
 def _read(graph: torch.fx.Graph) -> set[torch.fx.Node]:
@@ -67,8 +67,13 @@ def _reads_shape_alone(node: torch.fx.Node) -> bool:
     return name.startswith("aten::new_") or (name.endswith("_like") and not is_random(node))
 
 
-def _keep(graph: torch.fx.Graph, value: torch.fx.Node) -> None:
-    """Have ``value`` computed, by a node at the place where ``graph`` inserts."""
+def have_computed(graph: torch.fx.Graph, value: torch.fx.Node) -> None:
+    """Have ``value`` computed, by a node at the place where ``graph`` inserts.
+
+    Args:
+        graph: of ``value``; changed in place.
+        value: a node that gives a tensor, or several.
+    """
     tensor = value.meta["val"]
     origin = {k: v for k, v in value.meta.items() if k in ("stack_trace", "nn_module_stack")}
 

@@ -1,0 +1,120 @@
+"""Checkpointed code: what backward computes again, and what it must not.
+
+Eager PyTorch runs the whole of it again, with the random numbers of the first time. A graph here draws
+random numbers and calls Functions in forward alone, so that what they gave is kept for backward. Where
+eager's second run leaves or gives something else than its first, the code is refused by name.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+
+from torch2ort.dynamo import _torch_private as private
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.symbolics.sites import is_random
+from torch2ort.symbolics.source import source_line
+
+_COPY = torch.ops.aten.copy.default
+
+
+def draws_anew(graph_module: torch.fx.GraphModule) -> bool:
+    """Whether a graph of dynamo's has checkpointed code whose second run draws other random numbers.
+
+    Raises:
+        UnsupportedOperatorError: some of it has no gradient in eager PyTorch, and one in the graph.
+    """
+    calls = [
+        node
+        for module in graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if node.target is private.CHECKPOINT
+    ]
+    for node in calls:
+        if node.kwargs.get("use_reentrant"):
+            _refuse_without_gradient(node)
+    return any(node.kwargs.get("preserve_rng_state") is False for node in calls)
+
+
+def _refuse_without_gradient(node: torch.fx.Node) -> None:
+    values = [argument.meta.get("example_value") for argument in node.all_input_nodes]
+    required = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
+    if required and all(isinstance(value, torch.nn.Parameter) for value in required):
+        raise UnsupportedOperatorError(
+            f"the checkpointed code at {source_line(node)} has no gradient in eager PyTorch, as "
+            f"use_reentrant=True looks at the arguments alone, and none of them requires one. Call "
+            f"torch.utils.checkpoint.checkpoint with use_reentrant=False"
+        )
+
+
+def run_once(joint: torch.fx.GraphModule, outputs: int, *, anew: bool) -> None:
+    """Have backward read what random numbers and Functions gave in checkpointed code.
+
+    Args:
+        joint: AOTAutograd's joint graph; what nodes tell the partitioner is changed.
+        outputs: how many of its results are forward's.
+        anew: what :func:`draws_anew` said of its code.
+
+    Raises:
+        UnsupportedOperatorError: eager's second run differs from its first one.
+    """
+    if not any(map(private.runs_again, joint.graph.nodes)):
+        return
+    for written, result in private.writes_of(joint, outputs):
+        _refuse_write(written, result)
+    for node in joint.graph.nodes:
+        if not is_seeded(node) and node.target is not DIFFERENTIABLE_PYTHON_OP:
+            continue
+        if anew and private.runs_again(node) and is_random(node):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} draws random numbers in checkpointed code, and eager "
+                f"PyTorch other ones in backward, as preserve_rng_state is False. Leave that argument out"
+            )
+        private.run_in_forward(node)
+        for user in node.users:
+            if user.target is operator.getitem:
+                private.run_in_forward(user)
+
+
+def is_seeded(node: torch.fx.Node) -> bool:
+    """Whether torch takes a node for one that draws random numbers, whatever its arguments say."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _refuse_write(written: torch.fx.Node, result: torch.fx.Node) -> None:
+    """Refuse checkpointed code that reads what forward writes to."""
+    between = _descendants(written) & _ancestors(result)
+    for node in written.graph.nodes:
+        if private.runs_again(node) and (node in between or written in node.all_input_nodes):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} is checkpointed and reads a tensor that forward "
+                f"writes to, as BatchNorm its statistics: eager PyTorch reads and writes it once more in "
+                f"backward, a graph does not. Take that part out of the checkpointed code"
+            )
+
+
+def _descendants(start: torch.fx.Node) -> set[torch.fx.Node]:
+    """What is computed from a node; all that a copy gives is computed from its source."""
+    found = {start}
+    for node in start.graph.nodes:
+        read: Iterable[torch.fx.Node] = node.all_input_nodes
+        if node.target is _COPY:
+            read = [n for n in node.args[1:] if isinstance(n, torch.fx.Node)]
+        if not found.isdisjoint(read):
+            found.add(node)
+    return found - {start}
+
+
+def _ancestors(end: torch.fx.Node) -> set[torch.fx.Node]:
+    found: set[torch.fx.Node] = set()
+    stack = [end]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
