@@ -41,7 +41,9 @@ def compare(title: str, ways: dict[str, Callable[[], Tensor]], *, rounds: int, c
         torch.testing.assert_close(way(), ways["eager"](), rtol=1e-4, atol=1e-5)
     seconds = interleaved_medians(ways, rounds=rounds, calls=calls, clock=time.thread_time)
     ratios = ", ".join(f"{name} {seconds[name] / seconds['eager']:.2f}" for name in ways if name != "eager")
-    print(f"{title}, 1 thread, ratio to eager ({1e6 * seconds['eager']:.0f} us): {ratios}", flush=True)
+    peer = seconds["torch2ort"] / seconds["aot_eager"]
+    print(f"{title}, 1 thread, ratio to eager ({1e6 * seconds['eager']:.0f} us): {ratios}; ", end="")
+    print(f"torch2ort to aot_eager {peer:.2f}", flush=True)
 
 
 def inference(module: nn.Module, rows: Tensor) -> Callable[[], Tensor]:
