@@ -118,6 +118,7 @@ docs: build  ## Build the site into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
+	$(BIN)/python benchmarks/_machine.py
 	$(BIN)/python benchmarks/pythonop_overhead.py
 	$(BIN)/python benchmarks/large_tensors.py
 	$(BIN)/python benchmarks/train_step.py
@@ -130,6 +131,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/guards.py
 	$(BIN)/python benchmarks/cache_start.py
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),bench]'
+	$(STOCK)/bin/python benchmarks/_machine.py
 	$(STOCK)/bin/python benchmarks/pythonop_overhead.py
 	$(STOCK)/bin/python benchmarks/train_step.py
 	$(STOCK)/bin/python benchmarks/compile.py

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from _machine import processor
+from _machine import machine
 from _models import MODELS, batch
 from _timing import interleaved_medians
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ def step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> Callable[
 def main() -> None:
     """Print one line a model and kind of call."""
     torch.set_num_threads(1)
-    print(f"on {processor()}:")
+    print(machine(), flush=True)
     rows = torch.randn(ROWS, WIDTH)
     what = f"3 layers {ROWS}x{WIDTH}"
     ways = each_way(small())
