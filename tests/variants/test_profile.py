@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +31,16 @@ def _line(text):
 
 
 @pytest.fixture(scope="module")
-def profiled():
+def files(tmp_path_factory):
+    """Where files without a name go while this module's tests run."""
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def profiled(files):
     """A module, and the profile of two of its steps, which came after one and before another."""
     torch.manual_seed(0)
     module = torch2ort.ORTModule(Model())
@@ -106,10 +113,9 @@ def test_the_chrome_trace_has_an_event_a_run_of_a_node(profiled, tmp_path):
     assert [event["ts"] for event in runs] == sorted(event["ts"] for event in runs)
 
 
-def test_no_file_is_left(profiled):
+def test_no_file_is_left(profiled, files):
     assert profiled[1].events
-    mine = Path(tempfile.gettempdir()).glob("torch2ort-profile-*")
-    assert not [path for path in mine if path.stat().st_uid == os.getuid() and any(path.iterdir())]
+    assert [path for path in files.rglob("*") if path.is_file()] == []
 
 
 def test_inference_is_profiled_in_a_block(profiled):
