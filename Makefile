@@ -60,6 +60,7 @@ test: build build-stock  ## Run the tests, and those of the joint engine on both
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_suite.txt
 
 test-long: build build-stock  ## Run the tests that take minutes, and more of the tests on today's onnxruntime
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[deepspeed]'
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) -m long
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --engine joint -m long tests/dynamo
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt

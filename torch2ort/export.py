@@ -26,6 +26,7 @@ from torch2ort.habits import refuses_habits
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
 from torch2ort.startup import TRACE, Startup
+from torch2ort.variants.whole import whole
 
 
 @refuses_habits
@@ -81,13 +82,16 @@ def export(
     call = Call(signature, tensors, schema, flat_dim_specs(bound, dynamic_shapes, len(tensors)))
     mode = model.training if training is None else training
     startup = Startup(type(model).__name__)
-    with startup.recording(TRACE):
-        built = build(
-            model, call, training=training, target=target_of(options, differentiate=mode), options=options
-        )
+    with whole(model):
+        with startup.recording(TRACE):
+            built = build(
+                model, call, training=training, target=target_of(options, differentiate=mode), options=options
+            )
+        graph, weights = frozen(built.graph, built.weights)
     startup.tell(logging.INFO)
     return ExportedModel(
-        *frozen(built.graph, built.weights),
+        graph,
+        weights,
         built.interface,
         training=built.training,
         options=options,

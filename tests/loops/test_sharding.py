@@ -170,19 +170,29 @@ def refusals(rank: int) -> None:
     fully_shard(mixed.layers[0], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     with pytest.raises(torch2ort.ExportError, match=r"'layers.0' with a MixedPrecisionPolicy, whose casts"):
         torch2ort.ORTModule(shard(mixed))(x)
-    parted = Stack()
-    # As deepspeed marks what it parts.
-    parted.last.weight.ds_status = 1
-    with pytest.raises(
-        torch2ort.ExportError, match=r"DeepSpeed's ZeRO stage 3 parts the weight 'last.weight'"
-    ):
-        torch2ort.ORTModule(parted)(x)
+    with pytest.raises(torch2ort.ExportError, match=r"'layers.0' with a MixedPrecisionPolicy, whose casts"):
+        torch2ort.export(mixed, x)
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.ORTModule(torch.nn.parallel.DistributedDataParallel(Stack()))
     assert str(caught.value) == (
         "ORTModule: the model is a DistributedDataParallel, which exchanges gradients between processes "
         "around a model's forward and backward; write DistributedDataParallel(torch2ort.ORTModule(model))"
     )
+
+
+def exported_whole(rank: int) -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    for wrap in (lambda model: model, torch2ort.ORTModule):
+        model = built("on", wrap)
+        exported = torch2ort.export(model, x, training=False)
+        assert {site.func_name.rpartition(".")[2] for site in exported.python_ops} == {"Square", "Affine"}
+        assert all(isinstance(weight, dist.tensor.DTensor) for weight in model.parameters())
+        torch.testing.assert_close(exported(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long
+def test_a_sharded_model_is_exported_whole():
+    in_two_processes(exported_whole)
 
 
 @pytest.mark.long

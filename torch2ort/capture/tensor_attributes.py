@@ -32,8 +32,16 @@ class TensorAttributes:
         for name, tensor in _tensors(model):
             for key, value in self._found.get(name, {}).items():
                 if not hasattr(tensor, key):
-                    # A copy, for what a traced forward writes into it must not reach the model.
-                    setattr(tensor, key, copy.copy(value))
+                    setattr(tensor, key, _copied(value))
+
+
+def _copied(value: Any) -> Any:
+    """A copy, for what a traced forward writes into it must not reach the model; some things have none."""
+    try:
+        return copy.copy(value)
+    except Exception:
+        # A process group, for one, which DeepSpeed hangs on parameters.
+        return value
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -52,7 +52,8 @@ class MovingFeeds:
         """
         moved = before.moved()
         self._looks += 1
-        self._move = self._move or bool(moved)
+        # DeepSpeed's are always gathered anew, be it by chance to where they were.
+        self._move = self._move or bool(moved) or any(hasattr(feed, "ds_status") for feed in before.feeds)
         for position in moved.difference(copied):
             tensor = before.feeds[position]
             kind = f"a tensor of {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"

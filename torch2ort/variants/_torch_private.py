@@ -5,11 +5,14 @@
 | torch._subclasses: fake_tensor.FakeTensor, functional_tensor.FunctionalTensor | 2.13.0, 2.15.0 |
 | torch._C._functorch.peek_interpreter_stack | 2.13.0, 2.15.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0, 2.15.0 |
-| torch.distributed.fsdp: FSDPModule._get_fsdp_state; _modules, _mp_policy, _is_root of its result | 2.13.0 |
+| torch.autograd.Variable._execution_engine.queue_callback | 2.11-2.15.0 |
+| torch.distributed.fsdp: FSDPModule._get_fsdp_state | 2.11-2.15.0 |
+| its result's _modules, _mp_policy, _is_root | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ with private_names("torch"):
 
     need(torch._C._functorch, "peek_interpreter_stack")
     need(torch.autograd.forward_ad, "_current_level")
+    need(torch.autograd.Variable._execution_engine, "queue_callback")
 
 # What stands for a tensor while a model is traced.
 TRACED: tuple[type[torch.Tensor], ...] = (FakeTensor, FunctionalTensor)
@@ -35,6 +39,11 @@ def in_transform() -> bool:
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is on."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Call ``call`` when the backward that runs has given all gradients to their tensors."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def is_sharded_with_others(module: Any) -> bool:

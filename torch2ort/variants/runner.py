@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch2ort.variants.assumptions import Assumed
 from torch2ort.variants.choice import Choice
 from torch2ort.variants.family import Variant
 from torch2ort.variants.given import Given
+from torch2ort.variants.parted import Parted, parted_by_deepspeed
 from torch2ort.variants.profile import Profile
 from torch2ort.variants.sharded import gathered, sharded_below
 
@@ -57,13 +59,14 @@ class Runner:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns for these arguments."""
         _refuse_surroundings()
-        modules = sharded_below(self.model)
-        if not modules:
-            return self._run(args, kwargs)
-        with gathered(modules):
-            return self._run(args, kwargs)
+        if torch.compiler.is_exporting():
+            # As a part of a model that is exported whole, whose weights are.
+            return self._run(args, kwargs, None)
+        modules, parted = sharded_below(self.model), parted_by_deepspeed(self.model)
+        with gathered(modules) if modules else nullcontext(), parted.whole() if parted else nullcontext():
+            return self._run(args, kwargs, parted)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], parted: Parted | None) -> Any:
         if self.model.__dict__.get("forward") is not self._own_forward:
             self._own_forward = self.model.__dict__.get("forward")
             self._signature = io_schema.Signature.of(self.model.forward)
@@ -88,6 +91,8 @@ class Runner:
             fetched = _fetched(variant, assumed, verification, feeds)
         else:
             fetched = self._first_run(variant, assumed, verification, feeds)
+        if parted is not None:
+            parted.gather_in_backward(fetched)
         count = len(built.graph.outputs)
         if len(fetched) > count:
             self._write_back(built, tensors, fetched[count:])

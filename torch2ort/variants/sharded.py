@@ -24,23 +24,22 @@ def sharded_below(model: torch.nn.Module) -> list[Any]:
     Raises:
         ExportError: FSDP does something with one of them that a graph would not.
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return []
-    from torch.distributed.fsdp import FSDPModule
+    found = {name: module for name, module in _sharded(model) if name}
+    for name, module in found.items():
+        _refuse_below(type(model).__name__, name, module)
+    return list(found.values())
 
-    parted = next((name for name, p in model.named_parameters() if hasattr(p, "ds_status")), None)
-    if parted is not None:
-        raise ExportError(
-            f"{type(model).__name__}: DeepSpeed's ZeRO stage 3 parts the weight '{parted}' among processes, "
-            f"and gathers it in hooks that a graph does not have. Use torch.distributed.fsdp's fully_shard"
-        )
-    found = []
-    for name, module in model.named_modules():
-        if name and isinstance(module, FSDPModule):
-            _refuse(type(model).__name__, name, module)
-            found.append(module)
-    return found
+
+def sharded_in(model: torch.nn.Module) -> list[Any]:
+    """``model`` and the modules below it, as far as FSDP parts their weights.
+
+    Raises:
+        ExportError: FSDP does something with one of them that a graph would not.
+    """
+    found = dict(_sharded(model))
+    for name, module in found.items():
+        _refuse_types(type(model).__name__, name, module)
+    return list(found.values())
 
 
 @contextlib.contextmanager
@@ -64,7 +63,15 @@ def gathered(modules: list[Any]) -> Iterator[None]:
             module.reshard()
 
 
-def _refuse(kind: str, name: str, module: Any) -> None:
+def _sharded(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        from torch.distributed.fsdp import FSDPModule
+
+        yield from ((name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule))
+
+
+def _refuse_below(kind: str, name: str, module: Any) -> None:
     if private.is_sharded_with_others(module):
         raise ExportError(
             f"{kind}: fully_shard was called with '{name}' and other modules in one list, and a graph does "
@@ -76,10 +83,15 @@ def _refuse(kind: str, name: str, module: Any) -> None:
             f"{kind}: fully_shard was called for its module '{name}' and not for the model, whose backward "
             f"ends with the gradients of all modules. Call fully_shard(model), too"
         )
+    _refuse_types(kind, name, module)
+
+
+def _refuse_types(kind: str, name: str, module: Any) -> None:
     types = private.sharded_types(module)
     if types.param_dtype is not None or types.output_dtype is not None:
+        whose = f"for its module '{name}' " if name else ""
         raise ExportError(
-            f"{kind}: fully_shard was called for its module '{name}' with a MixedPrecisionPolicy, whose "
+            f"{kind}: fully_shard was called {whose}with a MixedPrecisionPolicy, whose "
             f"casts of arguments and outputs a graph does not have. Use torch.autocast, or give the policy "
-            f"to the model alone"
+            f"to the ORTModule alone"
         )
