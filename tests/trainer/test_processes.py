@@ -36,6 +36,8 @@ def _work(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=2)
     for name, way in WAYS.items():
         _train(rank, name, way, Path(folder))
+    for name in ("plain", "overlapped"):
+        _take_branches(rank, name, Path(folder))
     gc.collect()
     dist.destroy_process_group()
 
@@ -57,6 +59,27 @@ def _train(rank: int, name: str, way: dict[str, Any], folder: Path) -> None:
         part = slice(2 * rank, 2 * rank + 2)
         tried.train_step(x[part], y[part])
     torch.save(model.state_dict(), folder / f"{name}_{rank}.end")
+
+
+class Branches(torch.nn.Module):
+    """By the number of rows, one of two weights of the same size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few = torch.nn.Parameter(torch.ones(4, 3))
+        self.many = torch.nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.few if x.shape[0] == 1 else self.many)
+
+
+def _take_branches(rank: int, name: str, folder: Path) -> None:
+    """An update after which each process has the gradient of another weight."""
+    model = Branches()
+    tried = trainer(model, distributed={"world_rank": rank, "world_size": 2, **WAYS[name]})
+    x, y = next(batches(1))
+    tried.train_step(x[rank : 2 * rank + 1], y[rank : 2 * rank + 1])
+    torch.save(model.state_dict(), folder / f"{name}_branches_{rank}.end")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +115,16 @@ def test_two_processes_train_as_one_with_the_whole_batch(folder: Path, way: str)
 def test_ways_of_reduction_give_the_same_bits(folder: Path, way: str) -> None:
     one, other = ended(folder, "plain", 0), ended(folder, way, 0)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("way", ["plain", "overlapped"])
+def test_a_process_without_some_gradients_is_counted_with_none(folder: Path, way: str) -> None:
+    expected, (x, y) = Branches(), next(batches(1))
+    for rows in (slice(0, 1), slice(1, 3)):
+        (torch.nn.functional.cross_entropy(expected(x[rows]), y[rows]) / 2).backward()
+    torch.optim.SGD(expected.parameters(), lr=0.1).step()
+    for rank in (0, 1):
+        torch.testing.assert_close(ended(folder, f"{way}_branches", rank), dict(expected.state_dict()))
 
 
 def test_a_process_keeps_its_part_of_the_optimizer_s_state_alone(folder: Path) -> None:

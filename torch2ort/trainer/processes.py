@@ -34,7 +34,10 @@ class Processes:
         self._adasum = given.enable_adasum
         # The reference: True overlaps the reduction with backward, False waits for all gradients.
         self._overlaps = given.allreduce_post_accumulation and not self._adasum
-        self._pending: dict[str, Any] = {}
+        # What is reduced while backward runs: in one order in every process, whatever each has gradients of.
+        self._order: list[torch.nn.Parameter] = []
+        self._ready: set[int] = set()
+        self._begun: list[Any] = []
         _check(options)
 
     def start_with(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -53,11 +56,16 @@ class Processes:
         """
         if self.size == 1 or not self._overlaps:
             return
-        for name, parameter in parameters.items():
+        # Backward is done with the last layer's first.
+        self._order = list(parameters.values())[::-1]
 
-            def begin(tensor: torch.Tensor, name: str = name) -> None:
-                if is_last() and tensor.grad is not None:
-                    self._pending[name] = dist.all_reduce(tensor.grad, async_op=True)
+        for position, parameter in enumerate(self._order):
+
+            def begin(_: torch.Tensor, position: int = position) -> None:
+                if is_last():
+                    self._ready.add(position)
+                    while len(self._begun) in self._ready:
+                        self._begin_next()
 
             parameter.register_post_accumulate_grad_hook(begin)
 
@@ -70,21 +78,34 @@ class Processes:
             return
         present = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.int32)
         present = present.to(next(iter(parameters.values())).device)
+        self._end_begun()
         dist.all_reduce(present, op=dist.ReduceOp.MAX)
-        for (name, parameter), somewhere in zip(parameters.items(), present.tolist(), strict=True):
+        for parameter, somewhere in zip(parameters.values(), present.tolist(), strict=True):
             if not somewhere:
+                parameter.grad = None
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if self._adasum:
                 parameter.grad = self._combined(parameter.grad)
                 continue
-            begun = self._pending.pop(name, None)
-            if begun is None:
+            if not self._overlaps:
                 dist.all_reduce(parameter.grad)
-            else:
-                begun.wait()
             parameter.grad /= self.size
+
+    def _begin_next(self) -> None:
+        parameter = self._order[len(self._begun)]
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        self._begun.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def _end_begun(self) -> None:
+        """Begin what this backward left, and wait for all."""
+        while len(self._begun) < len(self._order):
+            self._begin_next()
+        for work in self._begun:
+            work.wait()
+        self._ready, self._begun = set(), []
 
     def _combined(self, gradient: torch.Tensor) -> torch.Tensor:
         """The Adasum of all processes' gradients, by pairs, pairs of pairs and so on."""
