@@ -22,6 +22,16 @@ class Putting(torch.nn.Module):
         return torch.put(x * self.weight, index, x[:2]).sum()
 
 
+class Indexed(torch.nn.Module):
+    def __init__(self, step):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.step = step
+
+    def forward(self, x, index):
+        return self.step(self.weight, x, index).sum()
+
+
 @pytest.fixture(autouse=True)
 def nothing_named(monkeypatch):
     monkeypatch.setattr(determinism, "_named", set())
@@ -40,10 +50,25 @@ def told(monkeypatch):
     return found
 
 
-def _step(options=None):
-    module = torch2ort.ORTModule(Putting(), options=options)
+def _step(options=None, model=None):
+    module = torch2ort.ORTModule(model or Putting(), options=options)
     for _ in range(2):
         module(torch.randn(4), torch.tensor([0, 2])).backward()
+
+
+def _named_of(step, threads=2):
+    """The operators that are named, each with what to do instead."""
+    options = torch2ort.Options(deterministic=True, intra_op_threads=threads)
+    messages = _warned(lambda: _step(options, Indexed(step)))
+    return [re.fullmatch(r".* asked for, and (\w\S*) .* run\. (.*)", m, re.DOTALL).groups() for m in messages]
+
+
+def _put(weight, x, index):
+    return weight.index_put((index,), x[:2], accumulate=True)
+
+
+def _select(weight, x, index):
+    return weight.index_select(0, index) * x[:2]
 
 
 def _warned(run):
@@ -82,3 +107,26 @@ def test_an_operator_without_a_deterministic_kernel_is_named_once():
     )
     (message,) = messages
     assert re.fullmatch(expected, message)
+
+
+def test_a_kernel_that_pytorchs_flag_makes_deterministic_is_named_with_it():
+    call = "Call torch.use_deterministic_algorithms(True), which gives it one"
+    assert _named_of(_put) == [("torch.ops.aten.index_put", call)]
+
+
+def test_with_pytorchs_flag_that_kernel_is_not_named():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert _named_of(_put) == []
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.ort_training("the joint engine's backward has PyTorch's deterministic kernel there")
+@pytest.mark.parametrize(("threads", "expected"), [(2, ["GatherGrad"]), (1, [])])
+def test_an_operator_of_backward_that_threads_share_is_named(threads, expected):
+    assert [name for name, _ in _named_of(_select, threads)] == expected
+
+
+def test_indices_that_the_model_fixes_are_not_named():
+    assert _named_of(lambda weight, x, index: weight[1] * x) == []

@@ -2,64 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx
+import torch
 
+from torch2ort.graph.nodes import ancestors
 from torch2ort.graph.origin import Origin
 from torch2ort.options import Options
+from torch2ort.providers import name_of
 from torch2ort.pythonop import Site
 from torch2ort.runtime.profiling import kernel_name
 from torch2ort.warning import warn
 
-# Of the operators that run in PyTorch's kernels: those of which torch.use_deterministic_algorithms says so,
-# by device. Where two indices are the same, one of two values is left, or their sum in any order.
+# Of the operators that run in PyTorch's kernels: those that torch.use_deterministic_algorithms refuses, by
+# device, as its documentation says (2.13; the CPU's were tried, CUDA's were not). Where two indices are the
+# same, one of two values is left, or their sum in any order.
 _KERNELS: Mapping[str, frozenset[str]] = {
-    "cpu": frozenset({"put", "put_"}),
+    "cpu": frozenset({"put", "put_", "max_unpool2d", "max_unpool3d"}),
     "cuda": frozenset(
         {
-            *("put", "put_", "histc", "kthvalue", "median", "ctc_loss", "_ctc_loss_backward", "nll_loss2d"),
+            *("put", "put_", "histc", "bincount", "cumsum", "kthvalue", "median", "scatter_reduce"),
+            *("ctc_loss", "_ctc_loss_backward", "nll_loss2d", "nll_loss2d_forward", "max_unpool2d"),
             *("adaptive_avg_pool2d_backward", "adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward"),
-            *("avg_pool3d_backward", "max_pool3d_with_indices_backward", "max_unpool2d", "max_unpool3d"),
-            *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "scatter_reduce"),
+            *("avg_pool3d_backward", "max_unpool3d", "_embedding_bag_dense_backward"),
+            *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
             *("upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward"),
             *("upsample_trilinear3d_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward"),
-            *("reflection_pad1d_backward", "reflection_pad3d_backward", "replication_pad1d_backward"),
-            *("replication_pad2d_backward", "replication_pad3d_backward", "_embedding_bag_dense_backward"),
+            *("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward"),
         }
     ),
 }
-# Of onnxruntime's own, with any settings: on the CPU there is none.
-_OPERATORS: Mapping[str, frozenset[str]] = {
-    "cpu": frozenset(),
-    "cuda": frozenset({"GatherElementsGrad", "GatherNDGrad", "ResizeGrad", "RoiAlign"}),
+# Those that torch.use_deterministic_algorithms makes deterministic, and nothing else does.
+_WITH_FLAG: Mapping[str, frozenset[str]] = {
+    "cpu": frozenset({"index_put", "index_copy"}),
+    "cuda": frozenset(
+        {
+            *("index_put", "index_copy", "index_add", "scatter", "scatter_add", "convolution"),
+            *("convolution_backward", "replication_pad1d_backward", "replication_pad2d_backward"),
+            "replication_pad3d_backward",
+        }
+    ),
 }
+# Of onnxruntime's own, with any settings, as its sources say; CUDA's were not tried. The CPU's split the
+# indices among threads: GatherGrad adds in any order (training 1.19.2), ScatterND races (stock 1.31.1).
+_OPERATORS: Mapping[str, frozenset[str]] = {
+    "cpu": frozenset({"GatherGrad", "ScatterND"}),
+    "cuda": frozenset(
+        {
+            *("GatherElementsGrad", "GatherNDGrad", "GroupNorm", "ResizeGrad", "ScatterElements"),
+            *("ScatterND", "SkipGroupNorm", "TopK"),
+        }
+    ),
+}
+# Those that need the same index twice, in their second input.
+_BY_INDICES = ("GatherGrad", "ScatterND")
+# What indices are computed by that are all different: their values do not come out of a tensor.
+_DIFFERENT = ("NonZero", "Shape", "Size")
 _PREFIX = "torch.ops.aten."
 _named: set[str] = set()
 
 
-def name_undeterministic(
-    graph: onnx.GraphProto, sites: Mapping[str, Site], options: Options, device: str = "cpu"
-) -> None:
+def name_undeterministic(graph: onnx.GraphProto, sites: Mapping[str, Site], options: Options) -> None:
     """Warn of each operator of a graph that may give other results in another run, if that matters.
 
     Args:
         graph: what a session is made of.
         sites: what its nodes call, by node name.
-        options: of which ``deterministic`` is read.
-        device: the kind of device that the session runs on.
+        options: of the session.
     """
     if not options.deterministic:
         return
+    inputs = {value.name for value in graph.input}
+    devices = _devices(options)
     for node in graph.node:
         site = sites.get(node.name)
         name = node.op_type if site is None else kernel_name(site)
-        known = _OPERATORS if site is None else _KERNELS
-        if name.removeprefix(_PREFIX) not in known.get(device, ()) or name in _named:
+        if name in _named:
+            continue
+        instead = _instead(name, devices) if site else _instead_of_operator(name, devices, options)
+        if not instead:
+            continue
+        if node.op_type in _BY_INDICES and not inputs & ancestors(graph, [node.input[1]], _DIFFERENT):
             continue
         _named.add(name)
         line = Origin.of(node).line
         warn(
             f"Deterministic results were asked for, and {name}{f' ({line})' if line else ''} has no "
-            f"deterministic kernel: it may give another result in another run. Use another operator there"
+            f"deterministic kernel: it may give another result in another run. {instead}"
         )
+
+
+def _devices(options: Options) -> tuple[str, ...]:
+    """The kinds of devices of a session; what CUDA's provider has no kernel for stays on the CPU."""
+    names = [name_of(one) for one in options.providers or ()]
+    return ("cpu", "cuda") if "CUDAExecutionProvider" in names else ("cpu",)
+
+
+def _instead(kernel: str, devices: Collection[str]) -> str:
+    """What to do about a kernel of PyTorch's; nothing, where it is deterministic."""
+    operator = kernel.removeprefix(_PREFIX).partition(".")[0]
+    if any(operator in _KERNELS[device] for device in devices):
+        return "Use another operator there"
+    needs_flag = any(operator in _WITH_FLAG[device] for device in devices)
+    if needs_flag and not torch.are_deterministic_algorithms_enabled():
+        return "Call torch.use_deterministic_algorithms(True), which gives it one"
+    return ""
+
+
+def _instead_of_operator(name: str, devices: Collection[str], options: Options) -> str:
+    """What to do about an operator of onnxruntime's; nothing, where it is deterministic."""
+    if "cuda" in devices and name in _OPERATORS["cuda"]:
+        return "Use another operator there"
+    alone = (options.intra_op_threads or torch.get_num_threads()) == 1
+    if name in _OPERATORS["cpu"] and not alone:
+        return "Use another operator there, or Options(intra_op_threads=1)"
+    return ""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import onnx
 import torch
 from torch.utils.dlpack import from_dlpack
 
@@ -75,6 +76,9 @@ def session_settings(options: Options) -> Any:
 @timed(SESSION)
 def _session(graph: Graph, gradient: GradientGraph, functions: Mapping[str, str], options: Options) -> Any:
     name_undeterministic(graph.proto.graph, graph.sites, options)
+    if options.deterministic:
+        # Behind the exported one, whose nodes have lines: it has the operators of backward, too.
+        name_undeterministic(onnx.load_from_string(gradient.model).graph, graph.sites, options)
     describe(graph.proto.graph, graph.sites, gradient.chains)
     settings = session_settings(options)
     if gradient.optimized:
