@@ -20,6 +20,7 @@ RANKS = """
 import sys
 import torch, torch2ort
 import torch.distributed as dist
+from torch2ort.warning import warn
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=int(sys.argv[1]), world_size=2)
 for level in ("warning", "info", "devinfo"):
@@ -27,6 +28,7 @@ for level in ("warning", "info", "devinfo"):
     module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=torch2ort.Options(log_level=level))
     with torch.no_grad():
         module(torch.randn(3, 2))
+    warn(f"a warning at {level}")
 dist.destroy_process_group()
 """
 
@@ -109,6 +111,11 @@ def test_the_records_of_two_ranks(tmp_path):
         ]
         for text in texts
     ]
+    warned = [
+        [f"Torch2OrtWarning: a warning at {name}" in text for name in ("warning", "devinfo")]
+        for text in texts
+    ]
+    assert warned == [[True, True], [False, True]]
     assert [[bool(lines) for lines in parts] for parts in said] == [[True, True, True], [False, False, True]]
     assert len(said[0][0]) == 1
     assert said[0][0][0].startswith("torch2ort [WARNING] Linear: ready after ")

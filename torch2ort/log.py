@@ -43,17 +43,19 @@ def rank() -> int:
 
 def is_shown(level: int) -> bool:
     """Whether a record of this level is shown by this rank."""
-    return logger.isEnabledFor(level) and _is_for_this_rank(None)
+    return logger.isEnabledFor(level) and speaks()
 
 
-def _is_for_this_rank(record: logging.LogRecord | None) -> bool:
-    """Whether this rank speaks: the first one always, others for who develops; a record says whose it is."""
-    number = rank()
-    if number and logger.getEffectiveLevel() > DEVINFO:
-        return False
-    if record is not None and logger.getEffectiveLevel() <= DEVINFO and _has_others():
-        record.msg = f"[rank {number}] {record.msg}"
-    return True
+def speaks() -> bool:
+    """Whether this rank says something: the first one always, others to who develops."""
+    return rank() == 0 or logger.getEffectiveLevel() <= DEVINFO
+
+
+def _is_for_this_rank(record: logging.LogRecord) -> bool:
+    """Whether this rank speaks; to who develops a record says whose it is."""
+    if speaks() and logger.getEffectiveLevel() <= DEVINFO and _has_others():
+        record.msg = f"[rank {rank()}] {record.msg}"
+    return speaks()
 
 
 def _has_others() -> bool:

@@ -7,6 +7,7 @@ import warnings
 from types import FrameType
 
 from torch2ort.errors import Torch2OrtWarning
+from torch2ort.log import speaks
 
 # Code between the user's line and the warning: torch2ort itself, what calls it, and what it goes through.
 _BETWEEN = frozenset(
@@ -29,10 +30,13 @@ def warn(message: str) -> None:
     """Issue a :class:`Torch2OrtWarning` at the innermost line that is neither torch2ort's nor torch's.
 
     Levels of the stack cannot be counted: there are as many as torch, hooks and context managers put there.
+    Only ranks that speak warn: each would say the same.
 
     Args:
         message: the whole sentence.
     """
+    if not speaks():
+        return
     frame = _users_frame()
     warnings.warn_explicit(
         message,
