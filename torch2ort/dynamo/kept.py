@@ -27,6 +27,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop import Site, load_node
 from torch2ort.runtime.optimized import identity
 from torch2ort.sizes.guessed import conditions
+from torch2ort.startup import LOOK_UP, phase
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.warning import warn
 
@@ -65,8 +66,9 @@ def kept_or_lowered(
         return Obtained(lower(), bypass_reason="save_onnx_dir asks for the graph of every stage")
     made: list[Lowered] = []
     try:
-        written = WrittenGraph(graph)
-        shelf = _shelf(graph, written, opset, options)
+        with phase(LOOK_UP):
+            written = WrittenGraph(graph)
+            shelf = _shelf(graph, written, opset, options)
 
         def make() -> Kept:
             known = conditions(graph)
