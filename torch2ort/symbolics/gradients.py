@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
+
+from torch2ort.symbolics.shared_memory import sources_of, written_by
 
 _CONSTANTS = re.compile(r"aten::(detach|\w+_like|new_\w+)$")
 
@@ -13,22 +15,39 @@ _CONSTANTS = re.compile(r"aten::(detach|\w+_like|new_\w+)$")
 def requires_grad(program: torch.export.ExportedProgram) -> frozenset[torch.fx.Node]:
     """Nodes whose floating-point result depends on a parameter or input that requires a gradient."""
     graph = program.graph_module.graph
-    values = ((node, node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))
-    return carrying(graph, (n for n, v in values if isinstance(v, torch.Tensor) and v.requires_grad))
+    return carrying(graph, filter(is_required, graph.find_nodes(op="placeholder")))
+
+
+def is_required(placeholder: torch.fx.Node) -> bool:
+    """Tell whether an input of a program is a tensor that requires a gradient."""
+    value = placeholder.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def carrying(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> frozenset[torch.fx.Node]:
-    """Nodes whose floating-point result depends on one of ``required``, and those themselves."""
+    """Nodes whose floating-point result depends on one of ``required``, and those themselves.
+
+    What such a result is written into counts with all that shares its memory, whenever it was made.
+    """
     found = set(required)
-    for node in graph.nodes:
-        if (
-            node.op == "call_function"
-            and is_float(node.meta.get("val"))
-            and not makes_constants(node.target)
-            and any(n in found for n in node.all_input_nodes)
-        ):
-            found.add(node)
+    known = -1
+    while known < len(found):
+        known = len(found)
+        for node in graph.nodes:
+            if node not in found and _carries(node, found):
+                found.add(node)
+            if node in found:
+                found.update(source for written in written_by(node) for source in sources_of(written))
     return frozenset(found)
+
+
+def _carries(node: torch.fx.Node, found: Collection[torch.fx.Node]) -> bool:
+    return (
+        node.op == "call_function"
+        and is_float(node.meta.get("val"))
+        and not makes_constants(node.target)
+        and any(n in found for n in node.all_input_nodes)
+    )
 
 
 def makes_constants(target: object) -> bool:

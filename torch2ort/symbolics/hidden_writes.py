@@ -9,13 +9,13 @@ a new tensor, and the Function would read the old one.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import Site, site_by_key
 from torch2ort.symbolics.gradients import is_float, makes_constants
+from torch2ort.symbolics.shared_memory import shared_with, written_by
 from torch2ort.symbolics.source import source_line
 
 aten = torch.ops.aten
@@ -140,55 +140,3 @@ def _read_later(memory: _Memory, base: torch.fx.Node, later: list[torch.fx.Node]
         if node.target not in _DETACH
         for n in node.all_input_nodes
     )
-
-
-def shared_with(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The argument whose memory ``node`` returns; ``None`` if it returns memory of its own."""
-    if node.target is operator.getitem:
-        source = node.args[0]
-        assert isinstance(source, torch.fx.Node)
-        return source if shared_with(source) is not None else None
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not any(r.alias_info is not None for r in schema.returns):
-        return None
-    for argument, value in zip(schema.arguments, node.args, strict=False):
-        if argument.alias_info is not None and isinstance(value, torch.fx.Node):
-            return value if _dtype(value) == _dtype(node) else None
-    return None
-
-
-def tensor_itself(node: torch.fx.Node) -> torch.fx.Node:
-    """The node that made the tensor which ``node`` returns after writing into it."""
-    while (source := shared_with(node)) is not None and source in written_by(node):
-        node = source
-    return node
-
-
-def written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The arguments that ``node`` writes into."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not schema.is_mutable:
-        return
-    for argument, value in zip(schema.arguments, node.args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            values = value if isinstance(value, (list, tuple)) else (value,)
-            yield from (v for v in values if isinstance(v, torch.fx.Node))
-
-
-def writes_outside(node: torch.fx.Node) -> bool:
-    """Tell whether ``node`` writes into memory that the program was given."""
-    return any(_first(target).op == "placeholder" for target in written_by(node))
-
-
-def _first(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose memory ``node`` returns."""
-    while (source := shared_with(node)) is not None:
-        node = source
-    return node
-
-
-def _dtype(node: torch.fx.Node) -> object:
-    value = node.meta.get("val")
-    if isinstance(value, (list, tuple)):
-        value = value[0] if value else None
-    return getattr(value, "dtype", None)

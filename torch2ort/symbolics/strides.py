@@ -12,7 +12,7 @@ from torch2ort.pythonop import site_by_key
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.hidden_writes import written_by
+from torch2ort.symbolics.shared_memory import written_by
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 

@@ -13,9 +13,9 @@ import torch
 
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.hidden_writes import writes_outside
 from torch2ort.symbolics.indices import add_check, unproven_indices
 from torch2ort.symbolics.policy import may_raise
+from torch2ort.symbolics.shared_memory import writes_outside
 from torch2ort.symbolics.sites import is_random
 
 aten = torch.ops.aten

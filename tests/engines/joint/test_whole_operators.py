@@ -187,3 +187,15 @@ def test_a_determinant_has_the_gradient_of_the_matrix_as_it_lies(function, turne
             return function(turned(self.matrix)).sum() * x
 
     assert_trains_like_eager(Determinant(), [(torch.tensor(2.0),)], steps=1)
+
+
+def written(h):
+    """A tensor of constants that what carries a gradient was written into."""
+    made = torch.ones(2, *h.shape)
+    made[1] = h
+    return made
+
+
+def test_what_was_written_into_a_tensor_has_its_gradient_behind_an_operator_that_stays_whole() -> None:
+    model = Around(lambda h: (written(h) + 1).prod(0) + written(h).prod(0))
+    assert_trains_like_eager(model, [(torch.randn(3, 4, requires_grad=True),)], steps=2)

@@ -20,7 +20,7 @@ from torch2ort.exports.source import Constant, Source
 from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import has_hint
 from torch2ort.symbolics.grad_regions import inline_grad_regions
-from torch2ort.symbolics.hidden_writes import written_by
+from torch2ort.symbolics.shared_memory import written_by
 from torch2ort.symbolics.sites import is_random
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ import torch
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import to_memory
 from torch2ort.engines.joint.sizes import same_sizes
-from torch2ort.symbolics.hidden_writes import written_by
+from torch2ort.symbolics.shared_memory import written_by
 from torch2ort.symbolics.sites import is_random
 
 aten = torch.ops.aten

@@ -27,9 +27,10 @@ from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
-from torch2ort.symbolics.hidden_writes import refuse_hidden_writes, writes_outside
+from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.operators import checked_index, extreme, must_compute
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL
+from torch2ort.symbolics.shared_memory import writes_outside
 from torch2ort.symbolics.sites import arguments_of, is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import draw_in_order_of_memory
