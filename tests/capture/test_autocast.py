@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 
 import onnx
@@ -206,12 +207,59 @@ class Pair(nn.Bilinear):
         return super().forward(x, x)
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(6, 4), Pair(6, 6, 2)], ids=["LSTM", "Bilinear"])
-def test_what_casts_inside_of_itself_is_refused_by_name(layer) -> None:
-    module = torch2ort.ORTModule(layer)
-    message = r"runs under torch\.autocast, which casts inside of it, and a graph cannot\. Put it "
-    with under(), pytest.raises(UnsupportedOperatorError, match=message):
-        module(X)
+class Before(nn.Module):
+    """A layer, and what casts inside of its kernel behind it."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.inside = nn.Linear(6, 6), inside
+
+    def forward(self, x):
+        result = self.inside(self.layer(x).float())
+        return (result[0], result[0] * 2, *result[1:]) if isinstance(result, tuple) else (result, result * 2)
+
+
+INSIDE = {
+    "LSTM": lambda: nn.LSTM(6, 4, num_layers=2, bidirectional=True),
+    "GRU": lambda: nn.GRU(6, 4),
+    "RNN": lambda: nn.RNN(6, 4),
+    "projection": lambda: nn.LSTM(6, 4, proj_size=2),
+    "Bilinear": lambda: Pair(6, 6, 2),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("LSTM", "Bilinear") else pytest.mark.long) for n in INSIDE]
+)
+def test_what_casts_inside_of_its_kernel_does_so_in_a_graph(name) -> None:
+    model = Before(INSIDE[name]())
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for length in (3, 5, 4):
+        model.zero_grad()
+        module.zero_grad()
+        results = []
+        for run in (module, model):
+            leaf = torch.randn(length, 2, 6, generator=torch.Generator().manual_seed(length))
+            leaf.requires_grad_()
+            with under():
+                outputs = torch.utils._pytree.tree_leaves(run(leaf))
+            outputs[0].float().sum().backward()
+            results.append([*outputs, leaf.grad, *(p.grad for p in run.parameters())])
+        for a, e in zip(*results, strict=True):
+            assert a.dtype == e.dtype
+            # A weight that eager casts once for all steps gets its gradient added up in bfloat16.
+            assert (a - e).norm() <= (3e-2 if name in ("GRU", "RNN", "projection") else 1e-6) * e.norm()
+
+
+def test_an_lstm_without_a_kernel_for_the_type_raises_eagers_error() -> None:
+    layer, x = nn.LSTM(6, 4), torch.randn(3, 2, 6)
+    with under(torch.float16):
+        try:
+            layer(x)
+        except RuntimeError as error:
+            # oneDNN has one on processors with AVX-512 FP16 alone.
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                torch2ort.ORTModule(layer)(x)
 
 
 def test_eagers_fast_path_of_another_type_is_refused_by_name() -> None:

@@ -122,6 +122,7 @@ class TracedCode(TorchFunctionMode):
         super().__init__()
         self._model = model
         self._own = {id(parameter) for parameter in model.parameters()}
+        self._onednn = bool(torch.backends.mkldnn.enabled)
         self.used: set[int] = set()
         self.outside: list[traceback.FrameSummary] = []
         self.hooked: list[traceback.FrameSummary] = []
@@ -146,7 +147,8 @@ class TracedCode(TorchFunctionMode):
                 f"tensor, so one graph cannot stand for every input. Give the padded sequences to the "
                 f"recurrent layer, and take each one's last output with torch.gather"
             )
-        stands = recurrent.stand_in(func, args) or unnamed_views.stand_in(func, args, kwargs or {})
+        stands = recurrent.stand_in(func, args, onednn=self._onednn)
+        stands = stands or unnamed_views.stand_in(func, args, kwargs or {})
         return (stands or func)(*args, **(kwargs or {}))
 
     def _note(self, value: Any) -> None:

@@ -127,7 +127,8 @@ def _export(
             _refuse_outside(model, traced.outside)
         program = None
         with off():
-            settle_autocast(traced.program.graph_module, model, gradients=modes.gradients)
+            sites = settle_autocast(traced.program.graph_module, model, target, gradients=modes.gradients)
+            traced.sites.update({site.key: site for site in sites})
             if target.keeps_program:
                 program = kept_program(traced)
             with phase(TRANSLATE):

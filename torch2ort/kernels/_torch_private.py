@@ -5,11 +5,13 @@
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._VF.lstm, gru, rnn_tanh, rnn_relu | 2.13.0, 2.15.0 |
+| torch._subclasses.fake_tensor.unset_fake_temporarily, torch._C._DisablePythonDispatcher | 2.13.0 |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,9 +20,10 @@ from torch2ort.versions import need, private_names
 
 with private_names("torch"):
     from torch._ops import OpOverload as OpOverload
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
     need(OpOverload, "_schema")
+    need(torch._C, "_DisablePythonDispatcher")
     need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
 
 # What nn.LSTM, nn.GRU and nn.RNN call.
@@ -36,6 +39,16 @@ def recurrent(name: str) -> Callable[..., Any]:
 def is_abstract(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether some of ``tensors`` have sizes only, and no data."""
     return any(isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+@contextlib.contextmanager
+def as_in_eager() -> Iterator[None]:
+    """Context in which tensors are real and operators are those of eager PyTorch, inside a fake kernel.
+
+    A trace puts Python code in the place of some composites, which goes other ways than they do.
+    """
+    with unset_fake_temporarily(), torch._C._DisablePythonDispatcher():
+        yield
 
 
 def schema_of(operator: Any) -> Any:

@@ -23,7 +23,7 @@ from torch2ort.errors import ModelLoadError
 from torch2ort.kernels import _torch_private as private
 from torch2ort.kernels._torch_private import OpOverload
 from torch2ort.kernels.derivatives import DERIVATIVES, Derivative
-from torch2ort.kernels.recurrent import abstract
+from torch2ort.kernels.recurrent import abstract, is_stood_for
 from torch2ort.kernels.result_types import with_eagers_types
 from torch2ort.pythonop import Site
 
@@ -155,7 +155,7 @@ def decode_call(text: str) -> Call:
         raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
     views = any(r.alias_info is not None for r in operator._schema.returns)
     tensors = _count([arguments, keywords], "tensor") + _count([arguments, keywords], "permuted")
-    own = not views and not keywords and abstract(operator) is operator
+    own = not views and not keywords and not is_stood_for(operator)
     own = own and [str(r.type) for r in operator._schema.returns] == ["Tensor"]
     front, rest = arguments[:tensors], tuple(arguments[tensors:])
     plain = front == [{"tensor": i} for i in range(tensors)] and all(map(_is_plain, rest))
@@ -324,7 +324,7 @@ def _forward_with_graph(ctx: Any, call: Call, tensors: Sequence[torch.Tensor]) -
         ]
         with saved_tensors_hooks(pack, lambda index: graph.saved[index]):
             outputs = call(entries)
-    if private.is_abstract(tensors) and abstract(call.operator) is not call.operator:
+    if private.is_abstract(tensors) and is_stood_for(call.operator):
         # What stands for the operator saves nothing, while the operator itself reads its arguments again.
         saved += [t.detach() for t in tensors]
     graph.inputs = [get_gradient_edge(t) if t.requires_grad else None for t in entries]

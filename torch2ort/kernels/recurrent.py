@@ -4,11 +4,17 @@ PyTorch runs ``aten::lstm`` and its like on abstract tensors by going through th
 the length in the trace. While a model is traced, operators of torch2ort's own stand for them: they say the
 sizes of the results and look no further. They stay in the program, as later passes run it on abstract tensors
 again.
+
+Under torch.autocast it depends on the cell, and on what oneDNN has kernels for, which results are in half
+precision. PyTorch knows, and is asked by a call of one element a sequence. Autocast is off where the abstract
+call arrives, and torch.export switches oneDNN off, so that what both are set to are arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import contextlib
+import functools
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -16,7 +22,8 @@ import torch
 from torch2ort.kernels import _torch_private as private
 
 _SETTINGS: Final = (
-    "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
+    "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first, "
+    "*, str autocast='', bool onednn=True"
 )
 _library = torch.library.Library("torch2ort", "FRAGMENT")
 _library.define(
@@ -41,16 +48,37 @@ ORIGINALS: Final[dict[Any, Any]] = {
 _STAND_INS: Final = {operator: own for own, operator in ORIGINALS.items()}
 
 
-def stand_in(function: Any, arguments: Sequence[Any]) -> Any | None:
-    """The operator that stands for a call of ``function`` in a trace; ``None`` if none does."""
+def stand_in(function: Any, arguments: Sequence[Any], *, onednn: bool) -> Any | None:
+    """The operator that stands for a call of ``function`` in a trace; ``None`` if none does.
+
+    Args:
+        function: what is called.
+        arguments: with what.
+        onednn: whether oneDNN is on where the graph will run.
+    """
     # A packed sequence has its data and its batch sizes in front.
     packed = len(arguments) > 3 and isinstance(arguments[3], (list, tuple))
-    return None if packed else _OWN.get(function)
+    own = None if packed else _OWN.get(function)
+    return None if own is None else _as_autocast_is(own, onednn)
 
 
 def abstract(operator: Any) -> Any:
     """What stands for ``operator`` where tensors have no data, else ``operator`` itself."""
-    return _STAND_INS.get(operator, operator)
+    own = _STAND_INS.get(operator)
+    return operator if own is None else _as_autocast_is(own, bool(torch.backends.mkldnn.enabled))
+
+
+def is_stood_for(operator: Any) -> bool:
+    """Whether something stands for ``operator`` where tensors have no data."""
+    return operator in _STAND_INS
+
+
+def _as_autocast_is(own: Any, onednn: bool) -> Any:
+    """An operator of torch2ort's that is told what autocast is set to."""
+    if not torch.is_autocast_enabled("cpu"):
+        return own
+    dtype = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+    return functools.partial(own, autocast=dtype, onednn=onednn)
 
 
 def original(operator: Any) -> Any:
@@ -70,11 +98,84 @@ def restore(program: torch.export.ExportedProgram, wanted: Container[Any]) -> No
             node.target = original(node.target)
 
 
-def _output(input: torch.Tensor, state: torch.Tensor, bidirectional: bool, batch_first: bool) -> torch.Tensor:
+def _output(
+    input: torch.Tensor, state: torch.Tensor, bidirectional: bool, batch_first: bool, dtype: torch.dtype
+) -> torch.Tensor:
     length, batch = (input.shape[1], input.shape[0]) if batch_first else (input.shape[0], input.shape[1])
-    output = input.new_empty((length, batch, (2 if bidirectional else 1) * state.shape[-1]))
+    output = input.new_empty((length, batch, (2 if bidirectional else 1) * state.shape[-1]), dtype=dtype)
     # PyTorch's kernels give the same memory a second view.
     return output.transpose(0, 1) if batch_first else output
+
+
+_Like = tuple[torch.dtype, tuple[int, ...]]
+
+
+def _types(
+    name: str,
+    input: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    settings: tuple[Any, ...],
+    autocast: str,
+    onednn: bool,
+) -> tuple[torch.dtype, ...]:
+    """The element types of the results: those of what is given, or what autocast makes of them.
+
+    Args:
+        name: one of :data:`private.RECURRENT`.
+        input: the sequences.
+        states: the states that they begin with.
+        params: the weights.
+        settings: the other arguments.
+        autocast: the dtype that autocast on CPU casts to; empty if it is off.
+        onednn: whether oneDNN is on.
+    """
+    if input.device.type != "cpu" or not autocast:
+        return (input.dtype, *(state.dtype for state in states))
+    given = (_like(input, (0, 1)), *(_like(state, (1,)) for state in states))
+    return _autocast_types(name, autocast, onednn, given, tuple(_like(p) for p in params), settings)
+
+
+def _like(tensor: torch.Tensor, ones: Container[int] = ()) -> _Like:
+    """Its type and its sizes, of which some dimensions count as 1 at most."""
+    return tensor.dtype, tuple(
+        1 if i in ones and not (isinstance(n, int) and n == 0) else int(n) for i, n in enumerate(tensor.shape)
+    )
+
+
+@contextlib.contextmanager
+def _autocast(dtype: torch.dtype, onednn: bool) -> Iterator[None]:
+    """``torch.autocast("cpu", dtype)``, of which no trace hears, and oneDNN on or off."""
+    flags = torch.backends.mkldnn.set_flags(onednn)
+    before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", before[0])
+        torch.set_autocast_dtype("cpu", before[1])
+        torch.backends.mkldnn.set_flags(*flags)
+
+
+@functools.lru_cache(maxsize=256)
+def _autocast_types(
+    name: str,
+    autocast: str,
+    onednn: bool,
+    given: tuple[_Like, ...],
+    params: tuple[_Like, ...],
+    settings: tuple[Any, ...],
+) -> tuple[torch.dtype, ...]:
+    """What a call of zeros gives under autocast."""
+    biases, layers, _, *rest = settings
+    with private.as_in_eager(), torch.no_grad(), _autocast(getattr(torch, autocast), onednn):
+        input, *states = (torch.zeros(shape, dtype=kind) for kind, shape in given)
+        weights = [torch.zeros(shape, dtype=kind) for kind, shape in params]
+        begins = states if name == "lstm" else states[0]
+        # Without dropout it draws no random numbers.
+        results = private.recurrent(name)(input, begins, weights, biases, layers, 0.0, *rest)
+    return tuple(result.dtype for result in results)
 
 
 @torch.library.register_fake("torch2ort::lstm", lib=_library)
@@ -88,13 +189,23 @@ def _fake_lstm(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    *,
+    autocast: str = "",
+    onednn: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     hidden, cell = hx
-    output = _output(input, hidden, bidirectional, batch_first)
-    return output, hidden.new_empty(hidden.shape), cell.new_empty(cell.shape)
+    settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    types = _types("lstm", input, hx, params, settings, autocast, onednn)
+    output = _output(input, hidden, bidirectional, batch_first, types[0])
+    return (
+        output,
+        hidden.new_empty(hidden.shape, dtype=types[1]),
+        cell.new_empty(cell.shape, dtype=types[2]),
+    )
 
 
 def _fake_of_one_state(
+    name: str,
     input: torch.Tensor,
     hx: torch.Tensor,
     params: list[torch.Tensor],
@@ -104,9 +215,17 @@ def _fake_of_one_state(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    *,
+    autocast: str = "",
+    onednn: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _output(input, hx, bidirectional, batch_first), hx.new_empty(hx.shape)
+    settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    of_output, of_state = _types(name, input, [hx], params, settings, autocast, onednn)
+    output = _output(input, hx, bidirectional, batch_first, of_output)
+    return output, hx.new_empty(hx.shape, dtype=of_state)
 
 
 for _name in ("gru", "rnn_tanh", "rnn_relu"):
-    torch.library.register_fake(f"torch2ort::{_name}", _fake_of_one_state, lib=_library)
+    torch.library.register_fake(
+        f"torch2ort::{_name}", functools.partial(_fake_of_one_state, _name), lib=_library
+    )

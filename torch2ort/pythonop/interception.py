@@ -154,6 +154,7 @@ def internal_site(
     needs_input_grad: Sequence[bool],
     *,
     training: bool,
+    autocast: Autocast | None = None,
 ) -> Site:
     """A site of torch2ort's own, by which an operator runs in PyTorch's kernel.
 
@@ -162,6 +163,7 @@ def internal_site(
         arguments: :data:`TENSOR` or the Python value of each argument of ``apply``.
         needs_input_grad: one entry per argument.
         training: the mode of the export.
+        autocast: what autocast is set to while it runs; ``None`` if it is off.
 
     Returns:
         The site; the caller keeps it alive, and refers to it in
@@ -174,6 +176,7 @@ def internal_site(
         needs_input_grad=tuple(needs_input_grad),
         training=training,
         internal=True,
+        autocast=autocast,
     )
 
 

@@ -3,11 +3,13 @@
 A trace notes beside each operator what autocast is set to there. The operator gets the casts that PyTorch
 makes: it is run on tensors without data, with autocast and without, and what the two runs compute is
 compared. No list of operators is kept here; where casts do not explain the difference, an error says so.
+
+What casts inside of its kernel (a recurrent net, ``nn.Bilinear``) runs in that kernel, with autocast on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,23 +17,34 @@ import torch
 from torch2ort.capture.autocast import NOTE
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.recurrent import is_recurrent
+from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import Autocast, entered
 from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics.gradients import carrying, is_required
+from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.target import Target
 
 aten = torch.ops.aten
 _CAST = aten._to_copy.default
+_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 # Operators whose kernels on CPU call others that autocast casts the arguments of, of 419 that were tried.
 _CASTS_INSIDE = frozenset({aten._trilinear.default, aten.linalg_pinv.atol_rtol_tensor})
 
 
-def settle_autocast(graph_module: torch.fx.GraphModule, model: torch.nn.Module, *, gradients: bool) -> None:
+def settle_autocast(
+    graph_module: torch.fx.GraphModule, model: torch.nn.Module, target: Target, *, gradients: bool
+) -> list[Site]:
     """Give each operator of a program, and of the regions in it, the casts that autocast makes.
 
     Args:
         graph_module: the program; changed in place.
         model: what it is a trace of.
+        target: what the program is for.
         gradients: whether autograd recorded.
+
+    Returns:
+        The sites of the kernels that cast inside, which live as long as somebody holds them.
 
     Raises:
         UnsupportedOperatorError: autocast does something else to one.
@@ -43,11 +56,31 @@ def settle_autocast(graph_module: torch.fx.GraphModule, model: torch.nn.Module, 
         and any(_state(node) is not None for node in module.graph.nodes)
     ]
     if not casted:
-        return
+        return []
     _refuse_fast_path(graph_module, model, gradients=gradients)
+    sites: list[Site] = []
+    trained = target.differentiates or target.keeps_program
     for module in casted:
-        _Settler(module.graph).run()
+        # A region is one without gradients, or inside of one.
+        is_clear = module is graph_module or not _has_regions_with_gradient(graph_module)
+        inputs = module.graph.find_nodes(op="placeholder") if module is graph_module else ()
+        carries = carrying(module.graph, filter(is_required, inputs)) if trained else None
+        maker = SiteMaker(module.graph, carries) if target.has_kernels and is_clear else None
+        settler = _Settler(module.graph, maker)
+        settler.run()
+        sites += settler.sites
         module.recompile()
+    return sites
+
+
+def _has_regions_with_gradient(graph_module: torch.fx.GraphModule) -> bool:
+    """Whether some region of a program is one of ``torch.enable_grad()``."""
+    return any(
+        node.args[0] is True
+        for module in graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.find_nodes(op="call_function", target=_REGION)
+    )
 
 
 def _refuse_fast_path(graph_module: torch.fx.GraphModule, model: torch.nn.Module, *, gradients: bool) -> None:
@@ -82,12 +115,22 @@ def _state(node: torch.fx.Node) -> Autocast | None:
 
 
 class _Settler:
-    """Works on one graph."""
+    """Works on one graph.
 
-    def __init__(self, graph: torch.fx.Graph) -> None:
-        self._graph = graph
+    Args:
+        graph: the graph; changed in place.
+        maker: makes calls of kernels that cast inside; ``None`` where there can be none.
+    """
+
+    def __init__(self, graph: torch.fx.Graph, maker: SiteMaker | None) -> None:
+        self._graph, self._maker = graph, maker
         # What autocast keeps of parameters: the node, the dtype, the region.
         self._kept: dict[tuple[torch.fx.Node, torch.dtype, int], torch.fx.Node] = {}
+
+    @property
+    def sites(self) -> Collection[Site]:
+        """The calls of kernels that were made."""
+        return () if self._maker is None else self._maker.sites
 
     def run(self) -> None:
         """Settle every node."""
@@ -95,17 +138,22 @@ class _Settler:
             self._settle(node)
 
     def _settle(self, node: torch.fx.Node) -> None:
+        if is_recurrent(node.target):
+            # They told what stands for the net of which types its results are; the net itself knows.
+            node.kwargs = {}
         state = _state(node)
         if state is None or not _may_be_cast(node, state):
             return
         if is_recurrent(node.target):
-            raise _refused(node, state, "casts inside of it")
+            self._keep_whole(node, state)
+            return
         probe = _Probe(node)
         casted = probe.log(state)
         if casted is None:
             return  # The user's own error, which the trace did not meet either.
         if any(call[0] in _CASTS_INSIDE for call in casted.calls):
-            raise _refused(node, state, "casts inside of it")
+            self._keep_whole(node, state)
+            return
         plain = probe.log(None)
         if plain is not None and plain.calls == casted.calls:
             return
@@ -118,6 +166,12 @@ class _Settler:
             self._expand(node, state)
             return
         raise _refused(node, state, "does more to it than to cast its arguments")
+
+    def _keep_whole(self, node: torch.fx.Node, state: Autocast) -> None:
+        if self._maker is None:
+            raise _refused(node, state, "casts inside of it")
+        # What autocast keeps would be of a tensor that is the runtime's, and held for longer.
+        self._maker.replace(node, state._replace(cache=False))
 
     def _cast(self, node: torch.fx.Node, casts: Mapping[torch.fx.Node, torch.dtype]) -> None:
         for source, dtype in casts.items():

@@ -47,6 +47,8 @@ def computes_in_half(node: torch.fx.Node) -> bool:
     """Whether ``node`` computes in half precision, and does not just convert to or from it."""
     if not is_operator(node) or operator_name(node) in _CASTS:
         return False
+    if not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)):
+        return False  # a size
     return not HALF.isdisjoint(floating_dtypes(node))
 
 

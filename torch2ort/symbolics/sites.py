@@ -16,6 +16,7 @@ from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel, 
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.pythonop import TENSOR, Site
+from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.interception import internal_site
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
@@ -55,8 +56,12 @@ class SiteMaker:
         if node.target is _PYTHON_OP and node.users:
             self._token = next((u for u in node.users if u.target is operator.getitem), self._token)
 
-    def replace(self, node: torch.fx.Node) -> None:
+    def replace(self, node: torch.fx.Node, autocast: Autocast | None = None) -> None:
         """Let PyTorch's kernel do what ``node`` does.
+
+        Args:
+            node: the call of an operator.
+            autocast: what autocast is set to while it runs; ``None`` if it is off.
 
         Raises:
             UnsupportedOperatorError: it takes or gives something that a graph cannot hold.
@@ -87,6 +92,7 @@ class SiteMaker:
             tensors,
             random=is_random(node),
             differentiable=not _draws_only(node.target),
+            autocast=autocast,
         )
 
     def _make(
@@ -98,6 +104,7 @@ class SiteMaker:
         *,
         random: bool,
         differentiable: bool,
+        autocast: Autocast | None = None,
     ) -> None:
         inputs = list(tensors)
         if random or not inputs:
@@ -108,6 +115,7 @@ class SiteMaker:
             [*constants, *(TENSOR for _ in inputs)],
             [*(False for _ in constants), *needed],
             training=self._differentiated,
+            autocast=autocast,
         )
         self.sites.append(site)
         with self._graph.inserting_before(node):
