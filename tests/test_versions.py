@@ -48,6 +48,21 @@ def test_another_version_is_warned_of_at_import():
     ) in said
 
 
+def test_two_runtimes_in_one_environment_are_warned_of_at_import():
+    change = (
+        "from importlib import metadata\n"
+        "version = metadata.version\n"
+        "both = {'onnxruntime': '1.31.1', 'onnxruntime-training-cpu': '1.19.2'}\n"
+        "metadata.version = lambda name: both.get(name) or version(name)"
+    )
+    said = imported_with(change)
+    assert (
+        "Torch2OrtWarning: onnxruntime-training-cpu 1.19.2 and onnxruntime 1.31.1 are both installed, "
+        "and share one folder: what runs may be a mixture. Remove both with pip uninstall "
+        "onnxruntime-training-cpu onnxruntime, then install one of them"
+    ) in said
+
+
 def test_a_tested_version_is_not_warned_of():
     assert "Torch2OrtWarning" not in imported_with("")
 

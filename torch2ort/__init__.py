@@ -17,7 +17,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torch2ort.versions import warn_of_untested
+from torch2ort.versions import warn_of_two_runtimes, warn_of_untested
 
 if TYPE_CHECKING:
     from torch2ort._public import *  # noqa: F403
@@ -61,3 +61,4 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 warn_of_untested()
+warn_of_two_runtimes()

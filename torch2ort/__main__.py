@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from torch2ort._commands import cache, compare, info, show
-
-_RUNTIMES = ("onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime", "onnxruntime-gpu")
+from torch2ort.versions import RUNTIMES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _versions() -> str:
     """Those of torch2ort and of what it stands on, a line."""
     found = []
-    for name in ("torch2ort", "torch", "onnx", *_RUNTIMES):
+    for name in ("torch2ort", "torch", "onnx", *RUNTIMES):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")
     return ", ".join([*found, f"Python {platform.python_version()}"])

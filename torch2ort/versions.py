@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -51,6 +51,10 @@ TESTED: Mapping[str, Tested] = {
 }
 
 
+# Each of them is imported as onnxruntime, out of the same folder.
+RUNTIMES = ("onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime", "onnxruntime-gpu")
+
+
 def _text(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
@@ -79,6 +83,23 @@ def warn_of_untested() -> None:
             continue
         if not tested.holds(version):
             warn(f"{distribution} {version} is outside of what was tried. {remedy(distribution)}")
+
+
+def warn_of_two_runtimes() -> None:
+    """Issue a warning where more than one onnxruntime is installed: the later one wrote over the earlier."""
+    found = dict(_runtimes())
+    if len(found) > 1:
+        warn(
+            f"{' and '.join(f'{name} {version}' for name, version in found.items())} are both installed, and "
+            f"share one folder: what runs may be a mixture. Remove both with pip uninstall "
+            f"{' '.join(found)}, then install one of them"
+        )
+
+
+def _runtimes() -> Iterator[tuple[str, str]]:
+    for name in RUNTIMES:
+        with suppress(metadata.PackageNotFoundError):
+            yield name, installed(name)
 
 
 @contextmanager
