@@ -171,3 +171,32 @@ def test_load_from_checkpoint_gives_other_arguments_to_the_model(tmp_path):
     loaded = type(model).load_from_checkpoint(tmp_path / "x.ckpt", weights_only=False, rate=0.5)
     assert type(loaded) is Learner
     assert (loaded.hparams.width, loaded.hparams.rate) == (6, 0.5)
+
+
+class Warmed(Learner):
+    """Asks the trainer, in forward, how far it is."""
+
+    def forward(self, x):
+        output = super().forward(x)
+        return output * 0.5 if self.current_epoch < 1 else output * self.trainer.max_epochs
+
+
+@pytest.mark.long
+def test_a_forward_that_asks_for_the_epoch_has_a_graph_for_each(tmp_path):
+    found = []
+    for wrap in (lambda model: model, lambda model: torch2ort.ORTModule(model, options=JOINT)):
+        torch.manual_seed(1)
+        model = Warmed()
+        notes = []
+        object.__setattr__(model, "notes", notes)
+        trainer = lightning.Trainer(
+            max_epochs=3,
+            accelerator="cpu",
+            logger=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(wrap(model), torch.utils.data.DataLoader(rows(), batch_size=24))
+        found.append(torch.tensor([loss for loss, _ in notes]))
+    assert all(on_onnx_runtime for _, on_onnx_runtime in notes)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
