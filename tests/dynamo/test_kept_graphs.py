@@ -64,6 +64,31 @@ def test_calls_of_what_stays_whole_are_kept(tmp_path: Path) -> None:
     assert_same(second, first, "output and gradient")
 
 
+class Unread(torch.autograd.Function):
+    """Draws and checks what nobody reads."""
+
+    @staticmethod
+    def forward(ctx, x):
+        torch.rand(2)
+        torch.linalg.inv(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+def test_what_nobody_reads_is_kept(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        cached = step(Unread.apply, tmp_path, 3, 3)[1]
+        found.append((cached, torch.rand(1)))
+    assert [cached for cached, _ in found] == [[False, False], [True, True]]
+    assert_same(found[1][1], found[0][1], "the next random number")
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        torch.compile(Unread.apply, backend="torch2ort", options={"cache_dir": tmp_path})(torch.zeros(3, 3))
+
+
 def scaled(factor: float, slope: float):
     """A Function whose code reads two numbers of a closure, and whose backward is not the derivative."""
 
