@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from tests.random_programs.generate import generate
 from tests.random_programs.oracle import Verdict
 from tests.random_programs.program import Program
@@ -24,7 +26,8 @@ def main() -> int:
     without = asked.without.split(",") if asked.without else ()
 
     def judged(program: Program) -> Verdict:
-        return run_apart(program, asked.engine, asked.seconds, loud=asked.loud)
+        dtype = getattr(torch, asked.dtype)
+        return run_apart(program, asked.engine, asked.seconds, loud=asked.loud, dtype=dtype)
 
     warm_up(judged, generate(asked.seed))
     counts: collections.Counter[str] = collections.Counter()
@@ -69,7 +72,7 @@ def _report(
         return same_failure(judged(candidate), verdict)
 
     small = shrink(program, fails, asked.tries)
-    text = script(small, asked.engine)
+    text = script(small, asked.engine, asked.dtype)
     if asked.folder is None:
         print(text, flush=True)
         return
@@ -86,6 +89,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--programs", type=int, help="how many at most")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long one program may take")
     parser.add_argument("--loud", action="store_true", help="show what programs print")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float16"),
+        help="of weights and tensors",
+    )
     parser.add_argument("--engine", help="Options.engine of the ORTModules")
     parser.add_argument(
         "--without", help="operators, habit=choice pairs, actions and modes not to draw, by commas"

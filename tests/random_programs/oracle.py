@@ -1,9 +1,9 @@
 """Runs a program in eager PyTorch and on ORTModule, and judges whether they agree; scripts hold a copy.
 
-Two values agree within ``RTOL`` and ``ATOL``, in float32. Where they do not, the program runs once more in
-eager PyTorch in float64: if the runtime is not further from that than eager's own float32 is, by a factor of
-``ROUNDING``, the difference is rounding. If eager PyTorch's float32 and float64 differ by more than
-``UNSTABLE``, the program jumps where rounding does (a sign, a round, a sort), and says nothing: it is counted
+Two values agree within the ``BOUNDS`` of their type. Where they do not, the program runs once more in eager
+PyTorch in float64: if the runtime is not further from that than eager itself is, by a factor of ``ROUNDING``,
+the difference is rounding. If eager PyTorch's own type and float64 differ by more than the third of the
+bounds, the program jumps where rounding does (a sign, a round, a sort), and says nothing: it is counted
 apart. So are programs that eager refuses because of a write to what backward reads, or to a view that a
 Function returned, and ORTModule does not.
 """
@@ -17,8 +17,13 @@ import torch
 
 import torch2ort
 
-RTOL, ATOL = 1e-4, 1e-5
-ROUNDING, UNSTABLE = 8, 1e-3
+# Relative and absolute difference, and what eager PyTorch may be off by in a program that says something.
+BOUNDS = {
+    torch.float32: (1e-4, 1e-5, 1e-3),
+    torch.float16: (4e-3, 1e-3, 3e-2),
+    torch.bfloat16: (3e-2, 1e-2, 2e-1),
+}
+ROUNDING = 8
 LARGE = 1e3
 STALE = "has been modified by an inplace operation"
 AGAIN = "Trying to backward through the graph a second time"
@@ -158,14 +163,14 @@ def observe(steps, wrap, dtype=torch.float32):
     return run
 
 
-def judge(steps, engine=None):
-    """Compare what eager PyTorch and ORTModule do in ``steps(run)``."""
-    eager = observe(steps, lambda model: model)
+def judge(steps, engine=None, dtype=torch.float32):
+    """Compare what eager PyTorch and ORTModule do in ``steps(run)``, with tensors and weights of a type."""
+    eager = observe(steps, lambda model: model, dtype)
     floats = [v for _, v in eager.seen if isinstance(v, torch.Tensor) and v.numel()]
     if any(v.is_floating_point() and v.nan_to_num().abs().max() > LARGE for v in floats):
         return Verdict("unsuitable", "large values")
     options = torch2ort.Options() if engine is None else torch2ort.Options(engine=engine)
-    given = observe(steps, lambda model: torch2ort.ORTModule(model, options=options))
+    given = observe(steps, lambda model: torch2ort.ORTModule(model, options=options), dtype)
     for position, ((label, expected), (_, found)) in enumerate(zip(eager.seen, given.seen, strict=False)):
         reason = difference(found, expected)
         if reason is None:
@@ -223,9 +228,14 @@ def difference(found, expected):
         return None if same else f"{describe(found)} instead of {describe(expected)}"
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):
         return f"{describe(found)} instead of {describe(expected)}"
-    if torch.allclose(found, expected, rtol=RTOL, atol=ATOL, equal_nan=True):
+    relative, absolute, _ = bounds(expected)
+    if torch.allclose(found, expected, rtol=relative, atol=absolute, equal_nan=True):
         return None
     return f"values {found.flatten()[:8].tolist()} instead of {expected.flatten()[:8].tolist()}"
+
+
+def bounds(tensor):
+    return BOUNDS.get(tensor.dtype, BOUNDS[torch.float32])
 
 
 def describe(value):
@@ -238,8 +248,9 @@ def rounding(found, expected, precise):
     """Tell ``rounding`` from ``wrong``, and from ``unstable``, where eager PyTorch does not know either."""
     if not isinstance(precise, torch.Tensor) or precise.shape != expected.shape:
         return "unstable"
+    _, absolute, unstable = bounds(expected)
     found, expected, precise = (t.double().nan_to_num(nan=1e30) for t in (found, expected, precise))
     own, other = (expected - precise).abs().max(), (found - precise).abs().max()
-    if own > UNSTABLE * (1 + precise.abs().max()):
+    if own > unstable * (1 + precise.abs().max()):
         return "unstable"
-    return "rounding" if other <= ROUNDING * own + ATOL else "wrong"
+    return "rounding" if other <= ROUNDING * own + absolute else "wrong"

@@ -20,8 +20,8 @@ from tests.random_programs.render import render
 SECONDS = 90
 
 
-def run(program: Program, engine: str | None = None) -> Verdict:
-    """Render a program, run its source, and judge it."""
+def run(program: Program, engine: str | None = None, dtype: torch.dtype = torch.float32) -> Verdict:
+    """Render a program, run its source with tensors of a type, and judge it."""
     source = render(program)
     module = types.ModuleType("random_program")
     # So that errors of torch2ort name and quote the program's lines.
@@ -30,13 +30,18 @@ def run(program: Program, engine: str | None = None) -> Verdict:
     sys.modules[module.__name__] = module
     try:
         exec(compile(source, file, "exec"), module.__dict__)
-        return judge(module.steps, engine)
+        return judge(module.steps, engine, dtype)
     finally:
         del sys.modules[module.__name__], linecache.cache[file]
 
 
 def run_apart(
-    program: Program, engine: str | None = None, seconds: float = SECONDS, *, loud: bool = False
+    program: Program,
+    engine: str | None = None,
+    seconds: float = SECONDS,
+    *,
+    loud: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Verdict:
     """As :func:`run`, in a child: one that dies or hangs is a failure, and leaves nothing behind.
 
@@ -45,6 +50,7 @@ def run_apart(
         engine: ``Options.engine``.
         seconds: how long it may take.
         loud: whether what the child prints is seen.
+        dtype: of the program's weights and tensors.
     """
     receiving, sending = os.pipe()
     child = os.fork()
@@ -54,7 +60,7 @@ def run_apart(
         try:
             if not loud:
                 _silence()
-            verdict = run(program, engine)
+            verdict = run(program, engine, dtype)
             os.write(sending, pickle.dumps((verdict.kind, verdict.reason[:60_000])))
             status = 0
         except BaseException as error:

@@ -20,6 +20,7 @@ from tests.random_programs.shrink import same_failure, shrink
 
 # About a minute's worth on one core, and ten.
 SEEDS = [*range(1, 33), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(33, 333))]
+HALF_SEEDS = [*range(1, 5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 105))]
 CALL = Action("call", requires_grad=True)
 WRONG = Operator("x", "x", "{o} = {a} * (2 if torch.compiler.is_exporting() else 1)")
 BRANCH = Operator("x", "x", "{o} = {a} if {a}.sum() > 0 else -{a}")
@@ -46,6 +47,19 @@ def test_a_program_does_what_it_does_in_eager_pytorch_or_is_refused(seed) -> Non
     verdict = run(generate(seed))
     assert verdict.kind != "failed", (
         f"{verdict}\nTo shrink it: python -m tests.random_programs --seed {seed} --programs 1"
+    )
+
+
+@pytest.mark.parametrize("seed", HALF_SEEDS)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str
+)
+def test_a_program_in_half_precision_does_what_it_does_in_eager_pytorch_or_is_refused(seed, dtype) -> None:
+    verdict = run(generate(seed), "joint", dtype)
+    name = str(dtype).removeprefix("torch.")
+    assert verdict.kind != "failed", (
+        f"{verdict}\nTo shrink it: python -m tests.random_programs --dtype {name} --engine joint "
+        f"--seed {seed} --programs 1"
     )
 
 
