@@ -140,13 +140,15 @@ class Training:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    autocast: bool = False
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     def step(self, tokens: Tensor, targets: Tensor) -> None:
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        loss = self.model(tokens, targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            loss = self.model(tokens, targets)
         loss.backward()
         self.optimizer.step()
         self.seconds.append(time.perf_counter() - start)
@@ -250,6 +252,7 @@ def parse_arguments() -> argparse.Namespace:
     setting("--heads", type=int, default=4, help="attention heads (default: %(default)s)")
     setting("--threads", type=int, default=1, help="of each training (default: %(default)s)")
     setting("--learning-rate", type=float, default=1e-3, help="of AdamW (default: %(default)s)")
+    setting("--autocast", action="store_true", help="train under torch.autocast in bfloat16")
     setting("--output", type=Path, default=Path(), help="folder of the plot and the model (default: here)")
     return parser.parse_args()
 
@@ -268,10 +271,13 @@ def main() -> None:
     console.print(f"{size:,} parameters, {len(text):,} characters of {len(set(text))} kinds")
 
     def training(model: nn.Module) -> Training:
-        return Training(model, torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
+        return Training(model, optimizer, arguments.autocast)
 
     twin = copy.deepcopy(model)
-    eager, ort = training(model), training(torch2ort.ORTModule(twin))
+    # Half precision is for the joint engine, whichever onnxruntime is installed.
+    options = torch2ort.Options(engine="joint") if arguments.autocast else torch2ort.Options()
+    eager, ort = training(model), training(torch2ort.ORTModule(twin, options=options))
     data = batches(text, arguments.batch, arguments.context, arguments.steps)
     train_side_by_side(eager, ort, data, arguments.steps)
     console.print(loss_table(eager.losses, ort.losses))

@@ -12,8 +12,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_char_transformer_trains_exports_and_reloads(tmp_path: Path) -> None:
-    small = ["--steps=3", "--batch=2", "--context=16", "--width=32", "--layers=1", "--heads=2"]
+@pytest.mark.parametrize("more", [(), pytest.param(("--autocast",), marks=pytest.mark.long)])
+def test_the_char_transformer_trains_exports_and_reloads(more, tmp_path: Path) -> None:
+    small = ["--steps=3", "--batch=2", "--context=16", "--width=32", "--layers=1", "--heads=2", *more]
     script = ROOT / "examples" / "char_transformer.py"
     run = subprocess.run(
         [sys.executable, script, *small, "--output", tmp_path],
