@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from torch2ort.artifacts.atomic import replacing
+from torch2ort.artifacts import atomic
 from torch2ort.artifacts.checkpoint import Arrays, Progress, write_checkpoint
 from torch2ort.artifacts.description import CHECKPOINT, DESCRIPTION, Description, digest
 
@@ -50,17 +50,12 @@ class TrainingArtifacts:
         for name, model in self.models.items():
             content = model.SerializeToString()
             hashes[name] = digest(content)
-            _write(target / name, content)
+            atomic.write(target / name, content)
         start = Progress(0, 0, self.description.learning_rate)
         write_checkpoint(target / CHECKPOINT, self.state, self.description.aliases, start)
         text = replace(self.description, files=hashes).to_json()
-        _write(target / DESCRIPTION, text.encode())
+        atomic.write(target / DESCRIPTION, text.encode())
 
     def __repr__(self) -> str:
         count = len(self.description.parameters)
         return f"TrainingArtifacts({count} trained parameters, {', '.join(self.models)})"
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as file:
-        file.write_bytes(content)

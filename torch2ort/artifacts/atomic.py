@@ -22,3 +22,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file.
+
+    Args:
+        path: the file.
+        content: all of it.
+
+    Raises:
+        OSError: it cannot be written, and is as it was.
+    """
+    with replacing(path) as file:
+        file.write_bytes(content)

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
 from torch2ort.symbolics import operators
+from torch2ort.symbolics.decompositions.spread import var
 from torch2ort.training_files.derivatives.registry import derives
 
 aten = torch.ops.aten
-
-
-@derives(aten.var.correction)
-def var(
-    self: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> torch.Tensor:
-    """The mean square of the distance to the mean, of a number less than there are."""
-    axes = list(range(self.dim())) if not dim else list(dim)
-    centered = self - self.mean(axes, keepdim=True)
-    count = math.prod(self.shape[axis] for axis in axes) - (1 if correction is None else correction)
-    return (centered * centered).sum(axes, keepdim) / count
+derives(aten.var.correction)(var)
 
 
 @derives(aten.std.correction)
@@ -36,7 +22,7 @@ def std(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> torch.Tensor:
-    """Its root."""
+    """The root of the variance."""
     return torch.sqrt(var(self, dim, correction=correction, keepdim=keepdim))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from torch2ort.engines.ort_training.decompositions.table import decomposes
+from torch2ort.symbolics.decompositions.spread import var, var_mean
 
 aten = torch.ops.aten
 
@@ -29,28 +30,8 @@ def mean_dim(
     return self.sum(axes, keepdim, dtype=dtype) / count
 
 
-@decomposes(aten.var.correction)
-def var(
-    self: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> torch.Tensor:
-    """The mean of the squared distance from the mean, with ``n - correction`` for ``n``."""
-    return _var_mean(self, dim, correction, keepdim)[0]
-
-
-@decomposes(aten.var_mean.correction)
-def var_mean(
-    self: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variance and mean."""
-    return _var_mean(self, dim, correction, keepdim)
+decomposes(aten.var.correction)(var)
+decomposes(aten.var_mean.correction)(var_mean)
 
 
 @decomposes(aten.norm.Scalar, aten.norm.ScalarOpt_dim)
@@ -73,17 +54,3 @@ def adaptive_avg_pool2d(self: torch.Tensor, output_size: Sequence[int]) -> torch
         return NotImplemented  # type: ignore[no-any-return]
     kernel = [height // rows, width // columns]
     return torch.nn.functional.avg_pool2d(self, kernel, kernel)
-
-
-def _var_mean(
-    self: torch.Tensor, dim: Sequence[int] | None, correction: float | None, keepdim: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    axes = list(range(self.dim())) if not dim else list(dim)
-    count = 1
-    for axis in axes:
-        count = count * self.shape[axis]
-    average = self.mean(axes, keepdim=True)
-    centered = self - average
-    free = count - (1 if correction is None else correction)
-    variance = (centered * centered).sum(axes, keepdim) / free
-    return variance, average if keepdim else average.squeeze(axes)

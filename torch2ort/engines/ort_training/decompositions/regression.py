@@ -5,28 +5,22 @@ from __future__ import annotations
 import torch
 
 from torch2ort.engines.ort_training.decompositions.table import decomposes
+from torch2ort.symbolics.decompositions.regression import MEAN, huber_loss, mse_loss, reduced
 
 aten = torch.ops.aten
-
-_MEAN, _SUM = 1, 2
-
-
-@decomposes(aten.mse_loss.default)
-def mse_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) -> torch.Tensor:
-    """The squared difference."""
-    difference = self - target
-    return _reduced(difference * difference, reduction)
+decomposes(aten.mse_loss.default)(mse_loss)
+decomposes(aten.huber_loss.default)(huber_loss)
 
 
 @decomposes(aten.l1_loss.default)
-def l1_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) -> torch.Tensor:
+def l1_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> torch.Tensor:
     """The absolute difference."""
-    return _reduced((self - target).abs(), reduction)
+    return reduced((self - target).abs(), reduction)
 
 
 @decomposes(aten.smooth_l1_loss.default)
 def smooth_l1_loss(
-    self: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, beta: float = 1
+    self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, beta: float = 1
 ) -> torch.Tensor:
     """Squared below ``beta``, absolute above."""
     if beta == 0:
@@ -34,18 +28,7 @@ def smooth_l1_loss(
     difference = self - target
     distance = difference.abs()
     squared = difference * difference * (0.5 / beta)
-    return _reduced(torch.where(distance < beta, squared, distance - 0.5 * beta), reduction)
-
-
-@decomposes(aten.huber_loss.default)
-def huber_loss(
-    self: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, delta: float = 1
-) -> torch.Tensor:
-    """Squared up to ``delta``, absolute above."""
-    difference = self - target
-    distance = difference.abs()
-    squared = difference * difference * 0.5
-    return _reduced(torch.where(distance <= delta, squared, (distance - 0.5 * delta) * delta), reduction)
+    return reduced(torch.where(distance < beta, squared, distance - 0.5 * beta), reduction)
 
 
 @decomposes(aten.binary_cross_entropy_with_logits.default)
@@ -54,17 +37,11 @@ def binary_cross_entropy_with_logits(
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     pos_weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = MEAN,
 ) -> torch.Tensor:
     """``(1 - y) * x + (1 + (w - 1) * y) * log(1 + exp(-x))``, by the log of the sigmoid."""
     logs = torch.nn.functional.logsigmoid(self)
     if pos_weight is not None:
         logs = logs * (1 + (pos_weight - 1) * target)
     loss = (1 - target) * self - logs
-    return _reduced(loss if weight is None else loss * weight, reduction)
-
-
-def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
-    if reduction == _MEAN:
-        return loss.mean()
-    return loss.sum() if reduction == _SUM else loss
+    return reduced(loss if weight is None else loss * weight, reduction)
