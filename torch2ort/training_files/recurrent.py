@@ -96,30 +96,35 @@ def _layer(
     backwards: bool,
 ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     biases = weights[2:4] if biased else (None, None)
-    projection = weights[4 if biased else 2 :]
-    # The product of all steps at once.
+    # What all steps have in common stands in front of them: a file, and an export, is as long as its steps.
+    weight = weights[1].t()
+    projection = [matrix.t() for matrix in weights[4 if biased else 2 :]]
     given = torch.nn.functional.linear(sequence, weights[0], biases[0])
+    bias = biases[1]
+    if bias is not None and cell is not _gru:
+        given, bias = given + bias, None
     outputs = []
-    order = range(sequence.shape[0])
-    for step in reversed(order) if backwards else order:
-        state = cell(given[step], state, weights[1], biases[1])
+    # Each apart: the gradient of one that is selected is as large as all of them.
+    parts = given.unbind(0)
+    for part in reversed(parts) if backwards else parts:
+        state = cell(part, state, weight, bias)
         if projection:
-            state = [torch.nn.functional.linear(state[0], projection[0]), *state[1:]]
+            state = [state[0] @ projection[0], *state[1:]]
         outputs.append(state[0])
     if backwards:
         outputs.reverse()
     return torch.stack(outputs), state
 
 
-def _lstm(given: torch.Tensor, state: Sequence[torch.Tensor], weight: Any, bias: Any) -> list[torch.Tensor]:
-    gates = given + torch.nn.functional.linear(state[0], weight, bias)
+def _lstm(given: torch.Tensor, state: Sequence[torch.Tensor], weight: Any, _: Any) -> list[torch.Tensor]:
+    gates = given + state[0] @ weight
     i, f, g, o = gates.chunk(4, -1)
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return [torch.sigmoid(o) * torch.tanh(cell), cell]
 
 
 def _gru(given: torch.Tensor, state: Sequence[torch.Tensor], weight: Any, bias: Any) -> list[torch.Tensor]:
-    ours = torch.nn.functional.linear(state[0], weight, bias)
+    ours = state[0] @ weight if bias is None else torch.addmm(bias, state[0], weight)
     given_r, given_z, given_n = given.chunk(3, -1)
     our_r, our_z, our_n = ours.chunk(3, -1)
     reset, update = torch.sigmoid(given_r + our_r), torch.sigmoid(given_z + our_z)
@@ -128,10 +133,8 @@ def _gru(given: torch.Tensor, state: Sequence[torch.Tensor], weight: Any, bias: 
 
 
 def _rnn(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-    def cell(
-        given: torch.Tensor, state: Sequence[torch.Tensor], weight: Any, bias: Any
-    ) -> list[torch.Tensor]:
-        return [function(given + torch.nn.functional.linear(state[0], weight, bias))]
+    def cell(given: torch.Tensor, state: Sequence[torch.Tensor], weight: Any, _: Any) -> list[torch.Tensor]:
+        return [function(given + state[0] @ weight)]
 
     return cell
 
