@@ -90,11 +90,7 @@ def export_training(
     state = _Start(step, chosen)
     functions: dict[str, Site] = {}
     target = plain_target(options.opset, is_step=True)
-    models = {
-        names.TRAIN_STEP: files.train_step(step, results[1:], chosen, state.optimizer, target, functions),
-        names.TRAINING_MODEL: files.training_model(step, results[1:], target, functions),
-        names.OPTIMIZER_MODEL: files.optimizer_model(step, chosen, state.optimizer, target),
-    }
+    models = files.of_training(step, results[1:], chosen, state.optimizer, target, functions)
     refuse_assumed_of_half(step.joint.graph_module.graph, is_forward=False)
     known = state_names(model, wrapped)
     models[names.EVAL_MODEL], evaluated, _ = without_gradients(
@@ -105,7 +101,7 @@ def export_training(
     models[names.INFERENCE_MODEL], inferred, outputs = without_gradients(
         model, alone, known, state.model, None, options, functions
     )
-    gradients = {name: files.accumulated(name) for name in files.reached_names(step)}
+    sums = {name: files.accumulated(name) for name in files.reached_names(step)}
     description = Description(
         batch=structure,
         inputs=described.batch(step),
@@ -115,10 +111,10 @@ def export_training(
         parameters={name: described.fixed(value) for name, value in state.parameters.items()},
         buffers={name: described.fixed(value) for name, value in state.buffers.items()},
         optimizer={name: described.fixed(value) for name, value in state.flat.items()},
-        gradients=gradients,
+        gradients=sums,
         evaluated={names.EVAL_MODEL: evaluated, names.INFERENCE_MODEL: inferred},
         aliases=described.aliases(wrapped, state.model),
-        feeds=described.feeds(models, gradients),
+        feeds=described.feeds(models, sums),
         learning_rate=float(getattr(chosen, "lr", 1e-3)),
         seeded=described.is_seeded(models[names.TRAIN_STEP], functions),
         functions=described.function_names(functions),

@@ -187,7 +187,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, list[np.ndarray]]:
     for name, (function, tensors) in CASES.items():
         found = made.compute(derived(function), [nodes[name, i] for i in range(len(tensors) + 1)])
         made.outputs.update({f"{name}.out.{i}": node for i, node in enumerate(found)})
-    model = lower_step(made, plain_target(request.param, is_step=True), {})
+    model = lower_step(made, plain_target(request.param, is_step=True), {}).file()
     assert {node.domain for node in model.graph.node} == {""}
     assert [one.version for one in model.opset_import if not one.domain] == [request.param]
     settings = onnxruntime.SessionOptions()

@@ -200,6 +200,15 @@ def test_what_is_no_parameter_may_be_in_half_precision(tmp_path):
     assert loss == pytest.approx(F.mse_loss(model(x), y).item(), rel=1e-5)
 
 
+class Rated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, learning_rate):
+        return (self.weight * learning_rate).sum()
+
+
 def named(name):
     return {name: lambda outputs, targets: outputs.sum()}
 
@@ -312,6 +321,25 @@ def named(name):
             OptionError,
             "metrics['weight']: a graph of the training step has that name for another tensor; give the "
             "metric another one",
+        ),
+        (
+            lambda: torch2ort.export_training(Rated(), {"learning_rate": torch.ones(2)}),
+            ExportError,
+            "the model's argument 'learning_rate' has the name of another input of the training step; give "
+            "the argument another name",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, metrics=named("updated.weight")),
+            OptionError,
+            "metrics['updated.weight']: a graph of the training step has that name for another tensor; give "
+            "the metric another one",
+        ),
+        (
+            lambda: export(
+                torch.nn.Linear(3, 2), loss=F.mse_loss, metrics={"half": lambda o, t: o.sum().bfloat16()}
+            ),
+            OptionError,
+            "metrics['half'] is torch.bfloat16, of which numpy has no arrays; convert it with .float()",
         ),
         (
             lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, metrics=named("targets")),

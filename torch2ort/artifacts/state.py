@@ -199,6 +199,9 @@ _NUMPY: dict[str, Any] = {
     "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
+    "tensor(int16)": np.int16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }
 

@@ -38,16 +38,34 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, metrics: Any) -> None
 
 
 def check_results(models: Mapping[str, onnx.ModelProto], results: list[str]) -> None:
-    """Refuse metrics whose names the graphs have for something else.
+    """Refuse metrics whose names the graphs have for something else, or whose values no array holds.
 
     Raises:
-        OptionError: one has such a name.
+        OptionError: there is such a one.
     """
     for model in models.values():
-        outputs = {value.name for value in model.graph.output}
+        types = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
         for name in results:
-            if name not in outputs:
+            if name not in types:
+                raise name_taken(name)
+            if types[name] == onnx.TensorProto.BFLOAT16:
                 raise OptionError(
-                    f"metrics[{name!r}]: a graph of the training step has that name for another tensor; give "
-                    f"the metric another one"
+                    f"metrics[{name!r}] is torch.bfloat16, of which numpy has no arrays; convert it with "
+                    f".float()"
                 )
+
+
+def name_taken(name: str) -> OptionError:
+    """The error for a metric whose name something else has."""
+    return OptionError(
+        f"metrics[{name!r}]: a graph of the training step has that name for another tensor; give the metric "
+        f"another one"
+    )
+
+
+def input_taken(name: str) -> ExportError:
+    """The error for an argument of the model whose name something else has."""
+    return ExportError(
+        f"the model's argument {name!r} has the name of another input of the training step; give the "
+        f"argument another name"
+    )

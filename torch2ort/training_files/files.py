@@ -8,11 +8,14 @@ from typing import Any
 import onnx
 import torch
 
+from torch2ort.artifacts.description import OPTIMIZER_MODEL, TRAIN_STEP, TRAINING_MODEL
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import Site
 from torch2ort.symbolics.target import Target
 from torch2ort.training_files._torch_private import DATA_DEPENDENT
-from torch2ort.training_files.lowered_step import lower_step
+from torch2ort.training_files.arguments import name_taken
+from torch2ort.training_files.joined import joined
+from torch2ort.training_files.lowered_step import Part, lower_step
 from torch2ort.training_files.step_graph import (
     LEARNING_RATE,
     RESET,
@@ -69,41 +72,82 @@ def _nested(
     }
 
 
-def train_step(
+def of_training(
     step: TracedStep,
     metrics: Sequence[str],
     optimizer: Optimizer,
     state: Mapping[str, Any],
     target: Target,
     functions: dict[str, Site],
-) -> onnx.ModelProto:
-    """Batch, learning rate, parameters and state in; loss, metrics, parameters and state out."""
+) -> dict[str, onnx.ModelProto]:
+    """The files with gradients or an optimizer, by their names.
+
+    Args:
+        step: the step.
+        metrics: names of what is computed beside the loss.
+        optimizer: its function.
+        state: what the optimizer starts from.
+        target: what the files are for.
+        functions: gets the site of each Function that stays one, by its key.
+
+    Raises:
+        ExportError: the optimizer cannot be exported, or a file would be too large.
+        UnsupportedOperatorError: an operator has no translation to ONNX's own.
+        OptionError: a metric has the name of another output.
+    """
+    gradients = of_gradients(step, metrics, target, functions)
+    optimizing = of_optimizer(step, optimizer, state, target)
+    return {
+        TRAIN_STEP: train_step(step, gradients, optimizing),
+        TRAINING_MODEL: training_model(step, gradients, target),
+        OPTIMIZER_MODEL: optimizing.file(),
+    }
+
+
+def of_gradients(
+    step: TracedStep, metrics: Sequence[str], target: Target, functions: dict[str, Site]
+) -> Part:
+    """Batch, parameters and buffers in; loss, metrics, buffers and gradients out: a part of two files."""
     made = StepGraph(mode_of(step))
     values = place_inputs(made, step)
-    flat = flat_state(state)
-    states = {name: made.input(name, value.shape, value.dtype) for name, value in flat.items()}
-    rate = made.input(LEARNING_RATE, (), torch.float32)
     _add_seed(made, step)
     gradients = add_step(made, step, values)
     _results(made, step, metrics, values)
-    parameters = {name: made.inputs[name] for name in parameter_names(step)}
-    _optimize(made, optimizer, state, parameters, gradients, states, rate)
-    _buffers(made, step, values)
+    others = {updated(step.given[position].name): values[n] for position, n in step.joint.written.items()}
+    others.update({_gradient(name): gradients[name] for name in reached_names(step)})
+    for name in made.outputs.keys() & others:
+        raise name_taken(name)
+    made.outputs.update(others)
     return lower_step(made, target, functions)
 
 
-def training_model(
-    step: TracedStep, metrics: Sequence[str], target: Target, functions: dict[str, Site]
-) -> onnx.ModelProto:
+def of_optimizer(step: TracedStep, optimizer: Optimizer, state: Mapping[str, Any], target: Target) -> Part:
+    """Parameters, their gradients, state and learning rate in; parameters and state out."""
+    made = StepGraph(mode_of(step))
+    nodes = _parameters(step)
+    names = parameter_names(step)
+    parameters = {name: made.input_like(name, nodes[name]) for name in names}
+    gradients = {n: made.input_like(accumulated(n), nodes[n]) for n in reached_names(step)}
+    flat = flat_state(state)
+    states = {name: made.input(name, value.shape, value.dtype) for name, value in flat.items()}
+    rate = made.input(LEARNING_RATE, (), torch.float32)
+    _optimize(made, optimizer, state, parameters, gradients, states, rate)
+    return lower_step(made, target, {})
+
+
+def train_step(step: TracedStep, gradients: Part, optimizer: Part) -> onnx.ModelProto:
+    """Batch, learning rate, parameters and state in; loss, metrics, parameters and state out."""
+    connected = {accumulated(name): _gradient(name) for name in reached_names(step)}
+    return joined(gradients, optimizer, connected, shared=parameter_names(step))
+
+
+def training_model(step: TracedStep, gradients: Part, target: Target) -> onnx.ModelProto:
     """Batch, parameters and sums of gradients in; loss, metrics and sums of gradients out."""
     made = StepGraph(mode_of(step))
-    values = place_inputs(made, step)
-    names = reached_names(step)
-    sums = {n: made.input_like(accumulated(n), made.inputs[n]) for n in names}
+    nodes, names = _parameters(step), reached_names(step)
+    sums = [made.input_like(accumulated(n), nodes[n]) for n in names]
+    fresh = [made.input_like(_gradient(n), nodes[n]) for n in names]
     reset = made.input(RESET, (1,), torch.bool)
-    _add_seed(made, step)
-    gradients = add_step(made, step, values)
-    _results(made, step, metrics, values)
 
     def add(fresh: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
         half = len(tensors) // 2
@@ -115,27 +159,20 @@ def training_model(
             for total, gradient in zip(tensors[:half], tensors[half:], strict=True)
         ]
 
-    given = [reset, *(sums[n] for n in names), *(gradients[n] for n in names)]
-    for name, node in zip(names, made.compute(add, given), strict=True):
+    for name, node in zip(names, made.compute(add, [reset, *sums, *fresh]), strict=True):
         made.outputs[f"{name}_grad.accumulation.out"] = node
-    _buffers(made, step, values)
-    return lower_step(made, target, functions)
+    return joined(
+        gradients, lower_step(made, target, {}), {_gradient(name): _gradient(name) for name in names}
+    )
 
 
-def optimizer_model(
-    step: TracedStep, optimizer: Optimizer, state: Mapping[str, Any], target: Target
-) -> onnx.ModelProto:
-    """Parameters, their gradients, state and learning rate in; parameters and state out."""
-    made = StepGraph(mode_of(step))
-    nodes = {step.given[p].name: n for n, p in step.joint.inputs.items() if step.given[p].kind == "parameter"}
-    names = parameter_names(step)
-    parameters = {name: made.input_like(name, nodes[name]) for name in names}
-    gradients = {n: made.input_like(accumulated(n), nodes[n]) for n in reached_names(step)}
-    flat = flat_state(state)
-    states = {name: made.input(name, value.shape, value.dtype) for name, value in flat.items()}
-    rate = made.input(LEARNING_RATE, (), torch.float32)
-    _optimize(made, optimizer, state, parameters, gradients, states, rate)
-    return lower_step(made, target, {})
+def _gradient(name: str) -> str:
+    """What the gradient of a parameter is called between two parts of a file."""
+    return f"gradient of {name}"
+
+
+def _parameters(step: TracedStep) -> dict[str, torch.fx.Node]:
+    return {step.given[p].name: n for n, p in step.joint.inputs.items() if step.given[p].kind == "parameter"}
 
 
 def parameter_names(step: TracedStep) -> list[str]:
@@ -163,11 +200,6 @@ def _results(
     loss = made.outputs["loss"]
     if loss.meta["val"].dim():
         made.outputs["loss"] = made.compute(lambda value: [value.reshape(())], [loss])[0]
-
-
-def _buffers(made: StepGraph, step: TracedStep, values: Mapping[torch.fx.Node, torch.fx.Node]) -> None:
-    for position, node in step.joint.written.items():
-        made.outputs[updated(step.given[position].name)] = values[node]
 
 
 def _optimize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 import onnx.inliner
@@ -23,7 +25,38 @@ from torch2ort.training_files.step_graph import StepGraph
 _MOST_BYTES = (1 << 31) - 1
 
 
-def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> onnx.ModelProto:
+@dataclass(frozen=True)
+class Part:
+    """A translated graph whose inputs and outputs have no names yet.
+
+    Attributes:
+        proto: the graph.
+        inputs: of each input, in order.
+        outputs: of each output, in order.
+        constants: values of inputs that become constants.
+        calls: whether it calls Functions.
+    """
+
+    proto: onnx.ModelProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, torch.Tensor]
+    calls: bool
+
+    def model(self) -> ir.Model:
+        """The graph, to be changed: what is renamed in it is so in its proto, too."""
+        return ir.from_proto(copy.deepcopy(self.proto))
+
+    def file(self) -> onnx.ModelProto:
+        """The graph with its names, and with its constants in it.
+
+        Raises:
+            ExportError: the graph is larger than a file of protobuf may be.
+        """
+        return named(self.model(), self.inputs, self.outputs, self.constants, self.calls)
+
+
+def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> Part:
     """Translate a graph.
 
     Args:
@@ -33,19 +66,20 @@ def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> o
 
     Raises:
         UnsupportedOperatorError: an operator has no translation to ONNX's own.
-        ExportError: the graph is larger than a file of protobuf may be.
     """
     lowered = lower_half(made.finished(), target)
     functions.update({site.key: site for site in lowered.calls.values()})
     model = ir.from_proto(lowered.proto)
     _tie_derivatives(model.graph, lowered)
-    return named(model, list(made.inputs), list(made.outputs), made.constants, bool(lowered.calls))
+    # Checks of indices are functions of the file: without them, all nodes are ONNX's own.
+    proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
+    return Part(proto, tuple(made.inputs), tuple(made.outputs), made.constants, bool(lowered.calls))
 
 
 def named(
     model: ir.Model,
-    inputs: list[str],
-    outputs: list[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
     constants: Mapping[str, torch.Tensor],
     calls: bool,
 ) -> onnx.ModelProto:
@@ -73,7 +107,6 @@ def named(
         raise ExportError(
             "the constants of the training step are larger than 2 GiB, which one ONNX file holds"
         )
-    # Checks of indices are functions of the file: without them, all nodes are ONNX's own.
     proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
     if not calls:
         onnx.checker.check_model(proto)

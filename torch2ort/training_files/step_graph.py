@@ -17,6 +17,7 @@ from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_O
 from torch2ort.runtime.profiling import kernel_name
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
+from torch2ort.training_files.arguments import input_taken
 from torch2ort.training_files.inlining import inline
 from torch2ort.training_files.randomness import draw_from_seed
 from torch2ort.training_files.traced import TracedStep
@@ -45,7 +46,12 @@ class StepGraph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.fx.Node:
-        """One more input of a fixed shape."""
+        """One more input of a fixed shape.
+
+        Raises:
+            ExportError: an argument of the model has its name.
+        """
+        self._refuse(name)
         made = self.graph.placeholder(f"input_{len(self.inputs)}")
         with self.mode:
             made.meta = {"val": torch.empty(list(shape), dtype=dtype)}
@@ -53,10 +59,19 @@ class StepGraph:
         return made
 
     def input_like(self, name: str, node: torch.fx.Node) -> torch.fx.Node:
-        """One more input, as a node of another graph of the same mode gives it."""
+        """One more input, as a node of another graph of the same mode gives it.
+
+        Raises:
+            ExportError: an argument of the model has its name.
+        """
+        self._refuse(name)
         made = self.inputs[name] = self.graph.placeholder(f"input_{len(self.inputs)}")
         made.meta = {"val": node.meta["val"].detach()}
         return made
+
+    def _refuse(self, name: str) -> None:
+        if name in self.inputs:
+            raise input_taken(name)
 
     def compute(
         self, function: Callable[..., Sequence[torch.Tensor]], arguments: Sequence[torch.fx.Node]
