@@ -90,6 +90,22 @@ def test_two_runs_of_one_file_give_the_same_bits(folder, batch, tmp_path):
     assert bits(tmp_path / "a") == bits(tmp_path / "b")
 
 
+def test_its_state_stays_in_two_sets_of_buffers_that_take_turns(folder, batch):
+    session = TrainingSession(folder)
+    state = session._state
+
+    def places():
+        return [{name: value.data_ptr() for name, value in one.items()} for one in state.sets]
+
+    before, turns = places(), []
+    for _ in range(4):
+        session.step(batch)
+        turns.append(state.current)
+    assert places() == before
+    assert not set(before[0].values()) & set(before[1].values())
+    assert turns == [1, 0, 1, 0]
+
+
 def test_random_operators_draw_by_the_seed_and_the_step(folder, batch):
     def losses(seed):
         session = TrainingSession(folder)
