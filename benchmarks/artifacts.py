@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import onnxruntime
 import torch
+from _machine import processor
 from _models import HIDDEN, LAYERS, LENGTH, batch, bert
 from _timing import interleaved_medians
 from torch import nn
@@ -103,10 +103,7 @@ def main() -> None:
         "eager": eager(copy.deepcopy(net), lambda m: m(**arguments).loss),
     }
     compare(f"BERT {BATCH}x{LENGTH}, hidden {HIDDEN}, {LAYERS} layers", ways, rounds=10, calls=1)
-    print(
-        f"({platform.processor() or platform.machine()}, torch {torch.__version__}, onnxruntime "
-        f"{onnxruntime.__version__})"
-    )
+    print(f"({processor()}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__})")
 
 
 if __name__ == "__main__":
