@@ -221,12 +221,13 @@ def test_nothing_is_shown_without_a_terminal(monkeypatch):
     assert stream.getvalue() == ""
 
 
-def test_nothing_is_shown_without_rich(monkeypatch):
+def test_without_rich_a_phase_gets_one_line_that_stays(monkeypatch):
     terminal = _terminal(monkeypatch)
     monkeypatch.setattr(progress, "_has_rich", lambda: False)
     with Startup("Model").recording("trace"):
-        time.sleep(0.1)
-    assert terminal.getvalue() == ""
+        _wait_for(terminal.getvalue)
+        time.sleep(0.2)
+    assert terminal.getvalue() == "torch2ort: Model: trace (0 s)\n"
 
 
 def test_a_debuggers_prompt_is_left_alone(monkeypatch):

@@ -1,4 +1,4 @@
-"""A line that says which phase of a long start-up runs, on a terminal, where rich is installed."""
+"""A line that says which phase of a long start-up runs, on a terminal: a live one where rich is installed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _can_show() -> bool:
         terminal = sys.stderr.isatty()
     except (AttributeError, ValueError):
         return False
-    return terminal and is_shown(logging.WARNING) and _has_rich()
+    return terminal and is_shown(logging.WARNING)
 
 
 @functools.cache
@@ -59,8 +59,24 @@ def _has_rich() -> bool:
 
 
 def _show(name: str, now: Callable[[], tuple[str, float]], done: threading.Event, watched: int) -> None:
-    if done.wait(PATIENCE):
-        return
+    if not done.wait(PATIENCE):
+        (_show_live if _has_rich() else _show_plainly)(name, now, done, watched)
+
+
+def _show_plainly(
+    name: str, now: Callable[[], tuple[str, float]], done: threading.Event, watched: int
+) -> None:
+    shown_phase = None
+    while not done.is_set():
+        phase, seconds = now()
+        if phase != shown_phase and not _is_debugged(watched):
+            print(_line(name, phase, seconds), file=sys.stderr, flush=True)
+            shown_phase = phase
+        # A line that was written stays, so phases that end soon get none.
+        done.wait(PATIENCE)
+
+
+def _show_live(name: str, now: Callable[[], tuple[str, float]], done: threading.Event, watched: int) -> None:
     live_module, text_module = importlib.import_module("rich.live"), importlib.import_module("rich.text")
     console = importlib.import_module("rich.console").Console(stderr=True)
     while not done.is_set():
@@ -77,9 +93,12 @@ def _show(name: str, now: Callable[[], tuple[str, float]], done: threading.Event
         ) as live:
             while not done.is_set() and not _is_debugged(watched):
                 phase, seconds = now()
-                line = text_module.Text(f"torch2ort: {name}: {phase} ({seconds:.0f} s)")
-                live.update(line, refresh=True)
+                live.update(text_module.Text(_line(name, phase, seconds)), refresh=True)
                 done.wait(_REFRESH)
+
+
+def _line(name: str, phase: str, seconds: float) -> str:
+    return f"torch2ort: {name}: {phase} ({seconds:.0f} s)"
 
 
 def _is_debugged(thread: int) -> bool:
