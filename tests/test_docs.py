@@ -20,7 +20,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "examples").rglob("*.md")),
+    *sorted(page for page in (ROOT / "examples").rglob("*.md") if "node_modules" not in page.parts),
 )
 OURS = "python -m torch2ort "
 
