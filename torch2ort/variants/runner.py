@@ -41,7 +41,11 @@ class Runner:
         exported: the exported model behind the last call; ``None`` before the first.
         startup: what exports and first runs took.
         profile: what watches the next calls; ``None`` if nothing does.
+        counted_in_keys: the attributes that an export's key has, where the code of a model reaches its own
+            ORTModule, as it does inside of accelerate's autocast; the others change with every call.
     """
+
+    counted_in_keys = frozenset({"model", "options"})
 
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         self.model = model

@@ -350,6 +350,18 @@ print(json.dumps([[key.digest, key.components] for key in keys]))
 """
 
 
+def test_an_ortmodule_in_reach_of_its_model_counts_by_that_model():
+    """As where accelerate put autocast around the forward of an ORTModule, and so into that of its model."""
+    model = linear()
+    module = torch2ort.ORTModule(model)
+    model.around = lambda: module
+    before = key_of(model)
+    module(torch.randn(3, 4))
+    assert key_of(model) == before
+    model[0] = torch.nn.Linear(4, 4, bias=False)
+    assert key_of(model).digest != before.digest
+
+
 def test_the_key_is_the_same_in_each_process_and_on_each_rank():
     keys = []
     for seed, rank in (("0", "0"), ("77", "1")):

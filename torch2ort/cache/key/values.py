@@ -304,7 +304,7 @@ class Values:
         own = getattr(value, "__dict__", None)
         own, skipped = {} if own is None else own, _HASHES
         if isinstance(own, dict):
-            skipped = skipped | self._unread.of(own)
+            skipped = skipped | self._unread.of(own) | _uncounted(type(value), own)
             self._walk.guards.attributes(own, f"a {type(value).__name__}", skipped=skipped)
         for name in sorted(own, key=str):
             if name not in skipped:
@@ -518,3 +518,11 @@ def _file_digest(module: str) -> str:
         raise Unkeyable(f"the module {module} has no file that could be compared between processes")
     with open(file, "rb") as stream:
         return hashlib.sha256(stream.read()).hexdigest()
+
+
+def _uncounted(kind: type, attributes: Collection[str]) -> frozenset[str]:
+    """The attributes of an object of torch2ort's that its class says to count in no key."""
+    package = package_of_module(kind.__module__)
+    own = package is not None and package.name == "torch2ort"
+    counted = getattr(kind, "counted_in_keys", None) if own else None
+    return frozenset() if counted is None else frozenset(attributes) - counted
