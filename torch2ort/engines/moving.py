@@ -7,6 +7,7 @@ the address that forward was given, and so do the contexts of Functions. Their b
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -52,8 +53,7 @@ class MovingFeeds:
         """
         moved = before.moved()
         self._looks += 1
-        # DeepSpeed's are always gathered anew, be it by chance to where they were.
-        self._move = self._move or bool(moved) or any(hasattr(feed, "ds_status") for feed in before.feeds)
+        self._move = self._move or bool(moved) or _by_deepspeed(before.feeds)
         for position in moved.difference(copied):
             tensor = before.feeds[position]
             kind = f"a tensor of {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"
@@ -88,6 +88,12 @@ class Places:
 
 
 _KNOWN: weakref.WeakKeyDictionary[Any, MovingFeeds] = weakref.WeakKeyDictionary()
+
+
+def _by_deepspeed(feeds: Sequence[torch.Tensor]) -> bool:
+    """Whether DeepSpeed gathers some, always anew, be it by chance to where they were."""
+    # Every backward asks, and few processes have it.
+    return "deepspeed" in sys.modules and any(hasattr(feed, "ds_status") for feed in feeds)
 
 
 def _among_processes() -> bool:
