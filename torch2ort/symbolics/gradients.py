@@ -29,15 +29,14 @@ def carrying(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> frozen
 
     What such a result is written into counts with all that shares its memory, whenever it was made.
     """
-    found = set(required)
-    known = -1
-    while known < len(found):
-        known = len(found)
+    found, more = set[torch.fx.Node](), set(required)
+    # Once, but where something is written to that carried none.
+    while not more <= found:
+        found |= more
         for node in graph.nodes:
-            if node not in found and _carries(node, found):
+            if node in found or _carries(node, found):
                 found.add(node)
-            if node in found:
-                found.update(source for written in written_by(node) for source in sources_of(written))
+                more.update(source for written in written_by(node) for source in sources_of(written))
     return frozenset(found)
 
 
