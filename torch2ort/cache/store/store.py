@@ -108,7 +108,7 @@ class Store:
         except FileNotFoundError:
             return None
         except (files.UntrustedError, OSError) as error:
-            _warn(f"the export cache's entry {path} is not used: {error}.")
+            warn(f"the export cache's entry {path} is not used: {error}.")
             return None
 
     def find(self, text: str) -> Iterator[Manifest]:
@@ -158,7 +158,7 @@ class Store:
         try:
             self._write(manifest, content)
         except OSError as error:
-            _warn(f"the export cache could not be written, so the next start will export again: {error}.")
+            warn(f"the export cache could not be written, so the next start will export again: {error}.")
             return False
         self._evict(keep=manifest.digest)
         return True
@@ -251,7 +251,7 @@ class Store:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _drop_damaged(self, path: Path, reason: Exception) -> None:
-        _warn(f"the export cache's entry {path} is damaged and is made again: {reason}.")
+        warn(f"the export cache's entry {path} is damaged and is made again: {reason}.")
         self.remove(path.name)
 
 
@@ -283,10 +283,6 @@ def _size(path: Path) -> int:
         return sum(file.stat().st_size for file in path.iterdir())
     except OSError:
         return 0
-
-
-def _warn(message: str) -> None:
-    warn(message)
 
 
 def manifest_of(
