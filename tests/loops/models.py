@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torch2ort
+from tests.support.functions import Affine, Square
 
 
 class Gate(torch.autograd.Function):
@@ -30,6 +31,18 @@ class Gated(torch.nn.Module):
 
     def forward(self, x):
         return Gate.apply(x)
+
+
+class Layer(torch.nn.Module):
+    """Its Functions keep weights for their backward; one weight is its own, others are of a module below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return Square.apply(self.linear(x)) * self.scale + Affine.apply(x, self.scale)
 
 
 class Classifier(torch.nn.Module):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import torch2ort
-from tests.support.functions import Affine, Square
+from tests.loops.models import Layer
 from tests.support.processes import in_two_processes
 
 pytest.importorskip("deepspeed", reason="pip install 'torch2ort[deepspeed]'")
@@ -20,18 +20,6 @@ pytestmark = [
 ]
 
 STEPS, SAVED_AFTER = 6, 3
-
-
-class Layer(torch.nn.Module):
-    """Its Functions keep weights for their backward; one weight is its own, others are of a module below."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.scale = torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, x):
-        return Square.apply(self.linear(x)) * self.scale + Affine.apply(x, self.scale)
 
 
 class Stack(torch.nn.Module):

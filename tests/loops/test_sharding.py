@@ -7,24 +7,12 @@ import torch
 import torch.distributed as dist
 
 import torch2ort
-from tests.support.functions import Affine, Square
+from tests.loops.models import Layer
 from tests.support.processes import in_two_processes
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="this build of torch has no distributed package"
 )
-
-
-class Layer(torch.nn.Module):
-    """Its Functions keep weights for their backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.scale = torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, x):
-        return Square.apply(self.linear(x)) * self.scale + Affine.apply(x, self.scale)
 
 
 class Stack(torch.nn.Module):
