@@ -31,6 +31,12 @@ UNDER = (
     "if x0.requires_grad:",
     "for _ in range(2):",
 )
+INFERENCE = (
+    "with torch.inference_mode():",
+    "with torch.inference_mode():",
+    "with torch.inference_mode(False):",
+    "with torch.no_grad(), torch.inference_mode(False):",
+)
 CALL_MODES = (
     "torch.no_grad()",
     "torch.inference_mode()",
@@ -50,7 +56,7 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
             drawn.
     """
     drawn = _settled(_Generator(random.Random(seed), frozenset(without)).program())
-    return _varied(random.Random(f"variations of {seed}"), drawn)
+    return _varied(random.Random(f"variations of {seed}"), drawn, without)
 
 
 def _settled(program: Program) -> Program:
@@ -68,7 +74,7 @@ def _settled(program: Program) -> Program:
     return replace(program, functions=functions)
 
 
-def _varied(draw: random.Random, program: Program) -> Program:
+def _varied(draw: random.Random, program: Program, without: Collection[str]) -> Program:
     """The program with what is drawn apart, so that it leaves the rest of a seed's program as it is."""
     script = []
     for action in program.script:
@@ -77,7 +83,18 @@ def _varied(draw: random.Random, program: Program) -> Program:
             script.append(replace(action, strided=strided, high=6 if out_of_range else 4))
         else:
             script.append(action)
-    return replace(program, script=tuple(script), optimizer=draw.choice(("SGD", "SGD", "AdamW")))
+    optimizer = draw.choice(("SGD", "SGD", "AdamW"))
+    body = tuple(_in_inference_mode(draw, statement, without) for statement in program.body)
+    return replace(program, body=body, script=tuple(script), optimizer=optimizer)
+
+
+def _in_inference_mode(draw: random.Random, statement: Statement, without: Collection[str]) -> Statement:
+    drawn, under = draw.random() < 0.04, draw.choice(INFERENCE)
+    return (
+        replace(statement, under=under)
+        if drawn and not statement.under and under not in without
+        else statement
+    )
 
 
 class _Generator:

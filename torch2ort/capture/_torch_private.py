@@ -13,6 +13,7 @@
 | torch.nn.modules.module._global_buffer_registration_hooks | 2.11-2.15.0 |
 | torch.overrides._get_current_function_mode_stack | 2.11-2.15.0 |
 | torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.11-2.15.0 |
+| torch._C._set_grad_enabled, _InferenceMode, which torch.autograd.grad_mode calls | 2.11-2.15.0 |
 | torch._functorch._aot_autograd.utils, whose hook on buffers a failed export leaves there | 2.11.0 |
 """
 
@@ -37,6 +38,7 @@ with private_names("torch"):
 
     need(OpOverload, "_schema")
     need(torch.amp, "_enter_autocast", "_exit_autocast")
+    need(torch._C, "_set_grad_enabled", "_InferenceMode")
     need(torch.overrides, "_get_current_function_mode_stack")
     need(torch._VF, "_pack_padded_sequence")
     need(torch.export.ExportedProgram, "_guards_code")
@@ -46,18 +48,24 @@ with private_names("torch"):
 __all__ = [
     "DATA_DEPENDENT",
     "BatchNorm",
+    "InferenceMode",
     "OpOverload",
     "is_compiled",
     "mask_is_a_mask",
+    "modes_set_by",
     "no_autocast_nodes",
     "no_hooks_left",
     "nodes_noted",
     "pack_padded_sequence",
+    "set_grad_enabled",
     "size_guards",
 ]
 
 
 _ENTER, _EXIT = (getattr(torch.amp, name) for name in ("_enter_autocast", "_exit_autocast"))
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+InferenceMode: Callable[[bool], contextlib.AbstractContextManager[None]] = torch._C._InferenceMode
 
 # What nn.utils.rnn.pack_padded_sequence calls.
 pack_padded_sequence = torch._VF._pack_padded_sequence
@@ -69,6 +77,18 @@ DATA_DEPENDENT: tuple[type[Exception], ...] = (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+
+
+@contextlib.contextmanager
+def modes_set_by(
+    gradients: Callable[[bool], None], inference: Callable[[bool], contextlib.AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Let ``torch.no_grad``, ``enable_grad``, ``set_grad_enabled`` and ``inference_mode`` call these."""
+    torch._C._set_grad_enabled, torch._C._InferenceMode = gradients, inference  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled, torch._C._InferenceMode = set_grad_enabled, InferenceMode  # type: ignore[assignment, misc]
 
 
 def size_guards(program: torch.export.ExportedProgram) -> list[str]:

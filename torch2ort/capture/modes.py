@@ -7,13 +7,12 @@ What ``forward`` computes may depend on them (``torch.is_grad_enabled()``, ``h.r
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
+from torch2ort.capture.inference_mode import traced_inference_mode
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.autocast import Autocast, entered
 
@@ -63,8 +62,8 @@ def traceable_modes(modes: Modes) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if modes.inference:
             stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(_inference_mode_for_users())
         stack.enter_context(torch.set_grad_enabled(modes.gradients))
+        stack.enter_context(traced_inference_mode(modes.inference))
         stack.enter_context(entered(modes.autocast))
         yield
 
@@ -86,21 +85,3 @@ def same_grad_mode(model: torch.nn.Module) -> Iterator[None]:
             f"behind its call, which a graph cannot do. Use `with torch.set_grad_enabled({not before}):` "
             f"around the part that it is meant for"
         )
-
-
-@contextlib.contextmanager
-def _inference_mode_for_users() -> Iterator[None]:
-    """Let ``torch.is_inference_mode_enabled()`` say yes to code that is not torch's own."""
-    asked = torch.is_inference_mode_enabled
-    thread = threading.get_ident()
-
-    def is_inference_mode_enabled() -> bool:
-        caller: str = sys._getframe(1).f_globals.get("__name__", "")
-        users = threading.get_ident() == thread and caller.partition(".")[0] != "torch"
-        return True if users else asked()
-
-    torch.is_inference_mode_enabled = is_inference_mode_enabled
-    try:
-        yield
-    finally:
-        torch.is_inference_mode_enabled = asked

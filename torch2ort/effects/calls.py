@@ -18,6 +18,7 @@ from torch2ort.places import is_pythons, real_path
 _QUANTISES = frozenset(
     {torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel}
 )
+_ASKS_FOR_INFERENCE = (torch.is_inference, torch.Tensor.is_inference)
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 # The module whose `forward` calls the model's.
 _TRACES = "torch2ort.capture.trace"
@@ -88,6 +89,12 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
         what = (
             "makes a quantised tensor, which a graph cannot hold. Use torch.fake_quantize_per_tensor_affine, "
             "or put all that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels"
+        )
+    elif function in _ASKS_FOR_INFERENCE and _is_users_call(sys._getframe(2)):
+        what = (
+            "asks whether a tensor was made in inference mode (is_inference), and one graph serves those "
+            "that were and those that were not. Ask torch.is_inference_mode_enabled(), or ask in front of "
+            "the call"
         )
     elif arguments.get("generator") is not None:
         what = "draws from a generator of its own, and a graph draws from torch's. Leave `generator` away"

@@ -146,7 +146,7 @@ use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count",
 
 def tensors_of_known_memory() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """Tensors over memory that torch allocated, and such over other memory."""
-    with unset_fake_temporarily(), torch.inference_mode(False), torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction(), unset_fake_temporarily(), torch.inference_mode(False):
         own = tuple(torch.zeros(size, device="cpu", dtype=torch.uint8) for size in (1, 24, 5000))
         elsewhere = torch.utils.dlpack.from_dlpack(own[0].clone())
         foreign = (torch.frombuffer(bytearray(8), dtype=torch.uint8), elsewhere)
@@ -183,8 +183,8 @@ def without_fake_mode() -> AbstractContextManager[Any]:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Counter that every in-place write to ``tensor`` raises."""
-    return int(tensor._version)
+    """Counter that every in-place write to ``tensor`` raises; 0 for one of inference mode, which has none."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def fake_mode() -> AbstractContextManager[Any]:

@@ -96,11 +96,13 @@ class Capture:
         values = tuple(_concrete(function, i, a) for i, a in enumerate(arguments))
         autocast = Autocast.now()
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        required = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
+        _refuse_record_in_inference_mode(function, required)
         site = Site(
             func_name=self._name(function),
             function=function,
             arguments=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
-            needs_input_grad=tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values),
+            needs_input_grad=required,
             training=self._training,
             # A cast that is kept would be of a tensor that is the runtime's, and held for longer.
             autocast=autocast._replace(cache=False) if autocast.is_on else None,
@@ -178,6 +180,16 @@ def internal_site(
         internal=True,
         autocast=autocast,
     )
+
+
+def _refuse_record_in_inference_mode(function: type, required: Sequence[bool]) -> None:
+    """Refuse what autograd records inside of inference mode: of all that it calls, Functions alone."""
+    if any(required) and torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+        raise ExportError(
+            f"{qualified_name(function)}: called inside of torch.inference_mode() with gradients switched "
+            f"on, where eager PyTorch records it alone, and refuses it if it saves what inference mode made. "
+            f"Call the model under torch.no_grad() instead, or the Function without torch.enable_grad()"
+        )
 
 
 def _concrete(function: type, position: int, value: Any) -> Any:

@@ -1,0 +1,191 @@
+"""Inference mode around a call, and inside of forward: all that comes of it is as in eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+
+import torch2ort
+from tests.support.comparison import assert_same
+
+X = torch.arange(12.0).reshape(3, 4) / 7
+
+
+class Asks(torch.autograd.Function):
+    """A wrong derivative on purpose, and numbers that depend on whether a gradient is needed."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * (2.0 if ctx.needs_input_grad[0] else 3.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 5
+
+
+class Model(torch.nn.Module):
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self._body = body
+
+    def forward(self, x):
+        return self._body(self, x)
+
+
+def pair(body):
+    torch.manual_seed(0)
+    model = Model(body)
+    return model, torch2ort.ORTModule(copy.deepcopy(model))
+
+
+def computed(m, x):
+    with torch.inference_mode():
+        hidden = m.first(x)
+    return m.last(x) + hidden
+
+
+def decorated(m, x):
+    return m.last(torch.inference_mode()(m.first)(x).clone())
+
+
+def a_function(m, x):
+    with torch.inference_mode():
+        hidden = Asks.apply(m.first(x))
+    return m.last(hidden.clone())
+
+
+def a_view(m, x):
+    with torch.inference_mode():
+        weight = m.first.weight.t()
+    return m.last(x) @ weight
+
+
+def an_input(m, x):
+    with torch.inference_mode():
+        twice = x * 2
+    return m.last(x) + twice
+
+
+def returned(m, x):
+    with torch.inference_mode():
+        hidden = m.first(x)
+    return m.last(x), hidden
+
+
+def off_inside_of_no_grad(m, x):
+    with torch.no_grad(), torch.inference_mode(False):
+        hidden = m.first(x)
+    return m.last(x) + hidden
+
+
+def off_inside_of_on(m, x):
+    with torch.inference_mode():
+        with torch.inference_mode(False):
+            hidden = m.first(x)
+        twice = x * (2 if torch.is_grad_enabled() else 3)
+    return m.last(x) + hidden + twice
+
+
+REGIONS = [
+    computed, decorated, a_function, a_view, an_input, returned, off_inside_of_no_grad, off_inside_of_on,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", REGIONS)
+def test_what_is_computed_in_inference_mode_inside_of_forward_gets_no_gradient(body) -> None:
+    found = []
+    for module in pair(body):
+        x = X.clone().requires_grad_()
+        outputs = module(x)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        sum(output.square().sum() for output in outputs if output.requires_grad).backward()
+        required = [output.requires_grad for output in outputs]
+        found.append((required, [t.detach() for t in outputs], [t.grad for t in (x, *module.parameters())]))
+    assert found[1][0] == found[0][0]
+    for which, actual, expected in zip(("outputs", "gradients"), found[1][1:], found[0][1:], strict=True):
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            assert (a is None) == (e is None), f"{which} {i}"
+            if e is not None:
+                assert_same(a, e, f"{which} {i}")
+
+
+def test_what_inference_mode_made_is_not_saved_for_backward_as_in_eager() -> None:
+    def body(m, x):
+        with torch.inference_mode():
+            hidden = m.first(x)
+        return m.last(hidden)
+
+    for module in pair(body):
+        with pytest.raises(RuntimeError, match=r"^Inference tensors cannot be saved for backward"):
+            module(X)
+
+
+def reads_requires_grad(m, x):
+    with torch.enable_grad():
+        hidden = m.first(x)
+        return hidden * (2 if hidden.requires_grad else 3)
+
+
+def a_function_asks(m, x):
+    with torch.enable_grad():
+        return Asks.apply(m.first(x))
+
+
+def switched_by_an_argument(m, x):
+    with torch.set_grad_enabled(True):
+        hidden = m.first(x)
+        with torch.no_grad():
+            hidden = hidden * (2 if torch.is_grad_enabled() else 3)
+        if torch.is_grad_enabled():
+            hidden = hidden + 1
+    return hidden * (2 if torch.is_grad_enabled() else 3)
+
+
+def leaves_it(m, x):
+    with torch.inference_mode(False):
+        hidden = m.first(x)
+        factor = 2 if hidden.requires_grad and not torch.is_inference_mode_enabled() else 3
+        with torch.no_grad(), torch.inference_mode():
+            factor += 10 * torch.is_inference_mode_enabled() + 20 * torch.is_grad_enabled()
+    return m.last(x) * factor
+
+
+@pytest.mark.parametrize("body", [reads_requires_grad, a_function_asks, switched_by_an_argument, leaves_it])
+def test_gradients_switched_on_in_a_call_under_inference_mode_record_nothing(body) -> None:
+    model, ort = pair(body)
+    with torch.inference_mode():
+        expected, actual = model(X), ort(X)
+    assert_same(actual, expected, "output")
+    assert not actual.requires_grad
+    assert_same(ort(X).detach(), model(X).detach(), "output outside of inference mode")
+
+
+def test_a_function_that_eager_records_inside_of_inference_mode_is_refused() -> None:
+    def body(m, x):
+        with torch.enable_grad():
+            weight = Asks.apply(m.first.weight)
+        return x @ weight
+
+    _, ort = pair(body)
+    text = (
+        "Asks: called inside of torch.inference_mode() with gradients switched on, where eager PyTorch "
+        "records it alone, and refuses it if it saves what inference mode made. Call the model under "
+        "torch.no_grad() instead, or the Function without torch.enable_grad()"
+    )
+    with torch.inference_mode(), pytest.raises(torch2ort.ExportError, match=re.escape(text)):
+        ort(X)
+
+
+@pytest.mark.parametrize("asks", [torch.Tensor.is_inference, torch.is_inference])
+def test_a_forward_that_asks_a_tensor_for_inference_mode_is_refused(asks) -> None:
+    _, ort = pair(lambda m, x: m.first(x) * (2 if asks(x) else 3))
+    text = (
+        "asks whether a tensor was made in inference mode (is_inference), and one graph serves those that "
+        "were and those that were not. Ask torch.is_inference_mode_enabled(), or ask in front of the call"
+    )
+    with pytest.raises(torch2ort.ExportError, match=re.escape(text)):
+        ort(X)

@@ -1,0 +1,105 @@
+"""Inference mode while a model is traced.
+
+A trace does not note it, so that what a part of the model computes inside of it would be differentiated. What
+autograd sees of such a part is what it sees of one under ``torch.no_grad()``, which a trace notes.
+
+Where the whole call is inside of it, the trace is outside, and the model's code is shown what it would find.
+There nothing of PyTorch's own records for a backward, whatever the grad mode says: where the code switches
+gradients on, it only hears that they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torch2ort.capture import _torch_private as private
+
+
+@contextlib.contextmanager
+def traced_inference_mode(inside: bool) -> Iterator[None]:
+    """Note what this thread's code does inside ``torch.inference_mode()``.
+
+    Args:
+        inside: whether it is to find itself inside. Enter this outside all the same, with gradients off.
+    """
+    thread = threading.get_ident()
+
+    def on_thread(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (ours if threading.get_ident() == thread else own)(*args)
+
+    if not inside:
+        with private.modes_set_by(private.set_grad_enabled, on_thread(_noted, private.InferenceMode)):
+            yield
+        return
+    shown = _Shown()
+    grad_mode, mode = torch.is_grad_enabled, torch.is_inference_mode_enabled
+
+    def for_users() -> bool:
+        caller: str = sys._getframe(1).f_globals.get("__name__", "")
+        users = threading.get_ident() == thread and caller.partition(".")[0] != "torch"
+        return shown.inference if users else mode()
+
+    with private.modes_set_by(
+        on_thread(shown.set_grad_enabled, private.set_grad_enabled),
+        on_thread(shown.switched, private.InferenceMode),
+    ):
+        torch.is_grad_enabled = on_thread(shown.is_grad_enabled, grad_mode)
+        torch.is_inference_mode_enabled = for_users
+        try:
+            yield
+        finally:
+            torch.is_grad_enabled, torch.is_inference_mode_enabled = grad_mode, mode
+
+
+@contextlib.contextmanager
+def _noted(inference: bool) -> Iterator[None]:
+    """``torch.inference_mode(inference)``, whose grad mode is switched where a trace sees it."""
+    before = torch.is_grad_enabled()
+    private.set_grad_enabled(not inference)
+    try:
+        with private.InferenceMode(inference):
+            yield
+    finally:
+        private.set_grad_enabled(before)
+
+
+class _Shown:
+    """The two modes as code inside of inference mode set them.
+
+    Attributes:
+        inference: whether inference mode is on.
+        gradients: the grad mode, for as long as inference mode is on; else the thread's own holds.
+    """
+
+    def __init__(self) -> None:
+        self.inference, self.gradients = True, False
+        self._is_grad_enabled = torch.is_grad_enabled
+
+    def is_grad_enabled(self) -> bool:
+        """What ``torch.is_grad_enabled()`` says."""
+        return self.gradients if self.inference else self._is_grad_enabled()
+
+    def set_grad_enabled(self, mode: bool) -> None:
+        """What switches the grad mode, by whatever name."""
+        if self.inference:
+            self.gradients = mode
+        else:
+            private.set_grad_enabled(mode)
+
+    @contextlib.contextmanager
+    def switched(self, inference: bool) -> Iterator[None]:
+        """``torch.inference_mode(inference)``."""
+        before = self.inference, self.gradients
+        already = self.inference and inference
+        with contextlib.nullcontext() if already else private.InferenceMode(inference):
+            self.inference, self.gradients = inference, False
+            try:
+                yield
+            finally:
+                self.inference, self.gradients = before
