@@ -15,7 +15,7 @@ from torch2ort.capture import _torch_private as private
 from torch2ort.capture import unnamed_views
 from torch2ort.capture._torch_private import BatchNorm, mask_is_a_mask
 from torch2ort.capture.source_lines import line_in
-from torch2ort.effects import refuse_call
+from torch2ort.effects import refuse_call, refuse_state
 from torch2ort.errors import ExportError
 from torch2ort.kernels import recurrent
 from torch2ort.warning import warn
@@ -139,6 +139,7 @@ class TracedCode(TorchFunctionMode):
         if func in _HOOKS:
             self.hooked = self.hooked or traceback.extract_stack()
         refuse_call(self._model, func, kwargs or {}, derived=bool(self.derived))
+        refuse_state(self._model, func, args, kwargs or {})
         for value in (*args, *(kwargs or {}).values()):
             self._note(value)
         if func == private.pack_padded_sequence:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torch2ort.capture.source_lines import is_users, line_in
+from torch2ort.effects import _torch_private as private
 from torch2ort.errors import ExportError
 from torch2ort.places import is_pythons, real_path
 
@@ -22,18 +23,21 @@ _ASKS_FOR_INFERENCE = (torch.is_inference, torch.Tensor.is_inference)
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 # The module whose `forward` calls the model's.
 _TRACES = "torch2ort.capture.trace"
+# Their own modes look on, or belong to the trace.
+_LIBRARIES = ("torch", "torch2ort")
 _SEEDS = "Seed before the call, and leave torch's random state alone in forward"
 
 
 @contextlib.contextmanager
 def refused_calls(model: torch.nn.Module) -> Iterator[None]:
-    """Refuse, in the code inside, to seed torch's generator and to pack what autograd saves.
+    """Refuse, in the code inside, what changes torch itself: random state, dtype, operators, what it saves.
 
     Args:
         model: for messages.
     """
     random: Any = torch.random
     generator, enter = random.default_generator, torch.autograd.graph.saved_tensors_hooks.__enter__
+    default, dispatches = torch.set_default_dtype, private.TorchDispatchMode.__enter__
     name = type(model).__name__
 
     def refuse(what: str, remedy: str) -> None:
@@ -44,14 +48,14 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
         """The generator as torch's functions see it."""
 
         def __getattr__(self, attribute: str) -> Any:
-            if attribute in ("manual_seed", "seed", "set_state") and _is_forwards():
+            if attribute in ("manual_seed", "seed", "set_state") and is_forwards():
                 refuse("sets torch's random state", _SEEDS)
             return getattr(generator, attribute)
 
     def entered(hooks: Any) -> Any:
         # Moving to the host and back changes nothing.
         if not isinstance(hooks, torch.autograd.graph.save_on_cpu) and (
-            _is_users_call(sys._getframe(1)) and _is_forwards()
+            _is_users_call(sys._getframe(1)) and is_forwards()
         ):
             refuse(
                 "packs what autograd saves (saved_tensors_hooks)",
@@ -59,12 +63,29 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
             )
         return enter(hooks)
 
+    def set_default_dtype(dtype: torch.dtype) -> None:
+        if dtype != torch.get_default_dtype() and is_forwards():
+            refuse("switches torch's default dtype", "Switch it before the call, or name the dtype")
+        default(dtype)
+
+    def entered_mode(mode: Any) -> Any:
+        if type(mode).__module__.partition(".")[0] not in _LIBRARIES and is_forwards():
+            refuse(
+                f"enters the TorchDispatchMode {type(mode).__qualname__}",
+                "Change the operators in a TorchFunctionMode, or run the mode around the original model",
+            )
+        return dispatches(mode)
+
     random.default_generator = Seeded()
+    torch.set_default_dtype = set_default_dtype
+    private.TorchDispatchMode.__enter__ = entered_mode  # type: ignore[method-assign]
     torch.autograd.graph.saved_tensors_hooks.__enter__ = entered  # type: ignore[method-assign]
     try:
         yield
     finally:
         random.default_generator = generator
+        torch.set_default_dtype = default
+        private.TorchDispatchMode.__enter__ = dispatches  # type: ignore[method-assign]
         torch.autograd.graph.saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
 
 
@@ -100,7 +121,7 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
         what = "draws from a generator of its own, and a graph draws from torch's. Leave `generator` away"
     else:
         return
-    if not _is_forwards():
+    if not is_forwards():
         return
     raise ExportError(f"{type(model).__name__}: {line_in(traceback.extract_stack()) or 'forward'} {what}")
 
@@ -112,8 +133,8 @@ def _is_users_call(frame: FrameType | None) -> bool:
     return frame is not None and is_users(frame.f_code.co_filename)
 
 
-def _is_forwards() -> bool:
-    """Whether the model's code runs, and not that of a Function in it, which is run in each call."""
+def is_forwards() -> bool:
+    """Tell whether the model's code runs, and not that of a Function in it, which is run in each call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

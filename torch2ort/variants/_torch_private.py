@@ -5,6 +5,7 @@
 | torch._subclasses: fake_tensor.FakeTensor, functional_tensor.FunctionalTensor | 2.13.0, 2.15.0 |
 | torch._C._functorch.peek_interpreter_stack | 2.13.0, 2.15.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0, 2.15.0 |
+| torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.11-2.15.0 |
 | torch.autograd.Variable._execution_engine.queue_callback | 2.11-2.15.0 |
 | torch.distributed.fsdp: FSDPModule._get_fsdp_state | 2.11-2.15.0 |
 | its result's _modules, _mp_policy, _is_root | 2.11-2.15.0 |
@@ -22,6 +23,7 @@ from torch2ort.versions import need, private_names
 with private_names("torch"):
     from torch._subclasses.fake_tensor import FakeTensor
     from torch._subclasses.functional_tensor import FunctionalTensor
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     need(torch._C._functorch, "peek_interpreter_stack")
     need(torch.autograd.forward_ad, "_current_level")
@@ -34,6 +36,11 @@ TRACED: tuple[type[torch.Tensor], ...] = (FakeTensor, FunctionalTensor)
 def in_transform() -> bool:
     """Whether a torch.func transform (vmap, grad, jvp, ...) is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes that are on, the outermost first."""
+    return _get_current_dispatch_mode_stack()
 
 
 def in_forward_mode() -> bool:

@@ -204,8 +204,15 @@ def _refuse_surroundings() -> None:
     """Refuse a call inside of what changes the meaning of operators and does not reach a graph.
 
     Raises:
-        ExportError: it is inside of a torch.func transform or forward-mode differentiation.
+        ExportError: it is inside of a torch.func transform, forward-mode differentiation or a dispatch mode
+            that is not torch's own.
     """
+    for mode in private.dispatch_modes():
+        if type(mode).__module__.partition(".")[0] != "torch":
+            raise ExportError(
+                f"ORTModule was called inside the TorchDispatchMode {type(mode).__qualname__}, which does "
+                f"not reach into a graph. Call the original model, ORTModule(...).module, there"
+            )
     if private.in_transform():
         raise ExportError(
             "ORTModule was called inside a torch.func transform (vmap, grad, jvp, ...), which does not reach "

@@ -1,0 +1,64 @@
+"""What forward asks or tells autograd about one tensor, by an attribute or in place, unseen by a trace."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import torch
+
+from torch2ort.capture.source_lines import line_in
+from torch2ort.effects.calls import is_forwards
+from torch2ort.errors import ExportError
+
+_DETACHES = (torch.Tensor.detach_, torch.detach_)
+_SETS_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_REQUIRES: tuple[Any, ...] = (
+    torch.Tensor.requires_grad_,
+    torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+)
+_GRADIENT: tuple[Any, ...] = tuple(
+    getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")
+)
+
+
+def refuse_state(
+    model: torch.nn.Module, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    """Refuse what a graph would leave out.
+
+    Args:
+        model: for messages.
+        function: what is called.
+        arguments: its arguments.
+        keywords: those with names.
+
+    Raises:
+        ExportError: ``function`` does such a thing, and it matters for the tensor.
+    """
+    tensor = arguments[0] if arguments else keywords.get("input")
+    if not isinstance(tensor, torch.Tensor):
+        return
+    if function in _DETACHES and tensor.requires_grad:
+        what = "detaches a tensor in place (detach_), which a graph cannot do. Write h = h.detach() instead"
+    elif function == _SETS_DATA:
+        what = (
+            "sets the .data of a tensor, which a graph cannot do. Write a buffer's values with copy_(), or "
+        )
+        what += "set it before the call"
+    elif function in _GRADIENT and tensor.is_leaf and tensor.requires_grad:
+        what = "uses the .grad of a tensor, which a graph cannot do. Do that before or after the call"
+    elif function in _REQUIRES and tensor.requires_grad and False in (*arguments[1:], *keywords.values()):
+        place = _place(model, tensor)
+        what = f"switches the requires_grad of {place}, which a graph cannot do. Switch it before the call"
+    else:
+        return
+    if is_forwards():
+        line = line_in(traceback.extract_stack()) or "forward"
+        raise ExportError(f"{type(model).__name__}: {line} {what}")
+
+
+def _place(model: torch.nn.Module, tensor: torch.Tensor) -> str:
+    names = (name for name, parameter in model.named_parameters() if parameter is tensor)
+    name = next(names, None)
+    return "a tensor" if name is None else f"{type(model).__name__}.{name}"
