@@ -717,6 +717,14 @@ def freezes_a_weight(m, h):
     "switches a setting of torch (default dtype, deterministic algorithms), which a graph cannot do. Switch "
     "it before the call"
 )
+def asks_for_determinism(m, h):
+    torch.use_deterministic_algorithms(True)
+    return h
+
+
+@refused(
+    "switches torch's default dtype, which a graph cannot do. Switch it before the call, or name the dtype"
+)
 def switches_the_default_dtype(m, h):
     torch.set_default_dtype(torch.float64)
     return h
