@@ -208,7 +208,7 @@ def _refuse_surroundings() -> None:
             that is not torch's own.
     """
     for mode in private.dispatch_modes():
-        if type(mode).__module__.partition(".")[0] != "torch":
+        if type(mode).__module__.partition(".")[0] not in ("torch", "torch2ort"):
             raise ExportError(
                 f"ORTModule was called inside the TorchDispatchMode {type(mode).__qualname__}, which does "
                 f"not reach into a graph. Call the original model, ORTModule(...).module, there"
