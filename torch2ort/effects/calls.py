@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -37,7 +37,6 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
     """
     random: Any = torch.random
     generator, enter = random.default_generator, torch.autograd.graph.saved_tensors_hooks.__enter__
-    default, dispatches = torch.set_default_dtype, private.TorchDispatchMode.__enter__
     name = type(model).__name__
 
     def refuse(what: str, remedy: str) -> None:
@@ -63,12 +62,27 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
             )
         return enter(hooks)
 
+    random.default_generator = Seeded()
+    torch.autograd.graph.saved_tensors_hooks.__enter__ = entered  # type: ignore[method-assign]
+    try:
+        with _refused_settings(refuse):
+            yield
+    finally:
+        random.default_generator = generator
+        torch.autograd.graph.saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _refused_settings(refuse: Callable[[str, str], None]) -> Iterator[None]:
+    """Refuse to switch the default dtype, and to change operators as they are dispatched."""
+    default, dispatches = torch.set_default_dtype, private.TorchDispatchMode.__enter__
+
     def set_default_dtype(dtype: torch.dtype) -> None:
         if dtype != torch.get_default_dtype() and is_forwards():
             refuse("switches torch's default dtype", "Switch it before the call, or name the dtype")
         default(dtype)
 
-    def entered_mode(mode: Any) -> Any:
+    def entered(mode: Any) -> Any:
         if type(mode).__module__.partition(".")[0] not in _LIBRARIES and is_forwards():
             refuse(
                 f"enters the TorchDispatchMode {type(mode).__qualname__}",
@@ -76,17 +90,13 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
             )
         return dispatches(mode)
 
-    random.default_generator = Seeded()
     torch.set_default_dtype = set_default_dtype
-    private.TorchDispatchMode.__enter__ = entered_mode  # type: ignore[method-assign]
-    torch.autograd.graph.saved_tensors_hooks.__enter__ = entered  # type: ignore[method-assign]
+    private.TorchDispatchMode.__enter__ = entered  # type: ignore[method-assign]
     try:
         yield
     finally:
-        random.default_generator = generator
         torch.set_default_dtype = default
         private.TorchDispatchMode.__enter__ = dispatches  # type: ignore[method-assign]
-        torch.autograd.graph.saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
 
 
 def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any], *, derived: bool) -> None:
