@@ -248,3 +248,14 @@ def test_pytorchs_flag_of_determinism_reaches_the_sessions(monkeypatch):
         assert sessions(calls[0]) == []
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_what_dynamo_puts_on_every_module_exports_nothing_anew(monkeypatch):
+    module = torch2ort.ORTModule(Model())
+    module(X).sum().backward()
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(torch.nn.Module, name, vars(torch.nn.Module)[name])
+    monkeypatch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    torch._dynamo.mutation_guard.install_generation_tagging_init()
+    monkeypatch.setattr(torch.export, "export", None)
+    module(X).sum().backward()

@@ -24,7 +24,7 @@ from torch2ort.cache.key.atoms import atom, words
 SKIPPED = words(
     """__dict__ __weakref__ __doc__ __annotate__ __annotate_func__ __annotations_cache__ __abstractmethods__
     __firstlineno__ __static_attributes__ __module__ __parameters__ __orig_bases__ _abc_impl _backward_cls
-    next_id"""
+    next_id ___needs_generation_tag_patch"""
 )
 
 

@@ -45,6 +45,10 @@ _OF_C: frozenset[type] = frozenset(
 )
 
 
+# Where dynamo, when it first runs, gets wrappers that note each new module's age.
+_TAGGING = "torch._dynamo.mutation_guard"
+
+
 class Installed:
     """Looks through code of installed packages that a model uses.
 
@@ -95,7 +99,7 @@ class Installed:
         functions = [item] if type(item) is FunctionType else list(functions_in(item))
         # A package's code may call its classes as it likes: a constructor that somebody put there counts.
         constructs = name in CONSTRUCTORS
-        for function in functions:
+        for function in map(_without_tagging, functions):
             package = package_of_function(function)
             if package is None:
                 self._walk.atom(f"{base.__qualname__}.{name}")
@@ -237,3 +241,14 @@ def _tables(value: Any) -> Iterator[dict[Any, Any]]:
         for item in list(holder.values()):
             if isinstance(item, dict) and any(isinstance(v, (FunctionType, type)) for v in item.values()):
                 yield item
+
+
+def _without_tagging(function: FunctionType) -> FunctionType:
+    """What dynamo's wrapper calls, or the function itself."""
+    while function.__module__ == _TAGGING:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        inner = next((cell for cell in cells if isinstance(cell, FunctionType)), None)
+        if inner is None:
+            break
+        function = inner
+    return function
