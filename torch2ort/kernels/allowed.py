@@ -14,6 +14,7 @@ from torch2ort.errors import ModelLoadError
 from torch2ort.kernels._torch_private import schema_of
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
+from torch2ort.kernels.regions.region import calls_of
 from torch2ort.pythonop import Site
 
 _RETURNED = frozenset({"Tensor", "List[Tensor]"})
@@ -53,6 +54,19 @@ def check_index_check(site: Site) -> None:
         ModelLoadError: names the operator.
     """
     check_index_text(_text(site))
+
+
+def check_region(site: Site) -> None:
+    """Refuse a site of a file whose region does other than calculate with tensors.
+
+    Args:
+        site: calls ``FusedRegion``.
+
+    Raises:
+        ModelLoadError: names the operator.
+    """
+    for call in calls_of(_text(site)):
+        _check_text(call)
 
 
 def check_index_text(text: str) -> None:

@@ -68,14 +68,7 @@ class Call:
         """Call the operator; its outputs as a flat tuple of tensors."""
         if self.rest is not None:
             return (self.operator(*tensors, *self.rest),)
-        given = tensors[: self.tensors]
-        arguments = [_decode(a, given) for a in self.arguments]
-        keywords = {name: _decode(a, given) for name, a in self.keywords.items()}
-        if private.is_abstract(tensors):
-            result = abstract(self.operator)(*arguments, **keywords)
-            result = with_eagers_types(self.operator, arguments, keywords, result)
-        else:
-            result = self.operator(*arguments, **keywords)
+        result = self.result(tensors[: self.tensors])
         flat: list[torch.Tensor] = []
         for i, value in enumerate((result,) if isinstance(result, torch.Tensor) else result):
             # Of what a mask leaves out nobody reads anything; kernels give nothing, or what fakes do not.
@@ -83,6 +76,15 @@ class Call:
             value = torch.empty(0) if left_out else value
             flat.extend(value if isinstance(value, (list, tuple)) else (value,))
         return tuple(t.clone() for t in flat) if self.views else tuple(flat)
+
+    def result(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the operator itself returns for these tensors, those with sizes among them."""
+        arguments = [_decode(a, tensors) for a in self.arguments]
+        keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
+        if private.is_abstract(tensors):
+            found = abstract(self.operator)(*arguments, **keywords)
+            return with_eagers_types(self.operator, arguments, keywords, found)
+        return self.operator(*arguments, **keywords)
 
 
 def encode_call(

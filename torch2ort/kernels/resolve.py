@@ -8,16 +8,19 @@ from collections.abc import Iterable
 import torch
 
 from torch2ort.errors import ModelLoadError
-from torch2ort.kernels.allowed import check_index_check, check_kernel_call
+from torch2ort.kernels.allowed import check_index_check, check_kernel_call, check_region
 from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel
 from torch2ort.kernels.index_check import IndexCheck
+from torch2ort.kernels.regions.function import FusedRegion
 from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
 
 FunctionClass = type[torch.autograd.Function]
 
 # Names that exported graphs give to PyTorch's own kernels; nobody has to register them.
 _KERNELS = (AtenKernel, PairedKernel)
-_OWN: dict[str, FunctionClass] = {qualified_name(f): f for f in (*_KERNELS, DropoutNoise, IndexCheck)}
+_OWN: dict[str, FunctionClass] = {
+    qualified_name(f): f for f in (*_KERNELS, DropoutNoise, IndexCheck, FusedRegion)
+}
 
 
 def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ()) -> None:
@@ -46,6 +49,8 @@ def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ())
             check_kernel_call(site)
         elif site.function is IndexCheck:
             check_index_check(site)
+        elif site.function is FusedRegion:
+            check_region(site)
 
 
 def _signature(function: FunctionClass) -> inspect.Signature | None:

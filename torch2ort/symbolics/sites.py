@@ -69,23 +69,25 @@ class SiteMaker:
         if node.target is operators.dropout_noise:
             like, p = node.args
             order = _memory_order(node.meta["val"])
-            self._make(node, DropoutNoise, [p, order], [like], random=True, differentiable=False)  # type: ignore[list-item]
-            return
-        if node.target is operators.checked_index:
+            outputs = self.call(node, DropoutNoise, [p, order], [like], random=True)  # type: ignore[list-item]
+        elif node.target is operators.checked_index:
             _, tensors, text = node.args
-            self._make(node, IndexCheck, [text], tensors, random=False, differentiable=False)  # type: ignore[arg-type]
-            return
-        if node in self._needed and node.target in DERIVATIVES:
+            outputs = self.call(node, IndexCheck, [text], tensors)  # type: ignore[arg-type]
+        elif node in self._needed and node.target in DERIVATIVES:
             text, tensors, _ = _call_of(node, positional=True)
-            self._make(node, PairedKernel, [text], tensors, random=False, differentiable=True)
-            return
+            outputs = self.call(node, PairedKernel, [text], tensors, differentiable=True)
+        else:
+            outputs = self._aten(node, autocast)
+        self._hand_over(node, outputs)
+
+    def _aten(self, node: torch.fx.Node, autocast: Autocast | None) -> list[torch.fx.Node]:
         alone = not self._differentiated
         text, tensors, sizes = _call_of(node, sizes_vary=alone, permutes=alone)
         if sizes:
             with self._graph.inserting_before(node):
                 # No number of it is read, but its shape.
                 tensors.append(self._node(node, _FULL, ([*sizes, 0], 0), {"dtype": torch.int64}))
-        self._make(
+        return self.call(
             node,
             AtenKernel,
             [text],
@@ -95,17 +97,31 @@ class SiteMaker:
             autocast=autocast,
         )
 
-    def _make(
+    def call(
         self,
         node: torch.fx.Node,
         function: type[torch.autograd.Function],
         constants: Sequence[Any],
         tensors: Sequence[torch.fx.Node],
         *,
-        random: bool,
-        differentiable: bool,
+        random: bool = False,
+        differentiable: bool = False,
         autocast: Autocast | None = None,
-    ) -> None:
+    ) -> list[torch.fx.Node]:
+        """Call a Function of torch2ort's before ``node``.
+
+        Args:
+            node: says where in the model the call is from.
+            function: what is called.
+            constants: its first arguments.
+            tensors: the others.
+            random: whether it draws from PyTorch's generator: it takes and gives a token.
+            differentiable: whether its results carry the gradients of its arguments.
+            autocast: as for :meth:`replace`.
+
+        Returns:
+            Its results.
+        """
         inputs = list(tensors)
         if random or not inputs:
             inputs.append(self._token or self._first_token(node))
@@ -128,7 +144,7 @@ class SiteMaker:
                 self._needed.update(outputs)
             else:
                 outputs = [self._node(node, _DETACH, (o,)) if _is_float(o) else o for o in outputs]
-        self._hand_over(node, outputs)
+        return outputs
 
     def _first_token(self, node: torch.fx.Node) -> torch.fx.Node:
         # A site needs a tensor, and the first random call may have no other.

@@ -1,8 +1,8 @@
 """The folder of entries: written once and whole, checked before they are used, the oldest thrown away.
 
 An entry is a folder of files with a manifest. It is written under a temporary name and takes its own by
-one rename, so that no reader sees a half of it; the first writer wins. Nothing in it is ever run:
-manifests are JSON, graphs are ONNX.
+one rename, so that no reader sees a half of it; the first writer wins. Manifests are JSON, graphs are ONNX;
+the libraries of fused regions alone are code that is run.
 """
 
 from __future__ import annotations

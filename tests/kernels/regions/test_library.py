@@ -1,0 +1,113 @@
+"""A region is compiled once a machine, and compared with PyTorch's kernels before it is used."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import torch2ort
+from torch2ort.cache.store.store import Store
+from torch2ort.errors import EngineError
+from torch2ort.kernels.functions import encode_call
+from torch2ort.kernels.regions import library
+from torch2ort.kernels.regions.region import decode_region, encode_region
+
+pytestmark = pytest.mark.joint("regions are a part of its graphs")
+
+X = torch.tensor([[0.5, -2.0, float("nan"), -0.0], [1e30, 3.0, -1e-30, 7.0]])
+TANH = encode_call(torch.ops.aten.tanh.default, [{"tensor": 0}], {}, random=False)
+TEXT = encode_region([X], [(TANH, [0]), (TANH, [1])], [2])
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """The libraries of a process that has none yet."""
+    monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+class Model(torch.nn.Module):
+    """One region forward, one backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x) * 2).sum(-1)
+
+
+def gradients(module, x):
+    module.zero_grad()
+    module(x).pow(2).sum().backward()
+    return [p.grad.clone() for p in module.parameters()]
+
+
+def fused(model, folder):
+    return torch2ort.ORTModule(
+        copy.deepcopy(model), options=torch2ort.Options(engine="joint", fuse=True, cache_dir=folder)
+    )
+
+
+def no_compiler(region):
+    raise RuntimeError("no g++\nand more")
+
+
+def test_it_computes_what_pytorchs_kernels_do(libraries, folder):
+    assert library.compiled(TEXT, Store(folder))
+    found = library.library_of(TEXT)([X])
+    torch.testing.assert_close(tuple(found), decode_region(TEXT).run([X]), equal_nan=True)
+
+
+def test_another_process_finds_it(libraries, folder, monkeypatch):
+    monkeypatch.setattr(library, "_compile", no_compiler)
+    assert library.compiled(TEXT, Store(folder))
+    torch.testing.assert_close(library.library_of(TEXT)([X])[0], X.tanh().tanh(), equal_nan=True)
+
+
+def test_a_model_trains_as_in_eager_and_its_second_start_compiles_nothing(libraries, folder, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 4)
+    expected = gradients(model, x)
+    torch.testing.assert_close(gradients(fused(model, folder), x), expected)
+    monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
+    monkeypatch.setattr(library, "_compile", no_compiler)
+    torch.testing.assert_close(gradients(fused(model, folder), x), expected)
+
+
+def test_without_a_compiler_operators_run_one_by_one(libraries, tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "_compile", no_compiler)
+    model, x = Model(), torch.randn(3, 4)
+    with pytest.warns(torch2ort.Torch2OrtWarning) as warned:
+        found = gradients(fused(model, tmp_path), x)
+    torch.testing.assert_close(found, gradients(model, x))
+    assert {str(w.message) for w in warned} == {
+        "Options(fuse=True): torch's inductor does not compile a region here (RuntimeError: no g++), so its "
+        "operators run one by one. Is there a C++ compiler?"
+    }
+
+
+def test_a_library_that_computes_something_else_is_not_used(libraries, monkeypatch):
+    monkeypatch.setattr(library, "_compile", lambda region: b"")
+    monkeypatch.setattr(library, "_loaded", lambda package: lambda tensors: [tensors[0] + 1])
+    with pytest.warns(torch2ort.Torch2OrtWarning) as warned:
+        assert not library.compiled(TEXT, None)
+    assert str(warned[0].message) == (
+        "Options(fuse=True): a compiled region is not used, as its output 0 differs from that of PyTorch's "
+        "kernels."
+    )
+
+
+def test_a_region_that_nobody_compiled_is_refused(libraries):
+    with pytest.raises(EngineError) as error:
+        library.library_of(TEXT)
+    assert str(error.value) == (
+        "a fused region of the graph is not compiled in this process. Delete the export cache, or set "
+        "Options(fuse=False)"
+    )

@@ -1,0 +1,72 @@
+"""A region is a text that says all that it computes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from torch2ort.errors import EngineError, ModelLoadError
+from torch2ort.kernels.functions import encode_call
+from torch2ort.kernels.regions.region import decode_region, encode_region
+
+aten = torch.ops.aten
+X, BIAS = torch.randn(3, 4), torch.randn(4)
+
+
+def norm() -> str:
+    """``tanh(x + bias)`` normalised, and its mean."""
+    calls = [
+        (encode_call(aten.add.Tensor, [{"tensor": 0}, {"tensor": 1}], {}, random=False), [0, 1]),
+        (encode_call(aten.tanh.default, [{"tensor": 0}], {}, random=False), [2]),
+        (
+            encode_call(
+                aten.native_layer_norm.default, [{"tensor": 0}, [4], None, None, 1e-5], {}, random=False
+            ),
+            [3],
+        ),
+        (encode_call(aten.t.default, [{"tensor": 0}], {}, random=False), [4]),
+    ]
+    return encode_region([X, BIAS], calls, [7, 5])
+
+
+def test_it_computes_what_its_calls_do():
+    values, mean, _ = torch.native_layer_norm(torch.tanh(X + BIAS), [4], None, None, 1e-5)
+    found = decode_region(norm()).run([X, BIAS])
+    torch.testing.assert_close(found, (values.t().contiguous(), mean), rtol=0, atol=0)
+
+
+def test_what_it_gives_lies_in_the_order_of_its_dimensions():
+    assert [t.is_contiguous() for t in decode_region(norm()).run([X, BIAS])] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.randn(5, 4), "torch.float32 of shape [5, 4]"),
+        (torch.randn(3, 4, dtype=torch.float64), "torch.float64 of shape [3, 4]"),
+        (torch.randn(4, 3).t(), "torch.float32 of shape [3, 4]"),
+    ],
+    ids=["shape", "type", "order"],
+)
+def test_tensors_that_it_is_not_for_are_refused(tensor, said):
+    with pytest.raises(EngineError) as error:
+        decode_region(norm()).check([tensor, BIAS])
+    assert str(error.value) == (
+        f"tensor 0 of a fused region is {said}, but it was compiled for torch.float32 of shape [3, 4], "
+        f"contiguous. A Function of the model gave another shape or type than when it was exported. With "
+        f"Options(fuse=False) operators run one by one"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{}", json.dumps({"inputs": [["int", 3]], "calls": [], "outputs": []})])
+def test_other_texts_are_refused(text):
+    with pytest.raises(ModelLoadError, match=r"^not a fused region: "):
+        decode_region(text)
+
+
+def test_an_operator_that_no_file_may_call_is_refused():
+    text = norm().replace("tanh", "tanh_")
+    with pytest.raises(ModelLoadError, match=r"calls aten::tanh_, which no exported graph may call$"):
+        decode_region(text)

@@ -1,0 +1,27 @@
+"""Fused regions without a compiler, for tests of what is in them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torch2ort.kernels.regions import library
+from torch2ort.kernels.regions.region import decode_region
+
+
+def interpret(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Run regions call by call in PyTorch's kernels.
+
+    Returns:
+        The operators of each region that is asked for from now on, equal ones once.
+    """
+    found: list[list[str]] = []
+
+    def obtained(text, store):
+        found.append([json.loads(call)["operator"] for call, _ in json.loads(text)["calls"]])
+        return decode_region(text).run
+
+    monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
+    monkeypatch.setattr(library, "obtained", obtained)
+    return found

@@ -1,0 +1,25 @@
+"""The Function that a graph calls for a fused region."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from torch2ort.kernels import _torch_private as private
+from torch2ort.kernels.regions.library import library_of
+from torch2ort.kernels.regions.region import decode_region
+
+
+class FusedRegion(Function):
+    """Several operators in one kernel; nothing differentiates it, as it is part of a half of a step."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs of the region that ``text`` describes."""
+        region = decode_region(text)
+        if private.is_abstract(tensors):
+            return region.run(tensors)
+        region.check(tensors)
+        return tuple(library_of(text)(list(tensors)))
