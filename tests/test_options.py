@@ -35,6 +35,7 @@ def test_defaults_ask_for_nothing() -> None:
         "guards": "complete",
         "engine": None,
         "providers": None,
+        "fuse": False,
     }
 
 
@@ -88,7 +89,7 @@ def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: objec
 
 UNKNOWN = re.escape(
     "Option 'cache' does not exist; the options are cache_dir, cache_limit, log_level, opset, "
-    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, engine, providers."
+    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, engine, providers, fuse."
 )
 
 

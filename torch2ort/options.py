@@ -70,6 +70,10 @@ class Options:
             onnxruntime lacks are refused. Stored as a tuple, options as pairs. An :class:`ORTModule` and
             ``torch.compile`` take those alone that compute in the CPU's memory. In the environment: names
             with commas between, or the list in JSON.
+        fuse: Have torch's inductor compile what lies between products, convolutions and Functions into one
+            kernel a region. It takes a C++ compiler and seconds a region, once a machine: what was compiled
+            is kept in the export cache. Without a compiler operators run one by one, with a warning. The
+            joint engine alone does it; results differ from those without by rounding.
 
     Raises:
         OptionError: An unknown field, or a value that is not allowed, in an argument or in the
@@ -87,6 +91,7 @@ class Options:
     guards: str = "complete"
     engine: str | None = None
     providers: Sequence[Any] | None = None
+    fuse: bool = False
 
     def __new__(cls, *args: object, **fields: object) -> Self:
         """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
@@ -261,4 +266,5 @@ _RULES = {
         "a list of names of execution providers or of (name, options) pairs, or None for the CPU",
         optional=True,
     ),
+    "fuse": _SWITCH_RULE,
 }

@@ -290,12 +290,21 @@ def test_no_mode_says_nothing() -> None:
         ("engine", "ort_training", "Option 'engine' is 'ort_training'; allowed for torch.compile"),
         ("providers", ["TPU"], "Option 'providers' names 'TPU', which is no execution provider; onnxruntime"),
         ("verify", True, "Option 'verify' does not exist for torch.compile"),
+        ("fuse", True, "Option 'fuse' does not exist for torch.compile"),
     ],
 )
 def test_options_that_are_not_allowed_are_named(name, value, words) -> None:
     error = refusal(torch.sin, torch.randn(3), **{name: value})
     assert isinstance(error, OptionError)
     assert words in str(error)
+
+
+def test_fused_regions_that_the_environment_asks_for_are_refused(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH2ORT_FUSE", "1")
+    error = refusal(torch.sin, torch.randn(3))
+    assert str(error) == (
+        "Option 'fuse' is True; it is for ORTModule. torch.compile(backend='inductor') fuses by itself."
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 import torch2ort
 from torch2ort import Options
 from torch2ort.engines import choose
-from torch2ort.errors import RuntimeNotFoundError
+from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.runtime import has_training
 
 
@@ -43,3 +43,17 @@ def test_an_onnxruntime_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(RuntimeNotFoundError, match=f"^{re.escape(message)}$"):
         module(torch.ones(2))
+
+
+def test_regions_are_fused_by_the_joint_engine() -> None:
+    assert torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(fuse=True)).engine == "joint"
+
+
+def test_an_engine_that_fuses_nothing_is_refused() -> None:
+    module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(fuse=True, engine="ort_training"))
+    with pytest.raises(OptionError) as error:
+        module(torch.ones(2))
+    assert str(error.value) == (
+        "Option 'fuse' is True and 'engine' is 'ort_training'; only the joint engine fuses. Leave engine "
+        "out, or set it to 'joint'."
+    )

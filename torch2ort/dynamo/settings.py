@@ -68,6 +68,10 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
             "Option 'verify' is True; it compares an ORTModule with its model, and torch.compile has none. "
             "Compare with torch.compile(backend='eager')."
         )
+    if options.fuse:
+        raise OptionError(
+            "Option 'fuse' is True; it is for ORTModule. torch.compile(backend='inductor') fuses by itself."
+        )
     refuse_providers(options)
     apply_level(options)
     return Settings(options)

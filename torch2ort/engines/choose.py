@@ -27,10 +27,16 @@ def engine_name(options: Options) -> str:
     """The engine that trains an ORTModule with these options.
 
     Raises:
+        OptionError: they ask for one, and for fused regions, which it has not.
         RuntimeNotFoundError: the one that they ask for is not there.
     """
+    if options.fuse and options.engine == ORT_TRAINING:
+        raise OptionError(
+            "Option 'fuse' is True and 'engine' is 'ort_training'; only the joint engine fuses. Leave engine "
+            "out, or set it to 'joint'."
+        )
     if has_training():
-        return options.engine or ORT_TRAINING
+        return options.engine or (JOINT if options.fuse else ORT_TRAINING)
     if options.engine == ORT_TRAINING:
         training_pybind()  # its error says what is missing
     version = onnxruntime().__version__

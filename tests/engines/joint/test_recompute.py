@@ -42,8 +42,8 @@ def kept_bytes(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> int:
     splits = []
 
     class Watched(planning.Split):
-        def __init__(self, joint) -> None:
-            super().__init__(joint)
+        def __init__(self, joint, **settings) -> None:
+            super().__init__(joint, **settings)
             splits.append(self)
 
     monkeypatch.setattr(planning, "Split", Watched)

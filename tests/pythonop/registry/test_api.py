@@ -46,11 +46,13 @@ REGISTER = {
     "register_inplace_map": lambda function, **options: torch2ort.register_inplace_map(
         function, forward={0: 0}, **options
     ),
+    "register_inline": lambda function, **options: torch2ort.register_inline(function, **options),
 }
 NOUNS = {
     "register_exporter": "an exporter",
     "register_shape_inferer": "a shape inferer",
     "register_inplace_map": "an in-place map",
+    "register_inline": "an entry",
 }
 REPLACE = {
     "register_exporter": lambda function: torch2ort.register_exporter(function, another, override=True),
@@ -60,11 +62,13 @@ REPLACE = {
     "register_inplace_map": lambda function: torch2ort.register_inplace_map(
         function, backward={0: 0}, override=True
     ),
+    "register_inline": lambda function: torch2ort.register_inline(function, override=True),
 }
 REPLACED = {
     "register_exporter": torch2ort.Registration(name=NAME, exporter=torch2ort.Exporter(another, "engine")),
     "register_shape_inferer": torch2ort.Registration(name=NAME, shape_inferer=another),
     "register_inplace_map": torch2ort.Registration(name=NAME, inplace_map=torch2ort.InplaceMap({}, {0: 0})),
+    "register_inline": torch2ort.Registration(name=NAME, inline=True),
 }
 EVERY = pytest.mark.parametrize("verb", REGISTER)
 

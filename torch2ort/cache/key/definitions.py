@@ -28,6 +28,7 @@ from torch2ort.cache.key.guards import SKIPPED
 from torch2ort.cache.key.installed import OPAQUE, Installed, functions_in
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_import, package_of_module
 from torch2ort.cache.key.walk import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
+from torch2ort.pythonop.registry.inline import inlined
 
 # What reads names that stand in no code.
 _RUN_TEXT = (eval, exec)
@@ -223,7 +224,7 @@ class Definitions:
             return
         is_function = issubclass(cls, torch.autograd.Function)
         kind = "Function" if is_function else "class"
-        of = Of.FUNCTION if is_function else Of.MODEL
+        of = Of.FUNCTION if is_function and inlined.find(name, cls) is None else Of.MODEL
         self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls), of=of)
         if used_as_value:
             self._walk.calls(cls)

@@ -14,10 +14,11 @@ from torch2ort.io_schema._containers import NAMESPACE
 from torch2ort.pythonop.registry._table import Table
 from torch2ort.pythonop.registry.exporters import exporters
 from torch2ort.pythonop.registry.inferers import inferers
+from torch2ort.pythonop.registry.inline import inlined
 from torch2ort.pythonop.registry.inplace import inplace_maps
 from torch2ort.pythonop.registry.operators import gradients, symbolics
 
-_OF_FUNCTIONS: tuple[Table[object], ...] = (exporters, inferers, inplace_maps)  # type: ignore[assignment]
+_OF_FUNCTIONS: tuple[Table[object], ...] = (exporters, inferers, inplace_maps, inlined)  # type: ignore[assignment]
 _OF_OPERATORS: tuple[Table[object], ...] = (symbolics, gradients)  # type: ignore[assignment]
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from torch2ort.engines.joint.folded import fold_constants
+from torch2ort.engines.joint.inlined import inline
 from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.memory import ReadMemory
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan, arguments_of
 from torch2ort.engines.joint.reach import Reach
 from torch2ort.engines.joint.recompute import is_large
+from torch2ort.engines.joint.regions import fuse
 from torch2ort.engines.joint.registered import map_calls
 from torch2ort.engines.joint.sizes import refuse_assumed_of_half
 from torch2ort.engines.joint.split import Half, Split
@@ -21,6 +23,8 @@ from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.exports.source import Constant, Source
 from torch2ort.graph.graph import Graph
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.registry import is_inlined
 from torch2ort.sizes.guessed import Conditions, conditions
 from torch2ort.symbolics.registered.own_gradients import MappedCall
 from torch2ort.symbolics.target import Target
@@ -37,22 +41,35 @@ class Planner:
         feeds: of each input of the program, the feed's position; -1 for a constant.
         target: what the exported graph is for.
         known: how many conditions on sizes the exported graph is known to rely on.
+        fuses: whether the region of a text can be run as one kernel; ``None`` leaves operators alone.
 
     Attributes:
         joint: the graph.
         feeds: as given.
     """
 
-    def __init__(self, joint: Joint, feeds: Sequence[int], target: Target, known: Conditions) -> None:
+    def __init__(
+        self,
+        joint: Joint,
+        feeds: Sequence[int],
+        target: Target,
+        known: Conditions,
+        fuses: Callable[[str], bool] | None = None,
+    ) -> None:
         self.joint, self.feeds = joint, tuple(feeds)
         self._target, self._known = half_of(target), known
-        self._split = Split(joint)
-        # Calls with registered gradients, kept alive.
-        self._mapped: list[MappedCall] = []
+        self._split, self._fuses = Split(joint, fuses=fuses is not None), fuses
+        # Calls with registered gradients and fused regions, kept alive.
+        self._made: list[MappedCall | Site] = []
 
     @classmethod
     def of_program(
-        cls, graph: Graph, source: Source, requires_grad: frozenset[str], target: Target
+        cls,
+        graph: Graph,
+        source: Source,
+        requires_grad: frozenset[str],
+        target: Target,
+        fuses: Callable[[str], bool] | None = None,
     ) -> tuple[Planner, ForwardPlan]:
         """What makes the plans of a program, and the one of its forward half.
 
@@ -61,6 +78,7 @@ class Planner:
             source: the program behind it.
             requires_grad: the graph inputs that require gradients.
             target: what the exported graph is for.
+            fuses: as for the class.
 
         Raises:
             UnsupportedOperatorError: the program has something that the engine does not take.
@@ -73,10 +91,11 @@ class Planner:
         required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
         source, mapped = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
+        joint = inline(joint, is_inlined)
         position = {name: i for i, name in enumerate(graph.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
-        planner = cls(joint, feeds, target, known)
-        planner._mapped = mapped
+        planner = cls(joint, feeds, target, known, fuses)
+        planner._made.extend(mapped)
         fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
         return planner, planner._forward(source, fetched, reach)
 
@@ -111,6 +130,8 @@ class Planner:
             UnsupportedOperatorError: it holds for some only of the sizes that the graph accepts; or an
                 operator fits into no graph.
         """
+        if self._fuses is not None:
+            self._made.extend(fuse(half.graph_module.graph, self._fuses))
         lowered = lower_half(half, self._target)
         graph = self.joint.graph_module.graph
         refuse_assumed_of_half(graph, is_forward=is_forward)

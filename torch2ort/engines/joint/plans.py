@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.cache.store.shelf import Kept, Shelf
+from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.built import Built
+from torch2ort.kernels.regions.function import FusedRegion
+from torch2ort.kernels.regions.library import compiled
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.runtime.optimized import identity
@@ -54,13 +57,20 @@ class Plans:
         self._settings = {"requires_grad": json.dumps(sorted(requires_grad))}
         if self._shelf is not None:
             self._settings.update(identity(options))
+        self._fuses: Callable[[str], bool] | None = None
+        if options.fuse:
+            self._settings["fuse"] = "regions"
+            store = None if built.shelf is None else built.shelf.store
+            self._fuses = lambda text: compiled(text, store)
         program = built.program
         assert program is not None
 
         def make() -> ForwardPlan:
             from torch2ort.engines.joint.planning import Planner
 
-            self._planner, plan = Planner.of_program(built.graph, program.source(), requires_grad, target)
+            self._planner, plan = Planner.of_program(
+                built.graph, program.source(), requires_grad, target, self._fuses
+            )
             return plan
 
         self.forward = self._obtain("joint forward", {}, make, self._store_forward, self._load_forward)
@@ -93,7 +103,7 @@ class Plans:
 
             joint, feeds = loaded_joint(zlib.decompress(self._stored), self.forward.half.calls)
             known = conditions(joint.graph_module.graph)
-            self._planner, self._stored = Planner(joint, feeds, self._target, known), b""
+            self._planner, self._stored = Planner(joint, feeds, self._target, known, self._fuses), b""
         return self._planner
 
     def _store_forward(self, plan: ForwardPlan, shelf: Shelf) -> Kept:
@@ -114,6 +124,16 @@ class Plans:
         """Have backward halves found beside this joint graph alone, which says what forward leaves."""
         self._settings["joint graph"] = sha256(text)
         return self._settings["joint graph"]
+
+    def _find_libraries(self, half: Lowered | None) -> None:
+        """Have what the fused regions of a half are compiled to in this process.
+
+        Raises:
+            Unkeyable: it is not in the cache any more, and cannot be made.
+        """
+        for site in () if half is None else half.calls.values():
+            if site.function is FusedRegion and not (self._fuses and self._fuses(site.arguments[0])):
+                raise Unkeyable("a fused region cannot be compiled here")
 
     def _obtain(
         self,
@@ -149,7 +169,9 @@ class Plans:
         if made:
             return made[0]
         try:
-            return load(found, shelf)
+            plan = load(found, shelf)
+            self._find_libraries(plan.half)
+            return plan
         except (Torch2OrtError, Unkeyable) as error:
             logger.info("the %s in the cache does not fit this process: %s", kind, error)
             # Neither would what goes with another plan.

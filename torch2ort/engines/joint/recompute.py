@@ -15,6 +15,7 @@ from collections.abc import Collection
 import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.engines.joint.fusible import is_fusible
 from torch2ort.engines.joint.memory import VIEWS, held_by_functions, owner_of
 from torch2ort.engines.joint.sizes import elements
 from torch2ort.engines.joint.trace import Joint
@@ -41,16 +42,23 @@ _LONGEST_ROWS = 256
 # Operations between a value and what it is computed from. All that lies between is in memory at once, so that
 # a long chain would be kept after all, only later.
 _DEEPEST = 8
+# The same of values that a fused region computes in registers, and how many elements these have at most.
+_DEEPEST_FUSED = 64
+_TINY = 4096
 # Smaller values, in bytes, are not worth the operators.
 _SMALLEST = 1 << 16
 
 
-def recomputed(joint: Joint, read: Collection[torch.fx.Node]) -> frozenset[torch.fx.Node]:
+def recomputed(
+    joint: Joint, read: Collection[torch.fx.Node], *, fuses: bool = False
+) -> frozenset[torch.fx.Node]:
     """Those among what backward reads that it can compute cheaply from the others.
 
     Args:
         joint: the graph.
         read: nodes whose value backward reads.
+        fuses: whether what is cheap runs in fused regions, where a value of few elements takes less time to
+            compute than to hand over.
     """
     given, again = set(read), set()
     held = {owner_of(node) for node in (*joint.outputs, *held_by_functions(joint))}
@@ -59,11 +67,12 @@ def recomputed(joint: Joint, read: Collection[torch.fx.Node]) -> frozenset[torch
     for node in joint.graph_module.graph.nodes:
         depth = _depth(node, depths)
         if node in given:
-            if depth and depth <= _DEEPEST and is_large(node) and node not in held:
+            deepest = _DEEPEST_FUSED if fuses and _is_tiny(node) else _DEEPEST if is_large(node) else 0
+            if depth and depth <= deepest and node not in held:
                 again.add(node)
             else:
                 depth = 0
-        if depth is not None and depth <= _DEEPEST:
+        if depth is not None and depth <= (_DEEPEST_FUSED if fuses else _DEEPEST):
             depths[node] = depth
     return frozenset(again)
 
@@ -92,6 +101,10 @@ def _is_cheap(node: torch.fx.Node) -> bool:
         made = elements(node.meta["val"])
         return size_hint(rows) <= _LONGEST_ROWS and made >= max(elements(first), elements(second))
     return name in _CHEAP
+
+
+def _is_tiny(node: torch.fx.Node) -> bool:
+    return is_fusible(node) and elements(node.meta["val"]) <= _TINY
 
 
 def is_large(node: torch.fx.Node) -> bool:

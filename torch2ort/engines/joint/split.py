@@ -47,6 +47,7 @@ class Split:
 
     Args:
         joint: the graph.
+        fuses: whether the halves' operators run in fused regions.
 
     Attributes:
         read: nodes whose value backward reads; placeholders among them.
@@ -56,7 +57,7 @@ class Split:
         UnsupportedOperatorError: backward draws random numbers.
     """
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: Joint, *, fuses: bool = False) -> None:
         self._joint = joint
         self._dependent = _dependent(joint)
         results = [*joint.outputs, *joint.written.values()]
@@ -75,7 +76,7 @@ class Split:
             )
         self._tokens = _tokens(joint.graph_module.graph)
         self.read = self._read_by_backward()
-        again = recomputed(joint, self.read)
+        again = recomputed(joint, self.read, fuses=fuses)
         kept = tuple(node for node in self.read if node not in again)
         self._sizes = self._sizes_beside(kept)
         self.kept = kept if self._sizes is None else (*kept, self._sizes)

@@ -11,10 +11,19 @@ from torch2ort.pythonop.registry._table import LOCK, FunctionClass, Table, did_y
 from torch2ort.pythonop.registry.exporters import Exporter, exporters
 from torch2ort.pythonop.registry.functions import functions
 from torch2ort.pythonop.registry.inferers import Inferer, inferers
+from torch2ort.pythonop.registry.inline import inlined
 from torch2ort.pythonop.registry.inplace import InplaceMap, inplace_maps
 from torch2ort.pythonop.registry.operators import gradients, symbolics
 
-_TABLES: tuple[Table[Any], ...] = (exporters, inferers, inplace_maps, functions, symbolics, gradients)
+_TABLES: tuple[Table[Any], ...] = (
+    exporters,
+    inferers,
+    inplace_maps,
+    inlined,
+    functions,
+    symbolics,
+    gradients,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +35,7 @@ class Registration:
         exporter: see :func:`torch2ort.register_exporter`.
         shape_inferer: see :func:`torch2ort.register_shape_inferer`.
         inplace_map: see :func:`torch2ort.register_inplace_map`.
+        inline: whether it is, see :func:`torch2ort.register_inline`.
         function: see :func:`torch2ort.register_function`.
         symbolic: see :func:`torch2ort.register_symbolic`.
         gradient: see :func:`torch2ort.register_gradient`.
@@ -35,6 +45,7 @@ class Registration:
     exporter: Exporter | None = None
     shape_inferer: Inferer | None = None
     inplace_map: InplaceMap | None = None
+    inline: bool = False
     function: FunctionClass | None = None
     symbolic: Callable[..., Any] | None = None
     gradient: Callable[..., Any] | None = None
@@ -51,7 +62,7 @@ def registered() -> dict[str, Registration]:
     >>> "mylib.Gelu" in torch2ort.registered()
     False
     """
-    kinds = ("exporter", "shape_inferer", "inplace_map", "function", "symbolic", "gradient")
+    kinds = ("exporter", "shape_inferer", "inplace_map", "inline", "function", "symbolic", "gradient")
     found: dict[str, dict[str, Any]] = {}
     with LOCK:
         for kind, table in zip(kinds, _TABLES, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch2ort.pythonop.registry._table import Entry, Table, Value
 from torch2ort.pythonop.registry.exporters import Exporter, exporters
 from torch2ort.pythonop.registry.inferers import Inferer, inferers
+from torch2ort.pythonop.registry.inline import inlined
 from torch2ort.pythonop.registry.inplace import InplaceMap, inplace_maps
 from torch2ort.pythonop.registry.ortmodule import own_inferer, own_inplace_map
 from torch2ort.pythonop.site import Site
@@ -31,6 +32,11 @@ def inplace_map_of(site: Site) -> InplaceMap | None:
     """The in-place map for a site: a registered one, or the class's own ``alias_input``."""
     entry = _find(inplace_maps, site.func_name, site.function)
     return own_inplace_map(site) if entry is None else entry.value
+
+
+def is_inlined(site: Site) -> bool:
+    """Whether the operators of a site's Function are trained in its place."""
+    return _find(inlined, site.func_name, site.function) is not None
 
 
 def _find(table: Table[Value], func_name: str, function: type | None) -> Entry[Value] | None:

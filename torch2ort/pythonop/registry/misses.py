@@ -19,12 +19,13 @@ import torch
 from torch2ort.pythonop.registry._table import Entry, Table, did_you_mean, nearest
 from torch2ort.pythonop.registry.exporters import exporters
 from torch2ort.pythonop.registry.inferers import inferers
+from torch2ort.pythonop.registry.inline import inlined
 from torch2ort.pythonop.registry.inplace import inplace_maps
 from torch2ort.pythonop.registry.operators import known_operators, overloads, symbolics
 from torch2ort.pythonop.site import qualified_name
 from torch2ort.warning import warn
 
-_TABLES: tuple[Table[Any], ...] = (exporters, inferers, inplace_maps)
+_TABLES: tuple[Table[Any], ...] = (exporters, inferers, inplace_maps, inlined)
 _ALIKE = 0.9
 
 

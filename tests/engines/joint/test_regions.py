@@ -1,0 +1,140 @@
+"""Which operators are one region, and that a step with regions is eager PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch2ort
+from tests.support.functions import Affine, Square
+from tests.support.regions import interpret
+
+pytestmark = pytest.mark.joint("it is what is tried")
+
+
+class Of(nn.Module):
+    """A function of itself and of its argument, with modules around it."""
+
+    def __init__(self, function, **modules) -> None:
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+@pytest.fixture
+def regions(monkeypatch):
+    return interpret(monkeypatch)
+
+
+def step(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Outputs, gradients of parameters and of the input, and buffers."""
+    torch.manual_seed(3)
+    leaf = x.clone().requires_grad_()
+    module.zero_grad()
+    results = module(leaf)
+    results = results if isinstance(results, tuple) else (results,)
+    sum((r * torch.linspace(0.5, 2.0, r.numel()).view_as(r)).sum() for r in results).backward()
+    grads = [p.grad for p in module.parameters()]
+    return [t.detach().clone() for t in (*results, leaf.grad, *grads, *module.buffers()) if t is not None]
+
+
+def fused(model: nn.Module, **options) -> nn.Module:
+    return torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(fuse=True, **options))
+
+
+def attention(m, x):
+    q, k, v = (layer(x).view(2, 3, 2, 4).transpose(1, 2) for layer in (m.q, m.k, m.v))
+    weights = torch.softmax(q @ k.transpose(-1, -2) / 2.0, -1)
+    return m.norm(x + (weights @ v).transpose(1, 2).reshape(2, 3, 8))
+
+
+X = torch.randn(2, 3, 8)
+A = {"a": nn.Linear(8, 8)}
+AB = {**A, "b": nn.Linear(8, 8)}
+CASES = {
+    "a gate": Of(lambda m, x: torch.sigmoid(m.a(x)) * torch.tanh(m.b(x)), **AB),
+    "attention": Of(attention, q=nn.Linear(8, 8), k=nn.Linear(8, 8), v=nn.Linear(8, 8), norm=nn.LayerNorm(8)),
+    "dropout, in the order of eager's": Of(
+        lambda m, x: F.dropout(torch.tanh(F.dropout(x, 0.4) * 2) + 1, 0.3) * F.dropout(m.a(x), 0.5), **A
+    ),
+    "Functions between operators": Of(
+        lambda m, x: Square.apply(torch.tanh(Affine.apply(torch.tanh(x) * 2, m.a.bias)) + 1) * 3, **A
+    ),
+    "running statistics": Of(lambda m, x: torch.relu(m.norm(m.a(x))) * 2, **A, norm=nn.BatchNorm1d(3)),
+    "a loss": Of(lambda m, x: F.cross_entropy(m.a(x).view(6, 8) * 2, torch.arange(6)), **A),
+    "results at several places": Of(lambda m, x: (torch.tanh(x) * 2, m.a(torch.tanh(x)).exp() + 1), **A),
+    "a transposed result": Of(lambda m, x: (torch.tanh(m.a(x)) * 2).transpose(0, 2), **A),
+    "a mask": Of(lambda m, x: torch.where(m.a(x) > 0, x * 2, x.exp()).masked_fill(x < 0, 0.5), **A),
+    "division": Of(lambda m, x: torch.div(m.a(x), 0.3, rounding_mode="floor") * x / 3 + x % 2, **A),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_that_of_eager_pytorch(name, regions):
+    model = copy.deepcopy(CASES[name])
+    torch.testing.assert_close(step(fused(model), X), step(model, X))
+    assert regions
+
+
+def test_what_lies_between_products_is_one_call(regions, tmp_path):
+    model = Of(lambda m, x: m.b(F.gelu(m.a(x)) * 2 + x), **AB)
+    step(fused(model, save_onnx_dir=tmp_path), X)
+    (file,) = tmp_path.glob("*_forward.onnx")
+    names = [node.op_type for node in onnx.load(file).graph.node]
+    of_interest = [name for name in names if name in ("Gemm", "PythonOp", "Gelu", "Add", "Mul")]
+    assert of_interest == ["Gemm", "PythonOp", "Gemm"]
+
+
+def test_equal_layers_share_one_library(regions):
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(4)))
+    step(fused(layers), X)
+    assert len(regions) <= 4
+
+
+def test_what_is_computed_twice_is_written_once(regions):
+    model = Of(lambda m, x: (m.a(torch.tanh(x) * 2), m.b(torch.tanh(x) * 2)), **AB)
+    step(fused(model), X)
+    assert regions[0].count("tanh") == 1
+
+
+def test_what_a_compiler_would_write_out_over_and_over_is_cut(regions):
+    def powers(m, x):
+        for _ in range(40):
+            x = torch.sin(x) * torch.cos(x)
+        return x
+
+    model = Of(lambda m, x: powers(m, m.a(x)), **A)
+    torch.testing.assert_close(step(fused(model), X), step(model, X))
+    assert len(regions) > 4
+
+
+def test_operators_over_sizes_that_vary_run_one_by_one(regions):
+    model = Of(lambda m, x: torch.tanh(m.a(x) * 2), **A)
+    module = fused(model)
+    for rows in (2, 3, 5, 6):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(step(module, x), step(model, x))
+
+
+def test_outputs_without_a_gradient_have_no_part_in_backward(regions):
+    model = Of(lambda m, x: (torch.tanh(m.a(x)) * 2, torch.exp(m.b(x)) + 1), **AB)
+    module = fused(model)
+    for one in (0, 1):
+        results = []
+        for way in (model, module):
+            way.zero_grad(set_to_none=True)
+            way(X)[one].sum().backward()
+            results.append([p.grad for p in way.parameters()])
+        expected, found = results
+        assert [g is None for g in found] == [g is None for g in expected]
+        there = [[g for g in gradients if g is not None] for gradients in (found, expected)]
+        torch.testing.assert_close(*there)

@@ -1,0 +1,272 @@
+"""Calls of Functions whose operators become part of the joint graph, forward's and backward's own.
+
+The joint graph holds each call as one opaque operator, and one for its backward. Where the user asks for it,
+what PyTorch traces of the Function takes their places: its backward as it is written, not the derivative of
+its forward.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from torch2ort.engines.joint import _torch_private as private
+from torch2ort.engines.joint.sizes import settle_sizes
+from torch2ort.engines.joint.trace import Joint
+from torch2ort.errors import ExportError
+from torch2ort.kernels.functions import is_callable
+from torch2ort.kernels.result_types import tell_eagers_types
+from torch2ort.pythonop import TENSOR, Site, site_by_key
+from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
+from torch2ort.pythonop.interception import suspended
+from torch2ort.symbolics.sites import is_random
+
+# Constants that are equal where their texts are.
+_SIMPLE = (bool, int, float, str)
+# What says where in the model a node is from.
+_OF_CODE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
+
+
+class _NotInlinedError(Exception):
+    """Why a call stays opaque; the end of a sentence that begins with the Function's name."""
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """The operators of one call.
+
+    Attributes:
+        graph: of forward and backward.
+        inputs: placeholder of each tensor that the call takes.
+        tangent: placeholder of the gradient that arrives; ``None`` if no backward was asked for.
+        output: what forward gives.
+        gradients: of each argument that needs one.
+    """
+
+    graph: torch.fx.Graph
+    inputs: tuple[torch.fx.Node, ...]
+    tangent: torch.fx.Node | None
+    output: torch.fx.Node
+    gradients: tuple[torch.fx.Node, ...]
+
+
+def inline(joint: Joint, chosen: Callable[[Site], bool]) -> Joint:
+    """Put the operators of Functions in the place of their calls.
+
+    Args:
+        joint: the graph; changed in place.
+        chosen: whether the Function of a call is to be inlined.
+
+    Returns:
+        What the graph is now.
+
+    Raises:
+        ExportError: one of them cannot be inlined.
+    """
+    graph = joint.graph_module.graph
+    backwards = {node.args[2]: node for node in graph.find_nodes(op="call_function", target=PYTHON_OP_GRAD)}
+    known: dict[Any, _Traced] = {}
+    became: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.find_nodes(op="call_function", target=DIFFERENTIABLE_PYTHON_OP):
+        site = site_by_key(str(node.args[1]))
+        if not chosen(site):
+            continue
+        values = [n.meta["val"] for n in node.args[0]]
+        key = _identity(site, values)
+        try:
+            traced = known.get(key) or _traced(site, values)
+        except _NotInlinedError as reason:
+            raise ExportError(
+                f"{site.func_name} is registered with register_inline, but {reason}. Take that back with "
+                f"torch2ort.unregister({site.func_name.partition('#')[0]!r}), so that its calls stay opaque"
+            ) from reason.__cause__
+        if key is not None:
+            known[key] = traced
+        became.update(_replace(node, backwards.get(site.key), traced))
+    if not became:
+        return joint
+    graph.lint()
+    return replace(
+        joint,
+        outputs=tuple(became.get(node, node) for node in joint.outputs),
+        written={i: became.get(node, node) for i, node in joint.written.items()},
+        gradients={i: became.get(node, node) for i, node in joint.gradients.items()},
+    )
+
+
+def _identity(site: Site, values: Sequence[torch.Tensor]) -> Any:
+    """The same for calls that are traced to the same; ``None`` where nobody can tell."""
+    constants = [value for value in site.arguments if value is not TENSOR]
+    sizes = [size for value in values for size in value.shape]
+    if not all(value is None or type(value) in _SIMPLE for value in constants):
+        return None
+    if not all(type(size) is int for size in sizes):
+        return None
+    given = tuple((value.dtype, tuple(value.shape)) for value in values)
+    return site.function, repr(site.arguments), site.needs_input_grad, given
+
+
+def _traced(site: Site, values: Sequence[torch.Tensor]) -> _Traced:
+    """The operators of a call.
+
+    Raises:
+        _NotInlinedError: they are not all that the call does.
+    """
+    _refuse(site)
+    mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
+    differentiable = site.known_result.tensors[0].dtype.is_floating_point and any(site.needs_input_grad)
+    needed = needed_inputs(site) if differentiable else ()
+    try:
+        with suspended(), torch.enable_grad(), mode:
+            arguments = [
+                torch.empty(v.shape, dtype=v.dtype, device=v.device).requires_grad_(i in needed)
+                for i, v in enumerate(values)
+            ]
+        with suspended(), torch.enable_grad():
+            graph_module = private.joint_graph(_Called(site), arguments, mode)
+    except Exception as error:
+        raise _NotInlinedError(
+            f"PyTorch does not trace it without data ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
+    settle_sizes(graph_module.graph)
+    tell_eagers_types(graph_module.graph)
+    traced = _described(graph_module.graph, len(values), needed)
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            if not (isinstance(node.target, private.OpOverload) and is_callable(node.target)):
+                raise _NotInlinedError(f"it calls {node.target}, which is no operator of ATen's")
+            if is_random(node):
+                raise _NotInlinedError(f"it draws random numbers ({node.target})")
+        elif node.op not in ("placeholder", "output", "call_function"):
+            raise _NotInlinedError("it reads tensors that are none of its arguments")
+    return traced
+
+
+def _refuse(site: Site) -> None:
+    result = site.known_result
+    if site.function is None or site.mapped or site.internal:
+        reason = "it is not called as itself here"
+    elif not result.observed:
+        reason = "nobody could run its forward at export to see what it does"
+    elif result.outputs != (TENSOR,):
+        reason = "it does not return one tensor alone"
+    elif result.mutated or result.hidden:
+        reason = "its forward writes to an argument"
+    elif result.uses_rng:
+        reason = "its forward draws random numbers"
+    elif result.effects or site.keeps_state or site.remembers:
+        reason = "its forward does more than compute"
+    elif site.autocast is not None:
+        reason = "it is called under autocast"
+    else:
+        return
+    raise _NotInlinedError(reason)
+
+
+class _Called(torch.nn.Module):
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self._site = site
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        assert self._site.function is not None
+        with suspended():
+            result = self._site.function.apply(*self._site.call_arguments(list(tensors)))
+        result = result[0] if isinstance(result, tuple) else result
+        return result.clone() if any(result is t for t in tensors) or result._is_view() else result
+
+
+def _described(graph: torch.fx.Graph, count: int, needed: Sequence[int]) -> _Traced:
+    """A traced call with what its descriptors say.
+
+    Raises:
+        _NotInlinedError: a gradient is missing, or has nothing to do with the one that arrives.
+    """
+    inputs: dict[int, torch.fx.Node] = {}
+    tangent = None
+    for node in graph.find_nodes(op="placeholder"):
+        position = private.input_position(node.meta["desc"])
+        if position is not None:
+            inputs[position] = node
+        elif private.tangent_of(node.meta["desc"]) is not None:
+            tangent = node
+        else:
+            raise _NotInlinedError("its forward writes to an argument")
+    result = graph.output_node()
+    found: dict[tuple[str, int], torch.fx.Node] = {}
+    for node, description in zip(cast("list[Any]", result.args[0]), result.meta["desc"], strict=True):
+        for kind, read in (("output", private.output_position), ("gradient", private.gradient_of_input)):
+            position = read(description)
+            if position is not None and isinstance(node, torch.fx.Node):
+                found[kind, position] = node
+    if ("output", 0) not in found:
+        raise _NotInlinedError("its forward does not return one tensor alone")
+    if needed and tangent is None:
+        raise _NotInlinedError("no gradient arrives at its backward")
+    missing = [i for i in needed if ("gradient", i) not in found]
+    if missing:
+        raise _NotInlinedError(f"its backward returns None for tensor {missing[0]}, which needs a gradient")
+    gradients = tuple(found["gradient", i] for i in needed)
+    dependent = {tangent}
+    for node in graph.nodes:
+        if not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
+    if not dependent.issuperset(gradients):
+        raise _NotInlinedError("its backward returns a gradient that does not depend on the one that arrives")
+    ordered = tuple(inputs[i] for i in range(count))
+    return _Traced(graph, ordered, tangent, found["output", 0], gradients)
+
+
+def _replace(
+    call: torch.fx.Node, backward: torch.fx.Node | None, traced: _Traced
+) -> dict[torch.fx.Node, torch.fx.Node]:
+    """Copy the operators of a call to where it stands, and those of its backward to where that does.
+
+    Returns:
+        What stands for nodes that are gone.
+    """
+    graph = call.graph
+    values = dict(zip(traced.inputs, cast("list[torch.fx.Node]", call.args[0]), strict=True))
+    _copy(traced, [traced.output], call, values)
+    became = {user: values[traced.output] for user in call.users if user.args[1] == 0}
+    gone = [*call.users, call]
+    if backward is not None:
+        (arriving,) = cast("list[torch.fx.Node]", backward.args[1])
+        assert traced.tangent is not None
+        values[traced.tangent] = became.get(arriving, arriving)
+        _copy(traced, traced.gradients, backward, values)
+        became.update((user, values[traced.gradients[cast(int, user.args[1])]]) for user in backward.users)
+        gone = [*backward.users, backward, *gone]
+    for node, instead in became.items():
+        node.replace_all_uses_with(instead)
+    for node in gone:
+        graph.erase_node(node)
+    return became
+
+
+def _copy(
+    traced: _Traced,
+    results: Sequence[torch.fx.Node],
+    place: torch.fx.Node,
+    values: dict[torch.fx.Node, torch.fx.Node],
+) -> None:
+    """Copy what ``results`` are computed by, and is not yet among ``values``, to before ``place``."""
+    wanted: set[torch.fx.Node] = set()
+    stack = list(results)
+    while stack:
+        node = stack.pop()
+        if node not in wanted and node not in values:
+            wanted.add(node)
+            stack.extend(node.all_input_nodes)
+    with place.graph.inserting_before(place):
+        for node in traced.graph.nodes:
+            if node in wanted:
+                made = values[node] = place.graph.node_copy(node, values.__getitem__)
+                made.meta = {
+                    **{k: place.meta[k] for k in _OF_CODE if k in place.meta},
+                    "val": node.meta["val"],
+                }
