@@ -169,7 +169,7 @@ def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
         "TORCH2ORT_CACHE_DIR, TORCH2ORT_CACHE_LIMIT, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, "
         "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC, "
-        "TORCH2ORT_GUARDS, TORCH2ORT_ENGINE, TORCH2ORT_PROVIDERS."
+        "TORCH2ORT_GUARDS, TORCH2ORT_ENGINE, TORCH2ORT_PROVIDERS, TORCH2ORT_FUSE."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         Options()

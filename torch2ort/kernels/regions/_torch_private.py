@@ -2,8 +2,8 @@
 
 | name | tried on |
 | --- | --- |
-| torch._inductor.aoti_compile_and_package, aoti_load_package | 2.13.0, 2.15.0 |
-| torch._inductor.cpu_vec_isa.pick_vec_isa | 2.13.0, 2.15.0 |
+| torch._inductor.aoti_compile_and_package, aoti_load_package | 2.11.0, 2.13.0, 2.15.0 |
+| torch._inductor.cpu_vec_isa.pick_vec_isa | 2.11.0, 2.13.0, 2.15.0 |
 """
 
 from __future__ import annotations
