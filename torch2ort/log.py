@@ -74,7 +74,7 @@ def _root_is_silent(record: logging.LogRecord) -> bool:
     return not logging.getLogger().handlers
 
 
-class _Stderr(logging.StreamHandler[Any]):
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # takes none on Python 3.10
     """Writes to what ``sys.stderr`` is at that moment."""
 
     def __init__(self) -> None:
