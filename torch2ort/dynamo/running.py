@@ -19,7 +19,7 @@ from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
-from torch2ort.runtime.values import bool_outputs, plain, restore_bools, shares_memory, to_tensor, to_value
+from torch2ort.runtime.values import bool_outputs, plain, shares_memory, to_tensors, to_value
 from torch2ort.sizes import expressions
 from torch2ort.startup import FIRST_RUN, Startup
 
@@ -73,6 +73,8 @@ class CompiledGraph:
         self._bools = bool_outputs(lowered.proto.graph, lowered.outputs)
         # Two gradients must not share memory: each may be written to.
         self._shares = kind != "backward"
+        # Whether the results are what the session gives, in its order.
+        self._is_fetched = interface.outputs == tuple(Output(fetched=i) for i in range(len(lowered.outputs)))
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """The results for AOTAutograd's arguments.
@@ -124,9 +126,8 @@ class CompiledGraph:
         arguments.clear()
         found, undefined = self._run(values, run)
         del values
-        fetched = [to_tensor(found[i]) for i in range(len(found))]
-        restore_bools(fetched, self._bools)
-        results = self._results(fetched, given, sizes, run)
+        fetched = to_tensors(found, self._bools)
+        results: list[Any] = list(fetched) if self._is_fetched else self._results(fetched, given, sizes, run)
         if self._left_out is not None and undefined:
             for i in self._left_out.results(undefined):
                 results[i] = None
@@ -135,7 +136,8 @@ class CompiledGraph:
 
     def _value(self, position: int, tensor: torch.Tensor) -> Any:
         """The OrtValue of an argument; that of a parameter is made once and kept."""
-        if not isinstance(tensor, torch.nn.Parameter):
+        # Whether it is a parameter is asked in Python code of torch's, where it is another kind of tensor.
+        if type(tensor) is torch.Tensor or not isinstance(tensor, torch.nn.Parameter):
             return to_value(plain(tensor))
         address, shape, value = self._parameters.get(position, (-1, None, None))
         if tensor.data_ptr() != address or tensor.shape != shape:

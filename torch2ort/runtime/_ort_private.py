@@ -12,6 +12,7 @@
 | OrtValue.from_dlpack, OrtValue.to_dlpack | training 1.19.2, stock 1.22.1 to 1.32.0 (not in 1.20.1) |
 | OrtValue.ortvalue_from_shape_and_onnx_type, data_ptr, element_type | stock 1.20.1 |
 | OrtValueVector.push_back | training 1.19.2, stock 1.31.1 |
+| OrtValueVector.to_dlpacks | training 1.19.2, stock 1.22.1, 1.31.1 |
 | OrtDevice, Severity | training 1.19.2, stock 1.20.1, 1.31.1 |
 | InferenceSession._sess.run_with_ort_values | training 1.19.2, stock 1.20.1, 1.22.1, 1.24.4, 1.31.1 |
 | InferenceSession._model_bytes | training 1.19.2, stock 1.31.1 |

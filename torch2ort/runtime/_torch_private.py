@@ -4,11 +4,13 @@
 | --- | --- |
 | torch._C._storage_Use_Count, UntypedStorage._cdata | 2.11-2.15.0 |
 | torch._C._set_grad_enabled | 2.11-2.15.0 |
+| torch._C._from_dlpack | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
 import torch
+from torch.utils import dlpack
 
 from torch2ort.versions import need, private_names
 
@@ -19,6 +21,9 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 # The public one is a class that does this and more; the difference is a tenth of what a small Function costs.
 set_grad_enabled = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)
+
+# Of a capsule. The public one is Python code that asks what it is given first.
+from_capsule = getattr(torch._C, "_from_dlpack", dlpack.from_dlpack)
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:

@@ -25,7 +25,7 @@ from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import refuse_missing, surroundings, take_error, tuned_session
-from torch2ort.runtime.values import bool_outputs, restore_bools, to_tensor
+from torch2ort.runtime.values import bool_outputs, to_tensors
 from torch2ort.startup import SESSION, timed
 
 
@@ -81,10 +81,7 @@ class InferenceEngine:
         # Outside of the handler, which would make onnxruntime's error the context of the Function's.
         if failure is not None:
             raise failure
-        # Not iterated over: its end is an exception of C++, which costs more than a small model.
-        tensors = [to_tensor(fetched[i]) for i in range(len(fetched))]
-        restore_bools(tensors, self._bools)
-        return tensors
+        return to_tensors(fetched, self._bools)
 
     def _refused_index(self, values: Mapping[str, Any]) -> Exception | None:
         def session(model: onnx.ModelProto, sites: Mapping[str, Site]) -> Any:

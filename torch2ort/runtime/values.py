@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import onnx
@@ -13,6 +13,7 @@ from torch.utils import dlpack
 
 from torch2ort.pythonop import ONNX_TYPES
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime._torch_private import from_capsule
 
 # Documented by torch, though its module does not list it.
 to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]
@@ -21,7 +22,10 @@ _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its graph and contiguous, as onnxruntime takes it."""
+    """The tensor without its graph and contiguous, as onnxruntime takes it.
+
+    Always another tensor: a value holds a tensor, and that one may get other memory (``tensor.data = ...``).
+    """
     made = tensor.detach().contiguous()
     # Of a tensor without elements PyTorch leaves the strides as they are, which onnxruntime refuses.
     return made if made.numel() else torch.empty(made.shape, dtype=made.dtype, device=made.device)
@@ -29,14 +33,25 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_value(tensor: torch.Tensor) -> Any:
     """An OrtValue of a contiguous tensor on the CPU that requires no gradient."""
+    return _value_maker()(tensor)
+
+
+@functools.cache
+def _value_maker() -> Callable[[torch.Tensor], Any]:
+    """:func:`to_value` for the installed onnxruntime."""
     if not shares_memory():
-        return _copy_to_value(tensor)
-    from_capsule = private.pybind().OrtValue.from_dlpack
+        return _copy_to_value
+    make = private.pybind().OrtValue.from_dlpack
     if not private.is_told_of_bools():
-        return from_capsule(to_capsule(tensor))
-    is_bool = tensor.dtype is torch.bool
-    # onnxruntime before 1.24 is older than DLPack's own code for bool.
-    return from_capsule(to_capsule(tensor.view(torch.uint8) if is_bool else tensor), is_bool)
+        return lambda tensor: make(to_capsule(tensor))
+
+    def made(tensor: torch.Tensor) -> Any:
+        if tensor.dtype is torch.bool:
+            # onnxruntime before 1.24 is older than DLPack's own code for bool.
+            return make(to_capsule(tensor.view(torch.uint8)), True)
+        return make(to_capsule(tensor), False)
+
+    return made
 
 
 def to_tensor(value: Any) -> torch.Tensor:
@@ -45,6 +60,24 @@ def to_tensor(value: Any) -> torch.Tensor:
         return _copy_to_tensor(value)
     tensor: torch.Tensor = dlpack.from_dlpack(value.to_dlpack())
     return tensor.view(torch.bool) if value.element_type() == ONNX_TYPES[torch.bool] else tensor
+
+
+def to_tensors(values: Any, bools: Iterable[int]) -> list[torch.Tensor]:
+    """A tensor of each OrtValue on the CPU.
+
+    Args:
+        values: what ``run_with_ort_values`` returned.
+        bools: positions of those that are of bool; see :func:`bool_outputs`.
+    """
+    if not len(values):
+        return []
+    if shares_memory():
+        tensors: list[torch.Tensor] = values.to_dlpacks(from_capsule)
+    else:
+        # Not iterated over: its end is an exception of C++, which costs more than a small model.
+        tensors = [_copy_to_tensor(values[i]) for i in range(len(values))]
+    restore_bools(tensors, bools)
+    return tensors
 
 
 def own_items(values: Any, positions: Iterable[int]) -> dict[int, Any]:

@@ -20,7 +20,15 @@ from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.profiling import active_tracer
-from torch2ort.runtime.values import bool_outputs, own_items, plain, restore_bools, to_tensor, to_value
+from torch2ort.runtime.values import (
+    bool_outputs,
+    own_items,
+    plain,
+    restore_bools,
+    to_tensor,
+    to_tensors,
+    to_value,
+)
 from torch2ort.startup import DIFFERENTIATE, FIRST_RUN, current, phase
 from torch2ort.symbolics.target import Target
 
@@ -166,14 +174,14 @@ class JointEngine:
         reached = self._plan.reach.inputs(plan.given, undefined)
         if not keep:
             run.clear()
-        made: dict[int, torch.Tensor] = {}
+        tensors = to_tensors(results, ())
+        taken: set[int] = set()
         found: list[torch.Tensor | None] = [None] * len(self._graph.feeds)
         for feed, position in plan.gradients.items():
             if feed in reached:
                 # Two tensors that get one gradient must not share its memory: each may be written to.
-                again = position in made
-                found[feed] = made[position].clone() if again else to_tensor(results[position])
-                made[position] = found[feed]  # type: ignore[assignment]
+                found[feed] = tensors[position].clone() if position in taken else tensors[position]
+                taken.add(position)
         if undefined:
             refuse_nan(found, LEFT_OUT)
         return found

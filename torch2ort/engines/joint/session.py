@@ -183,7 +183,7 @@ class HalfSession:
             return ()
         feeds = dict(zip(self._fed, values, strict=True))
         failure: BaseException | None = None
-        with contexts_in(run), torch.no_grad():
+        with contexts_in(run, without_grad=True):
             try:
                 found: Sequence[Any] = self._session._sess.run_with_ort_values(feeds, self._outputs, None)
                 return found
