@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -37,6 +38,10 @@ LIBRARY_OPERATORS = frozenset(
 )
 
 
+# Makes an argument of a call of its tensors.
+_Fill = Callable[[Sequence[torch.Tensor]], Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of an ATen operator whose tensors are still to be filled in.
@@ -45,7 +50,8 @@ class Call:
         operator: the overload to call.
         arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site,
             ``{"permuted": [i, order]}`` for that tensor with its dimensions in another order, and
-            ``{"size": d}`` for a number that varies: dimension ``d`` of the last one, which has no elements.
+            ``{"size": d}`` for a number that varies: dimension ``d`` of the last one, which has no elements;
+            ``{"minus": d}`` for its negative.
         keywords: keyword arguments, likewise.
         random: whether it draws from PyTorch's generator, so that it takes and gives a token.
         views: whether its result is a view of an argument.
@@ -53,6 +59,8 @@ class Call:
         rest: the arguments behind the tensors, if the call is the tensors in their order and plain values
             behind them, and gives one tensor of its own; else ``None``.
         mask: of each result whether it is computed, for a derivative that is told so; else ``None``.
+        constants: positional and keyword arguments, with ``None`` where tensors go.
+        filled: which of these tensors go into, and what makes the argument of the tensors.
     """
 
     operator: OpOverload
@@ -63,6 +71,8 @@ class Call:
     tensors: int
     rest: tuple[Any, ...] | None
     mask: Sequence[bool] | None
+    constants: tuple[Sequence[Any], dict[str, Any]]
+    filled: tuple[Sequence[tuple[int, _Fill]], Sequence[tuple[str, _Fill]]]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Call the operator; its outputs as a flat tuple of tensors."""
@@ -72,18 +82,26 @@ class Call:
         flat: list[torch.Tensor] = []
         for i, value in enumerate((result,) if isinstance(result, torch.Tensor) else result):
             # Of what a mask leaves out nobody reads anything; kernels give nothing, or what fakes do not.
-            left_out = value is None or (self.mask is not None and not self.mask[i])
-            value = torch.empty(0) if left_out else value
-            flat.extend(value if isinstance(value, (list, tuple)) else (value,))
+            if value is None or (self.mask is not None and not self.mask[i]):
+                flat.append(torch.empty(0))
+            elif isinstance(value, torch.Tensor):
+                flat.append(value)
+            else:
+                flat.extend(value)
         return tuple(t.clone() for t in flat) if self.views else tuple(flat)
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the operator itself returns for these tensors, those with sizes among them."""
-        arguments = [_decode(a, tensors) for a in self.arguments]
-        keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
         if private.is_abstract(tensors):
+            arguments = [_decode(a, tensors) for a in self.arguments]
+            keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
             found = abstract(self.operator)(*arguments, **keywords)
             return with_eagers_types(self.operator, arguments, keywords, found)
+        arguments, keywords = list(self.constants[0]), self.constants[1]
+        for i, fill in self.filled[0]:
+            arguments[i] = fill(tensors)
+        if self.filled[1]:
+            keywords = {**keywords, **{name: fill(tensors) for name, fill in self.filled[1]}}
         return self.operator(*arguments, **keywords)
 
 
@@ -95,8 +113,8 @@ def encode_call(
     Args:
         operator: an overload of an ``aten`` operator, or one of :data:`LIBRARY_OPERATORS`.
         arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes, or ``{"permuted": [i,
-            order]}`` with its dimensions in that order, and ``{"size": d}`` where dimension ``d`` of the
-            tensor behind them does.
+            order]}`` with its dimensions in that order, and ``{"size": d}`` or ``{"minus": d}`` where
+            dimension ``d`` of the tensor behind them, or its negative, does.
         keywords: keyword arguments, likewise.
         random: whether the operator draws from PyTorch's generator.
 
@@ -163,8 +181,20 @@ def decode_call(text: str) -> Call:
     plain = front == [{"tensor": i} for i in range(tensors)] and all(map(_is_plain, rest))
     names = [a.name for a in operator._schema.arguments]
     mask = {**dict(zip(names, arguments, strict=False)), **keywords}.get("output_mask")
-    tensors += _count([arguments, keywords], "size") > 0
-    return Call(operator, arguments, keywords, random, views, tensors, rest if own and plain else None, mask)
+    tensors += any(_count([arguments, keywords], kind) for kind in ("size", "minus"))
+    made = {name: _prepared(value, tensors) for name, value in (*enumerate(arguments), *keywords.items())}
+    return Call(
+        operator=operator,
+        arguments=arguments,
+        keywords=keywords,
+        random=random,
+        views=views,
+        tensors=tensors,
+        rest=rest if own and plain else None,
+        mask=mask,
+        constants=([made[i][0] for i in range(len(arguments))], {name: made[name][0] for name in keywords}),
+        filled=(_fills(made, range(len(arguments))), _fills(made, keywords)),
+    )
 
 
 class AtenKernel(Function):
@@ -341,7 +371,7 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [_encode(v) for v in value]
-    if isinstance(value, dict) and set(value) in ({"tensor"}, {"size"}, {"permuted"}):
+    if isinstance(value, dict) and set(value) in ({"tensor"}, {"size"}, {"minus"}, {"permuted"}):
         return value
     for kind in (torch.dtype, torch.layout, torch.memory_format):
         if isinstance(value, kind):
@@ -361,11 +391,39 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tensors[content]
     if kind == "size":
         return tensors[-1].shape[content]
+    if kind == "minus":
+        return -tensors[-1].shape[content]
     if kind == "permuted":
         return tensors[content[0]].permute(content[1])
     if kind == "device":
         return torch.device(content)
     return getattr(torch, content)
+
+
+def _prepared(value: Any, tensors: int) -> tuple[Any, _Fill | None]:
+    """What :func:`_decode` gives: at once, or by a function of the tensors where it takes any.
+
+    Args:
+        value: an argument of a call as it is written.
+        tensors: how many tensors the call has.
+    """
+    if not isinstance(value, (dict, list)):
+        return value, None
+    if isinstance(value, list):
+        parts = [_prepared(v, tensors) for v in value]
+        if all(fill is None for _, fill in parts):
+            return [part for part, _ in parts], None
+        return None, lambda given: [part if fill is None else fill(given) for part, fill in parts]
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return None, itemgetter(content)
+    if kind in ("size", "minus", "permuted"):
+        return None, lambda given: _decode(value, given[:tensors])
+    return _decode(value, ()), None
+
+
+def _fills(made: Mapping[Any, tuple[Any, _Fill | None]], names: Iterable[Any]) -> list[tuple[Any, _Fill]]:
+    return [(name, fill) for name in names if (fill := made[name][1]) is not None]
 
 
 def _is_plain(value: Any) -> bool:

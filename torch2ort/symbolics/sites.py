@@ -142,7 +142,7 @@ class SiteMaker:
                 self._token = outputs.pop()
             if any(needed):
                 self._needed.update(outputs)
-            else:
+            elif self._differentiated:
                 outputs = [self._node(node, _DETACH, (o,)) if _is_float(o) else o for o in outputs]
         return outputs
 
