@@ -221,6 +221,11 @@ def of_backward(joint: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return nodes[max(marked, default=-1) + 1 :]
 
 
+def as_of_backward(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What a node of a joint graph knows, for a copy of it that backward computes."""
+    return {key: value for key, value in meta.items() if key not in ("partitioner_tag", "recompute", "desc")}
+
+
 def is_tangent(node: torch.fx.Node) -> bool:
     """Whether an argument of a joint graph, or of a backward, is the gradient of an output."""
     return node.op == "placeholder" and node.name.startswith("tangents")

@@ -8,6 +8,7 @@ import torch
 
 from torch2ort.dynamo import _torch_private as private
 from torch2ort.dynamo.checkpoints import run_once
+from torch2ort.dynamo.views import repeat_views
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.symbolics.sites import is_random
@@ -33,6 +34,7 @@ def partition(
     for node in private.of_backward(joint):
         _refuse_in_backward(node)
     run_once(joint, num_fwd_outputs, anew=anew)
+    repeat_views(joint, num_fwd_outputs)
     forward, backward = private.default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     _leave_to_forward(backward.graph)
     return forward, backward
