@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
 import pytest
@@ -199,6 +201,27 @@ def test_random_numbers_are_eagers_also_where_nobody_reads_them() -> None:
         return F.dropout(Drawing.apply(x), 0.5) + torch.rand_like(x)
 
     assert_like_eager(function, tracked(4, 3))
+
+
+def test_threads_that_compile_at_once_keep_what_nobody_reads() -> None:
+    def drawing(factor):
+        def function(x):
+            torch.rand(2)
+            return x * factor
+
+        return function
+
+    def start(function):
+        together.wait()
+        return function(torch.ones(3))
+
+    functions = [drawing(factor) for factor in range(3)]
+    together = threading.Barrier(len(functions))
+    faster = [compiled(function) for function in functions]
+    with ThreadPoolExecutor(len(functions)) as pool:
+        assert [found[0].item() for found in pool.map(start, faster)] == [0, 1, 2]
+    for function, quick in zip(functions, faster, strict=True):
+        assert_same(results(quick, torch.ones(3)), results(function, torch.ones(3)), "random numbers")
 
 
 def test_an_error_of_what_nobody_reads_is_raised() -> None:

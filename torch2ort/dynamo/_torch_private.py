@@ -25,8 +25,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -63,7 +64,8 @@ def seconds_of_frame() -> float:
 def whole_steps() -> Iterator[None]:
     """Have AOTAutograd compile backward together with forward, and allow ``retain_graph=True``.
 
-    What draws random numbers stays in its graphs, also where nobody reads them.
+    What draws random numbers stays in its graphs, also where nobody reads them. To be entered while dynamo
+    compiles, which one thread at a time does.
     """
     with (
         config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True),
@@ -73,11 +75,17 @@ def whole_steps() -> Iterator[None]:
 
 
 class _WithDraws(set[Any]):
-    """Functions with side effects, operators that draw random numbers among them."""
+    """Functions with side effects; for the thread that made it, operators that draw random numbers, too."""
+
+    def __init__(self, functions: Iterable[Any]) -> None:
+        super().__init__(functions)
+        self._thread = threading.get_ident()
 
     def __contains__(self, function: object) -> bool:
-        tags = getattr(function, "tags", ())
-        return torch.Tag.nondeterministic_seeded in tags or super().__contains__(function)
+        if super().__contains__(function):
+            return True
+        is_seeded = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
+        return is_seeded and threading.get_ident() == self._thread
 
 
 def lend_no_buffers() -> None:
