@@ -259,6 +259,38 @@ def test_backward_runs_again_where_the_graph_is_retained() -> None:
     assert_same(x.grad, 2 * first, "both gradients")
 
 
+def test_a_write_to_a_weight_before_backward_is_refused_as_in_eager() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    for one in (copy.deepcopy(model), compiled(model)):
+        output = one(torch.randn(2, 3))
+        with torch.no_grad():
+            one.get_submodule("1").weight.add_(1)
+        with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+            output.sum().backward()
+
+
+def test_a_size_may_be_a_stride_of_the_argument_before() -> None:
+    def function(x, y):
+        return x.sum() * y.flatten().sin() + torch.arange(y.shape[0] * 3)
+
+    faster = compiled(function, dynamic=True)
+    for size in (5, 7):
+        given = torch.randn(2, size)[:, :1], torch.randn(size, 3, requires_grad=True)
+        assert_same(results(faster, *given), results(function, *given), f"size {size}")
+
+
+def test_sizes_that_vary_count_from_the_end() -> None:
+    def function(x, y):
+        return (x[:, -y.shape[0] :] * 2).sum(0) * y
+
+    faster = compiled(function, dynamic=True)
+    for size in (3, 4):
+        given = tracked(2, 6), torch.randn(size)
+        assert_same(results(faster, *given), results(function, *given), f"size {size}")
+    with torch.no_grad():
+        assert_same(faster(*given), function(*given), "without gradients")
+
+
 def test_graphs_break_where_python_reads_values() -> None:
     def function(x):
         x = x * 2

@@ -30,7 +30,6 @@ LEFT_TO_EAGER = {
     *("lstm", "lstm_proj", "lstm_proj_both", "lstm_packed", "seq2seq_lstm"),
     *("gru", "gru_deep", "rnn", "rnn_relu"),
 }
-# mamba trains with sizes that vary, and is refused in inference.
 REFUSED = {
     "fourier": "aten._fft_r2c.default at ",
     "mamba": "aten.slice.Tensor at .* takes no size that varies as an argument",

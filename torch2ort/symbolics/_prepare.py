@@ -32,6 +32,7 @@ from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.stride_sizes import read_off_shapes
 from torch2ort.symbolics.strides import (
     draw_in_order_of_memory,
     loosen_views,
@@ -106,6 +107,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         composites_only=target.differentiates or (target.is_half and target.has_kernels),
     )
     _refuse_fixed_sizes(varying, _varying_sizes(program))
+    read_off_shapes(program.graph)
     refuse_other_orders(program)
     restore(program, users)
     refuse_other_mutations(program)

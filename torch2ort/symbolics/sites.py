@@ -231,9 +231,9 @@ def _call_of(
                 i = len(tensors) - 1
                 return {"tensor": i} if order is None else {"permuted": [i, order]}
             if sizes_vary and isinstance(number, torch.SymInt) and private.is_known(number >= 0):
-                if value not in sizes:
-                    sizes.append(value)
-                return {"size": sizes.index(value)}
+                return {"size": _position(value, sizes)}
+            if sizes_vary and isinstance(number, torch.SymInt) and private.is_known(number <= 0):
+                return {"minus": _position(_negated(value), sizes)}
             raise UnsupportedOperatorError(
                 f"{target} at {source_line(node)} would run in PyTorch's kernel, which takes no size "
                 f"that varies as an argument ({value.name}). Export with that size fixed, or compute the "
@@ -257,6 +257,20 @@ def _call_of(
             f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, "
             f"or wrap the call in a torch.autograd.Function"
         ) from None
+
+
+def _position(size: torch.fx.Node, sizes: list[torch.fx.Node]) -> int:
+    if size not in sizes:
+        sizes.append(size)
+    return sizes.index(size)
+
+
+def _negated(size: torch.fx.Node) -> torch.fx.Node:
+    """The size that a number is the negative of, as those are that count from the end."""
+    with size.graph.inserting_after(size):
+        made = size.graph.call_function(operator.mul, (size, -1))
+    made.meta = {"val": -size.meta["val"]}
+    return made
 
 
 def _columns_in_rows(node: torch.fx.Node, value: torch.fx.Node) -> tuple[torch.fx.Node, list[int] | None]:
