@@ -32,7 +32,8 @@ LEFT_TO_EAGER = {
 }
 REFUSED = {
     "fourier": "aten._fft_r2c.default at ",
-    "mamba": "aten.slice.Tensor at .* takes no size that varies as an argument",
+    # It asserts that values are no NaN.
+    "ibert_quantised": r"aten\._assert_async\.msg at .* gives nothing but an error for some values",
 }
 
 
