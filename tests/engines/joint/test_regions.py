@@ -138,3 +138,18 @@ def test_outputs_without_a_gradient_have_no_part_in_backward(regions):
         assert [g is None for g in found] == [g is None for g in expected]
         there = [[g for g in gradients if g is not None] for gradients in (found, expected)]
         torch.testing.assert_close(*there)
+
+
+def test_steps_of_an_activation_are_not_written_out_between_regions(regions, tmp_path):
+    def gate(m, x):
+        h = m.a(x)
+        return m.b(torch.tanh(h * 0.8 + h * h * h) * h)
+
+    wide = {"a": nn.Linear(8, 256), "b": nn.Linear(256, 8)}
+    model, x = Of(gate, **wide), torch.randn(128, 8)
+    torch.testing.assert_close(step(fused(model, save_onnx_dir=tmp_path), x), step(model, x))
+    (file,) = tmp_path.glob("*_backward.onnx")
+    graph = onnx.load(file).graph
+    given = [[n for n in node.output if n] for node in graph.node if node.op_type == "PythonOp"]
+    # What the next layer's weight gradient reads; the gradient of h and its sum.
+    assert [len(outputs) for outputs in given] == [1, 2]

@@ -16,7 +16,7 @@ from torch2ort.engines.joint.memory import VIEWS
 
 aten = torch.ops.aten
 
-_POINTWISE = frozenset(
+POINTWISE = frozenset(
     {
         "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max", "clamp_min",
         "clone", "cos", "div", "elu", "elu_backward", "eq", "erf", "exp", "expm1", "floor", "ge", "gelu",
@@ -60,7 +60,7 @@ def is_fusible(node: torch.fx.Node) -> bool:
     name = name_of(node)
     if not name or node.target in _OTHER:
         return False
-    if node.target not in VIEWS and name not in _POINTWISE and name not in _REDUCTIONS and name not in MADE:
+    if node.target not in VIEWS and name not in POINTWISE and name not in _REDUCTIONS and name not in MADE:
         return False
     read = [n.meta.get("val") for n in node.all_input_nodes]
     given = node.meta["val"]

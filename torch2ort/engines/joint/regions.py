@@ -10,8 +10,9 @@ from typing import Any, cast
 import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
-from torch2ort.engines.joint.fusible import MADE, is_fusible, name_of
+from torch2ort.engines.joint.fusible import MADE, POINTWISE, is_fusible, name_of
 from torch2ort.engines.joint.memory import VIEWS
+from torch2ort.engines.joint.recompute import is_large
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.regions.function import FusedRegion
 from torch2ort.kernels.regions.region import encode_region
@@ -20,6 +21,8 @@ from torch2ort.symbolics.sites import SiteMaker, is_random
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
+# How many times smaller than what is computed of it a tensor is that costs nothing to read.
+_SMALL = 8
 # Terms of an expression that stands for one result: torch's inductor writes each out where it is read.
 _MOST_TERMS = 4096
 
@@ -92,6 +95,58 @@ def _levels(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
     return levels
 
 
+def _compute_again(graph: torch.fx.Graph, levels: dict[torch.fx.Node, int]) -> None:
+    """Have a region compute by itself what it would read of another one, where that costs it no more reading.
+
+    An activation that backward computes again is read by a product first and by its derivative later: without
+    this each step of it would be written out in between.
+
+    Args:
+        graph: changed in place.
+        levels: of its nodes; gets those of the new ones.
+    """
+    leaves: dict[torch.fx.Node, frozenset[torch.fx.Node] | None] = {}
+    for node in graph.nodes:
+        if node in levels:
+            leaves[node] = _leaves(node, levels, leaves)
+    for node in reversed(list(leaves)):
+        if leaves[node] is None or not is_large(node):
+            continue
+        copies: dict[int, torch.fx.Node] = {}
+        for user in list(node.users):
+            level = levels.get(user, 0)
+            if level > levels[node]:
+                if level not in copies:
+                    with graph.inserting_after(node):
+                        copies[level] = graph.node_copy(node)
+                    levels[copies[level]] = level
+                user.replace_input_with(node, copies[level])
+        if copies and not node.users:
+            graph.erase_node(node)
+            del levels[node]
+
+
+def _leaves(
+    node: torch.fx.Node,
+    levels: dict[torch.fx.Node, int],
+    known: dict[torch.fx.Node, frozenset[torch.fx.Node] | None],
+) -> frozenset[torch.fx.Node] | None:
+    """The large tensors that a node is computed of element by element in its region; ``None`` for several."""
+    if name_of(node) not in POINTWISE and node.target not in VIEWS and name_of(node) not in MADE:
+        return None
+    size = node.meta["val"].numel()
+    found: set[torch.fx.Node] = set()
+    for read in node.all_input_nodes:
+        if levels.get(read) != levels[node]:
+            found.update([read] if read.meta["val"].numel() * _SMALL > size else [])
+            continue
+        inner = known[read]
+        if inner is None:
+            return None
+        found |= inner
+    return frozenset(found) if len(found) <= 1 else None
+
+
 def _source(node: torch.fx.Node) -> torch.fx.Node | None:
     """What a node is one of the results of."""
     return cast(torch.fx.Node, node.args[0]) if node.target is operator.getitem else None
@@ -100,6 +155,7 @@ def _source(node: torch.fx.Node) -> torch.fx.Node | None:
 def _regions(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
     """Connected nodes of one level, in the order of the graph, without what is no gain."""
     levels = _levels(graph)
+    _compute_again(graph, levels)
     region_of: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:
         if node not in levels:
