@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -69,6 +70,14 @@ def test_another_process_finds_it(libraries, folder, monkeypatch):
     monkeypatch.setattr(library, "_compile", no_compiler)
     assert library.compiled(TEXT, Store(folder))
     torch.testing.assert_close(library.library_of(TEXT)([X])[0], X.tanh().tanh(), equal_nan=True)
+
+
+def test_threads_share_it(libraries, folder):
+    library.compiled(TEXT, Store(folder))
+    given = [torch.full(X.shape, 0.1 * i) for i in range(200)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda x: library.library_of(TEXT)([x])[0], given))
+    torch.testing.assert_close(found, [x.tanh().tanh() for x in given])
 
 
 def test_a_model_trains_as_in_eager_and_its_second_start_compiles_nothing(libraries, folder, monkeypatch):

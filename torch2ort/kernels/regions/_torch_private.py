@@ -50,7 +50,7 @@ def load_package(path: Path) -> Callable[[list[torch.Tensor]], Sequence[torch.Te
     """
     import torch._inductor
 
-    found: Any = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    found: Any = torch._inductor.aoti_load_package(str(path))
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] = found.loader.boxed_run
     return run
 
