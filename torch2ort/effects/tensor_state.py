@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
+import types
 from typing import Any
 
 import torch
@@ -46,7 +48,7 @@ def refuse_state(
             "sets the .data of a tensor, which a graph cannot do. Write a buffer's values with copy_(), or "
         )
         what += "set it before the call"
-    elif function in _GRADIENT and tensor.is_leaf and tensor.requires_grad:
+    elif function in _GRADIENT and tensor.is_leaf and tensor.requires_grad and not _is_converted():
         what = "uses the .grad of a tensor, which a graph cannot do. Do that before or after the call"
     elif function in _REQUIRES and tensor.requires_grad and False in (*arguments[1:], *keywords.values()):
         place = _place(model, tensor)
@@ -56,6 +58,16 @@ def refuse_state(
     if is_forwards():
         line = line_in(traceback.extract_stack()) or "forward"
         raise ExportError(f"{type(model).__name__}: {line} {what}")
+
+
+def _is_converted() -> bool:
+    """Whether it is ``Module.to`` that asks: a gradient has the type that it gives to the parameter."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_apply" and frame.f_globals.get("__name__") == "torch.nn.modules.module":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _place(model: torch.nn.Module, tensor: torch.Tensor) -> str:
