@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,7 +16,12 @@ from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.regions import library
 from torch2ort.kernels.regions.region import decode_region, encode_region
 
-pytestmark = pytest.mark.joint("regions are a part of its graphs")
+pytestmark = [
+    pytest.mark.joint("regions are a part of its graphs"),
+    # A compiler on a full machine.
+    pytest.mark.timeout(600),
+]
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++")
 
 X = torch.tensor([[0.5, -2.0, float("nan"), -0.0], [1e30, 3.0, -1e-30, 7.0]])
 TANH = encode_call(torch.ops.aten.tanh.default, [{"tensor": 0}], {}, random=False)
@@ -60,18 +66,21 @@ def no_compiler(region):
     raise RuntimeError("no g++\nand more")
 
 
+@compiles
 def test_it_computes_what_pytorchs_kernels_do(libraries, folder):
     assert library.compiled(TEXT, Store(folder))
     found = library.library_of(TEXT)([X])
     torch.testing.assert_close(tuple(found), decode_region(TEXT).run([X]), equal_nan=True)
 
 
+@compiles
 def test_another_process_finds_it(libraries, folder, monkeypatch):
     monkeypatch.setattr(library, "_compile", no_compiler)
     assert library.compiled(TEXT, Store(folder))
     torch.testing.assert_close(library.library_of(TEXT)([X])[0], X.tanh().tanh(), equal_nan=True)
 
 
+@compiles
 def test_threads_share_it(libraries, folder):
     library.compiled(TEXT, Store(folder))
     given = [torch.full(X.shape, 0.1 * i) for i in range(200)]
@@ -80,6 +89,7 @@ def test_threads_share_it(libraries, folder):
     torch.testing.assert_close(found, [x.tanh().tanh() for x in given])
 
 
+@compiles
 def test_a_model_trains_as_in_eager_and_its_second_start_compiles_nothing(libraries, folder, monkeypatch):
     torch.manual_seed(0)
     model, x = Model(), torch.randn(3, 4)
