@@ -16,6 +16,7 @@ import torch
 
 from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.sizes import settle_sizes
+from torch2ort.engines.joint.split import ancestors, dependent_on
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import ExportError
 from torch2ort.kernels.functions import is_callable
@@ -211,11 +212,8 @@ def _described(graph: torch.fx.Graph, count: int, needed: Sequence[int]) -> _Tra
     if missing:
         raise _NotInlinedError(f"its backward returns None for tensor {missing[0]}, which needs a gradient")
     gradients = tuple(found["gradient", i] for i in needed)
-    dependent = {tangent}
-    for node in graph.nodes:
-        if not dependent.isdisjoint(node.all_input_nodes):
-            dependent.add(node)
-    if not dependent.issuperset(gradients):
+    arriving = () if tangent is None else (tangent,)
+    if not dependent_on(graph, arriving).issuperset(gradients):
         raise _NotInlinedError("its backward returns a gradient that does not depend on the one that arrives")
     ordered = tuple(inputs[i] for i in range(count))
     return _Traced(graph, ordered, tangent, found["output", 0], gradients)
@@ -255,13 +253,7 @@ def _copy(
     values: dict[torch.fx.Node, torch.fx.Node],
 ) -> None:
     """Copy what ``results`` are computed by, and is not yet among ``values``, to before ``place``."""
-    wanted: set[torch.fx.Node] = set()
-    stack = list(results)
-    while stack:
-        node = stack.pop()
-        if node not in wanted and node not in values:
-            wanted.add(node)
-            stack.extend(node.all_input_nodes)
+    wanted = ancestors(results, stop=values) - values.keys()
     with place.graph.inserting_before(place):
         for node in traced.graph.nodes:
             if node in wanted:

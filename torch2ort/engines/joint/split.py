@@ -59,10 +59,10 @@ class Split:
 
     def __init__(self, joint: Joint, *, fuses: bool = False) -> None:
         self._joint = joint
-        self._dependent = _dependent(joint)
+        self._dependent = dependent_on(joint.graph_module.graph, joint.tangents)
         results = [*joint.outputs, *joint.written.values()]
         impure = [n for n in joint.graph_module.graph.nodes if n not in self._dependent and _is_impure(n)]
-        self._forward = _ancestors([*results, *impure]) | joint.inputs.keys()
+        self._forward = ancestors([*results, *impure]) | joint.inputs.keys()
         for node in joint.graph_module.graph.nodes:
             if node.target is operator.getitem and node.args[0] in self._forward:
                 self._forward.add(node)
@@ -104,7 +104,7 @@ class Split:
         """What stands for a tensor with the sizes that backward needs and no tensor that is kept has."""
         wanted: set[str] = set()
         calls = (n for n in self._dependent if n.target is PYTHON_OP_GRAD)
-        for node in _ancestors((*self._joint.gradients.values(), *calls), stop={*kept, *self._tokens}):
+        for node in ancestors((*self._joint.gradients.values(), *calls), stop={*kept, *self._tokens}):
             # Zeros stand for what depends on a gradient that is missing.
             shape = node.meta["val"].shape if node in self._dependent and _is_tensor(node) else ()
             wanted.update(symbols_in((node.args, node.kwargs, tuple(shape))))
@@ -169,7 +169,7 @@ class Split:
         sizes = SizeNodes(graph)
         gradients = {i: n for i, n in joint.gradients.items() if not present.is_zero(n)}
         outputs = tuple(dict.fromkeys(gradients.values()))
-        needed = _ancestors(outputs, stop={*values, *self._tokens}) - self._tokens
+        needed = ancestors(outputs, stop={*values, *self._tokens}) - self._tokens
         for node in joint.graph_module.graph.nodes:
             # Another backward may have to read what a Function's call gave nobody.
             wanted = node in needed or (node.target is PYTHON_OP_GRAD and not present.is_zero(node))
@@ -278,16 +278,17 @@ def placeholder_of(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
     return made
 
 
-def _dependent(joint: Joint) -> set[torch.fx.Node]:
-    """Nodes that depend on the gradient of an output."""
-    found = set(joint.tangents)
-    for node in joint.graph_module.graph.nodes:
+def dependent_on(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """``nodes``, such as the gradients of outputs, and all that is computed of them."""
+    found = set(nodes)
+    for node in graph.nodes:
         if node.op == "call_function" and not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
 
 
-def _ancestors(nodes: Iterable[torch.fx.Node], stop: Collection[torch.fx.Node] = ()) -> set[torch.fx.Node]:
+def ancestors(nodes: Iterable[torch.fx.Node], stop: Collection[torch.fx.Node] = ()) -> set[torch.fx.Node]:
+    """``nodes`` and all that they are computed of, of ``stop`` nothing further."""
     found: set[torch.fx.Node] = set()
     stack = list(nodes)
     while stack:
