@@ -11,6 +11,7 @@
 | torch._ops.OpOverload, OpOverloadPacket | 2.11-2.15.0 |
 | torch.Tensor._version, torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
+| torch._dynamo.mutation_guard, which wraps methods of torch.nn.Module when dynamo first runs | 2.13.0 |
 | torch.fx.traceback.annotate, which torch.compiler.disable looks up at each call in an export | 2.11-2.15.0 |
 | torch._dynamo, which an export imports, and with it what takes annotate by name | 2.11-2.15.0 |
 | torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
@@ -46,6 +47,9 @@ with private_names("torch"):
 
 # An id() that torch.compiler.disable leaves on the functions that it wraps.
 ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
+
+# Where the methods of torch.nn.Module that note each new module's age come from.
+TAGGING = "torch._dynamo.mutation_guard"
 
 _CONFIGS = (
     "torch._dynamo.config",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from torch2ort.cache import _torch_private as private
 from torch2ort.cache.key.atoms import atom, words
 from torch2ort.cache.key.code import uses_of
 from torch2ort.cache.key.global_names import resolve
@@ -43,10 +44,6 @@ _OF_C: frozenset[type] = frozenset(
         types.MemberDescriptorType,
     }
 )
-
-
-# Where dynamo, when it first runs, gets wrappers that note each new module's age.
-_TAGGING = "torch._dynamo.mutation_guard"
 
 
 class Installed:
@@ -245,7 +242,7 @@ def _tables(value: Any) -> Iterator[dict[Any, Any]]:
 
 def _without_tagging(function: FunctionType) -> FunctionType:
     """What dynamo's wrapper calls, or the function itself."""
-    while function.__module__ == _TAGGING:
+    while function.__module__ == private.TAGGING:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         inner = next((cell for cell in cells if isinstance(cell, FunctionType)), None)
         if inner is None:
