@@ -92,16 +92,14 @@ class Call:
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the operator itself returns for these tensors, those with sizes among them."""
-        if private.is_abstract(tensors):
-            arguments = [_decode(a, tensors) for a in self.arguments]
-            keywords = {name: _decode(a, tensors) for name, a in self.keywords.items()}
-            found = abstract(self.operator)(*arguments, **keywords)
-            return with_eagers_types(self.operator, arguments, keywords, found)
         arguments, keywords = list(self.constants[0]), self.constants[1]
         for i, fill in self.filled[0]:
             arguments[i] = fill(tensors)
         if self.filled[1]:
             keywords = {**keywords, **{name: fill(tensors) for name, fill in self.filled[1]}}
+        if private.is_abstract(tensors):
+            found = abstract(self.operator)(*arguments, **keywords)
+            return with_eagers_types(self.operator, arguments, keywords, found)
         return self.operator(*arguments, **keywords)
 
 
