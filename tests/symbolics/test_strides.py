@@ -52,6 +52,43 @@ def test_a_view_of_a_permuted_result_of_a_convolution(write):
     assert_trains_like_eager(Codes(write), [(images,)], steps=2, lr=0.01)
 
 
+class Windows(torch.nn.Module):
+    """Overlapping windows of what lies in memory with its dimensions exchanged, as Longformer reads them."""
+
+    def __init__(self, *, write: bool = False) -> None:
+        super().__init__()
+        self.scale, self._write = torch.nn.Parameter(torch.rand(5) + 0.5), write
+
+    def forward(self, x):
+        turned = (x * self.scale).permute(2, 0, 1)
+        windows = turned.as_strided((2, 4, 6), (12, 3, 1))
+        if self._write:
+            windows[0, 0].mul_(2.0)
+        return turned, windows, turned.permute(1, 2, 0).as_strided((3, 2), (9, 4))
+
+
+def compiled(model):
+    model.compile(backend="torch2ort", fullgraph=True)
+    return model
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_memory_in_another_order_is_read_by_strides_as_in_eager(dynamo, monkeypatch):
+    if dynamo:
+        monkeypatch.setattr(torch2ort, "ORTModule", compiled)
+    torch.manual_seed(0)
+    batches = [(torch.randn(size, 4, 5, requires_grad=True),) for size in (2, 3, 4)]
+    assert_trains_like_eager(Windows(), batches, steps=3, lr=0.001)
+
+
+def test_a_write_to_memory_that_is_read_in_another_order_is_refused():
+    words = (
+        r"^aten.as_strided.default at .* reads the memory of a tensor with strides \(1, 20, 5\) and offset 0"
+    )
+    with pytest.raises(torch2ort.UnsupportedOperatorError, match=words):
+        torch2ort.ORTModule(Windows(write=True))(torch.randn(2, 4, 5))
+
+
 class Expanded(torch.nn.Module):
     def forward(self, x):
         y = x[:, :1].expand(-1, 4)

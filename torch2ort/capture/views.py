@@ -181,7 +181,7 @@ class _Search:
             if base is not None and self._tracked[position] and _memory(node) in self._written:
                 # The write may carry a gradient, which the caller's tensor does not know of.
                 return None
-            if base is None and node in self._position:
+            if base is None and node in self._position and _holds_for_a_copy(steps, node):
                 base = ("output", self._position[node])
             if base is not None and steps and _memory(node) == _memory(chain[0][0]):
                 return View(base, steps)
@@ -280,6 +280,13 @@ def makes_views(target: Any) -> bool:
     if schema.is_mutable or not schema.arguments or not schema.returns:
         return False
     return schema.arguments[0].alias_info is not None and schema.returns[0].alias_info is not None
+
+
+def _holds_for_a_copy(steps: Sequence[Step], base: torch.fx.Node) -> bool:
+    """Whether the steps give the same of ``base`` as a graph gives it, with its values in order in memory."""
+    value = base.meta["val"]
+    is_same = _in_order(value) and str(value.storage_offset()) == "0"
+    return is_same or all(step.operator != str(_STRIDED) for step in steps)
 
 
 def _is_write(node: torch.fx.Node) -> bool:

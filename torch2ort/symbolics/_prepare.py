@@ -36,8 +36,8 @@ from torch2ort.symbolics.stride_sizes import read_off_shapes
 from torch2ort.symbolics.strides import (
     draw_in_order_of_memory,
     loosen_views,
+    read_in_order_of_memory,
     refuse_other_orders,
-    refuse_other_strides,
     refuse_shared_elements,
 )
 from torch2ort.symbolics.target import Target
@@ -90,7 +90,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     if not target.is_half:
         keep_unread_checks(program.graph_module.graph, program)
     check_indices(program)
-    refuse_other_strides(program)
+    read_in_order_of_memory(program)
     loosen_views(program)
     varying = _varying_sizes(program)
     users = user_operators()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NoReturn
 
 import torch
@@ -34,22 +35,55 @@ def loosen_views(program: torch.export.ExportedProgram) -> None:
             node.target = aten.reshape.default
 
 
-def refuse_other_strides(program: torch.export.ExportedProgram) -> None:
-    """Refuse to read memory by strides where a graph has the values in another order.
+def read_in_order_of_memory(program: torch.export.ExportedProgram) -> None:
+    """Have ``as_strided`` read the values of a graph as they lie in memory in eager PyTorch.
+
+    A tensor with its dimensions exchanged is exchanged back first: every value of a graph is contiguous.
 
     Raises:
-        UnsupportedOperatorError: ``as_strided`` of a tensor that is not contiguous, or not all of its memory.
+        UnsupportedOperatorError: ``as_strided`` of a tensor that has gaps or shares elements, of a part, or
+            of one with its dimensions exchanged that somebody writes to.
     """
+    calls = program.graph_module.graph.nodes
+    calls = [n for n in calls if n.op == "call_function" and n.target is not operator.getitem]
+    written = {_root(value) for node in calls for value in _written(node)}
     for node in program.graph_module.graph.nodes:
         if node.target is not aten.as_strided.default:
             continue
         value = node.args[0].meta["val"]
-        if not value.is_contiguous() or value.storage_offset() != 0:
+        order = _order_of_memory(value)
+        is_turned = order is not None and order != sorted(order)
+        if order is None or value.storage_offset() != 0 or (is_turned and _root(node) in written):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} reads the memory of a tensor with strides "
                 f"{tuple(value.stride())} and offset {value.storage_offset()}, and every value of a graph is "
                 f"contiguous. Take as_strided of tensor.contiguous(), or index the tensor"
             )
+        if is_turned:
+            with program.graph_module.graph.inserting_before(node):
+                lying = program.graph_module.graph.call_function(aten.permute.default, (node.args[0], order))
+            lying.meta = {**node.args[0].meta, "val": value.permute(order)}
+            node.args = (lying, *node.args[1:])
+
+
+def _order_of_memory(value: torch.Tensor) -> list[int] | None:
+    """The dimensions of a tensor from the outermost in memory to the innermost.
+
+    Returns:
+        ``None`` for one that is not dense, or of which the trace does not tell.
+    """
+    if value.is_contiguous():
+        return list(range(value.dim()))
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda d: size_hint(strides[d]), reverse=True)
+    expected: int | torch.SymInt = 1
+    for dimension in reversed(order):
+        size = value.shape[dimension]
+        is_one = isinstance(size, int) and size == 1
+        if not is_one and str(strides[dimension]) != str(expected):
+            return None
+        expected = expected * size
+    return order
 
 
 def refuse_shared_elements(graph: torch.fx.Graph) -> None:
