@@ -157,7 +157,7 @@ def refuse_assumed(graph: torch.fx.Graph, tangents: Iterable[tuple[torch.Tensor,
 def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool) -> None:
     """Refuse what the translation of a half took sizes for that only a run tells.
 
-    A translation traces forward anew, where each of these sizes gets a other name; that both are one is true.
+    A translation traces forward anew, where each of these sizes gets another name; that both are one is true.
 
     Args:
         graph: the joint graph.
@@ -239,7 +239,9 @@ class SizeNodes:
         if wanted not in self._known:
             symbols = [symbol.name for symbol in wanted.free_symbols]
             last = next(iter(reversed(self._graph.nodes)))
-            values = {name: torch.fx.Proxy(self._symbol(name)) for name in symbols}
+            # Functions of two numbers, as sym_max, take proxies of one tracer alone.
+            tracer = torch.fx.proxy.GraphAppendingTracer(self._graph)
+            values = {name: torch.fx.Proxy(self._symbol(name), tracer) for name in symbols}
             self._known[wanted] = expressions.evaluate(wanted, values).node
             self._note_values(last)
         return self._known[wanted]
