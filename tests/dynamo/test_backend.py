@@ -10,6 +10,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -289,6 +290,36 @@ def test_sizes_that_vary_count_from_the_end() -> None:
         assert_same(results(faster, *given), results(function, *given), f"size {size}")
     with torch.no_grad():
         assert_same(faster(*given), function(*given), "without gradients")
+
+
+def test_a_size_may_be_the_larger_of_two() -> None:
+    def function(x, y):
+        return x.sum() * y * torch.ones(torch.sym_max(x.shape[0], y.shape[1]), 1).sum()
+
+    faster = compiled(function, dynamic=True)
+    for sizes in ((3, 5), (6, 4)):
+        given = torch.randn(sizes[0]), tracked(2, sizes[1])
+        assert_same(results(faster, *given), results(function, *given), f"sizes {sizes}")
+
+
+def with_numpys_numbers(x):
+    np.random.seed(3)
+    return x * torch.from_numpy(np.random.rand(3))
+
+
+def test_numpys_random_numbers_out_of_torchs_generator_are_refused() -> None:
+    error = refusal(with_numpys_numbers, tracked(3), fullgraph=False)
+    line = with_numpys_numbers.__code__.co_firstlineno + 1
+    assert str(error) == (
+        f"numpy.random.seed at {__file__}:{line}, in with_numpys_numbers: np.random.seed(3) would draw from "
+        "PyTorch's generator, or seed that, and not NumPy's. Set "
+        "torch._dynamo.config.use_numpy_random_stream = True: then NumPy draws, outside of the graphs"
+    )
+
+
+def test_numpy_draws_its_random_numbers_where_dynamo_lets_it() -> None:
+    with torch._dynamo.config.patch(use_numpy_random_stream=True):
+        assert_like_eager(with_numpys_numbers, tracked(3), fullgraph=False)
 
 
 def test_graphs_break_where_python_reads_values() -> None:

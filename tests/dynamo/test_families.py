@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -32,9 +32,14 @@ LEFT_TO_EAGER = {
 }
 REFUSED = {
     "fourier": "aten._fft_r2c.default at ",
-    # It asserts that values are no NaN.
-    "ibert_quantised": r"aten\._assert_async\.msg at .* gives nothing but an error for some values",
+    # They assert that values are no NaN.
+    **dict.fromkeys(
+        ("ibert", "ibert_quantised"),
+        r"aten\._assert_async\.msg at .* gives nothing but an error for some values",
+    ),
 }
+# Eager's gradients in float32 are further from those in float64 than what is allowed here.
+IN_FLOAT64 = {"detr"}
 
 
 def compiled(model: torch.nn.Module) -> torch.nn.Module:
@@ -50,6 +55,14 @@ def train_and_infer(module: torch.nn.Module, batches: Sequence[Any]) -> None:
         call(module.eval(), batches[0])
 
 
+@pytest.fixture
+def _numpy_draws() -> Iterator[None]:
+    """BigBird chooses its random blocks by NumPy's generator."""
+    with torch._dynamo.config.patch(use_numpy_random_stream=True):
+        yield
+
+
+@pytest.mark.usefixtures("_numpy_draws")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Dynamo, once it has run in a process, turns these checks off for good.
@@ -58,6 +71,8 @@ def test_a_family_is_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch2ort, "ORTModule", compiled)
     torch.manual_seed(0)
     model, batches = FAMILIES[name].make()
+    if name in IN_FLOAT64:
+        model, batches = model.double(), [{key: value.double() for key, value in b.items()} for b in batches]
     if name in REFUSED:
         module = compiled(model)
         refusals = (torch._dynamo.exc.BackendCompilerFailed, torch2ort.UnsupportedOperatorError)

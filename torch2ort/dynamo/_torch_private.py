@@ -20,6 +20,7 @@
 | partitioner_tag, and desc of what is written, in a node's meta | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor (FakeTensor, unset_fake_temporarily) | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.11-2.15.0 |
+| torch._dynamo.utils.numpy_to_tensor_wrapper (f), torch._numpy.random | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from torch2ort.versions import private_names
 with private_names("torch"):
     from functorch.compile import default_partition as default_partition  # public, but without types
     from torch._dynamo.backends.common import aot_autograd as aot_autograd
-    from torch._dynamo.utils import get_metrics_context, proxy_args_kwargs
+    from torch._dynamo.utils import get_metrics_context, numpy_to_tensor_wrapper, proxy_args_kwargs
     from torch._dynamo.variables.builder import wrap_fx_proxy
     from torch._dynamo.variables.misc import AutogradFunctionVariable
     from torch._functorch import config
@@ -58,6 +59,14 @@ def seconds_of_frame() -> float:
     """How long dynamo has been at the code whose graph it hands over now."""
     metrics = get_metrics_context()
     return (time.time_ns() - metrics._start_time_ns) / 1e9 if metrics.in_progress() else 0.0
+
+
+def numpys_draw(node: torch.fx.Node) -> str | None:
+    """The function of numpy.random that a node of dynamo's graph stands for; ``None`` for other nodes."""
+    if not isinstance(node.target, numpy_to_tensor_wrapper):
+        return None
+    function: Any = node.target.f
+    return f"numpy.random.{function.__name__}" if function.__module__ == "torch._numpy.random" else None
 
 
 @contextlib.contextmanager

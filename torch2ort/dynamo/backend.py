@@ -17,6 +17,7 @@ from torch2ort.dynamo.left_out import LeftOut
 from torch2ort.dynamo.missing import watched
 from torch2ort.dynamo.opaque import give_unread, keep_operators_whole
 from torch2ort.dynamo.partition import partition
+from torch2ort.dynamo.refusals import refuse_numpys_draws
 from torch2ort.dynamo.report import CompiledGraph as Report
 from torch2ort.dynamo.report import note, number
 from torch2ort.dynamo.running import CompiledGraph
@@ -43,6 +44,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """A graph of dynamo's on ONNX Runtime; see :func:`torch2ort.compile.backend`."""
     settings = settings_of(options, mode)
+    refuse_numpys_draws(graph_module.graph)
     report = described_graph(graph_module)
     report.started = Startup(f"graph {number()} of torch.compile")
     report.started.add(TRACE, private.seconds_of_frame())

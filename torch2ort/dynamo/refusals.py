@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.dynamo._torch_private import HigherOrderOperator, OpOverload
+from torch2ort.dynamo._torch_private import HigherOrderOperator, OpOverload, numpys_draw
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes.symbols import has_hint
 from torch2ort.symbolics.source import source_line
@@ -35,6 +35,25 @@ def refuse(graph: torch.fx.Graph) -> None:
         elif isinstance(node.target, HigherOrderOperator):
             raise UnsupportedOperatorError(
                 f"{_name(node)} is an operator that takes functions, and a session runs none. {_OUT}"
+            )
+
+
+def refuse_numpys_draws(graph: torch.fx.Graph) -> None:
+    """Refuse what dynamo draws from PyTorch's generator where eager PyTorch has NumPy draw.
+
+    Args:
+        graph: of dynamo's.
+
+    Raises:
+        UnsupportedOperatorError: there is a function of ``numpy.random``; names it and its line.
+    """
+    for node in graph.nodes:
+        function = numpys_draw(node)
+        if function is not None:
+            raise UnsupportedOperatorError(
+                f"{function} at {source_line(node)} would draw from PyTorch's generator, or seed that, and "
+                f"not NumPy's. Set torch._dynamo.config.use_numpy_random_stream = True: then NumPy draws, "
+                f"outside of the graphs"
             )
 
 
