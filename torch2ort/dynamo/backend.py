@@ -11,6 +11,7 @@ import torch
 from torch2ort.dynamo import _torch_private as private
 from torch2ort.dynamo.checkpoints import draws_anew
 from torch2ort.dynamo.described import described_graph, described_half
+from torch2ort.dynamo.devices import on_its_devices
 from torch2ort.dynamo.functions import calls_in
 from torch2ort.dynamo.kept import kept_or_lowered
 from torch2ort.dynamo.left_out import LeftOut
@@ -21,7 +22,7 @@ from torch2ort.dynamo.refusals import refuse_numpys_draws
 from torch2ort.dynamo.report import CompiledGraph as Report
 from torch2ort.dynamo.report import note, number
 from torch2ort.dynamo.running import CompiledGraph
-from torch2ort.dynamo.settings import Settings, settings_of
+from torch2ort.dynamo.settings import settings_of
 from torch2ort.dynamo.tensors import tensors_only
 from torch2ort.engines.choose import target_of
 from torch2ort.engines.joint.lower import lower_half
@@ -29,6 +30,7 @@ from torch2ort.engines.joint.session import Bindings
 from torch2ort.engines.joint.target import half_of
 from torch2ort.graph.stages import save_stage
 from torch2ort.log import quiet
+from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.startup import DIFFERENTIATE, TRACE, TRANSLATE, Startup
 
@@ -45,10 +47,11 @@ def compile_graph(
     """A graph of dynamo's on ONNX Runtime; see :func:`torch2ort.compile.backend`."""
     settings = settings_of(options, mode)
     refuse_numpys_draws(graph_module.graph)
+    asked = on_its_devices(graph_module.graph, inputs, settings.options)
     report = described_graph(graph_module)
     report.started = Startup(f"graph {number()} of torch.compile")
     report.started.add(TRACE, private.seconds_of_frame())
-    step = _Step(settings, report, draws_anew(graph_module))
+    step = _Step(asked, report, draws_anew(graph_module))
     with report.started.recording(_phase(inputs)):
         unread = give_unread(graph_module)
         keep_operators_whole(graph_module, step.sites)
@@ -76,7 +79,7 @@ class _Step:
     """The compilers of one graph of dynamo's.
 
     Args:
-        settings: what was asked for.
+        options: what was asked for, with the providers of the graph's devices.
         report: gets what is compiled.
         anew: whether checkpointed code in it is to draw other random numbers in backward.
 
@@ -85,14 +88,14 @@ class _Step:
         gradients: name of the argument that is the gradient of an output -> number of the output.
     """
 
-    def __init__(self, settings: Settings, report: Report, anew: bool) -> None:
+    def __init__(self, options: Options, report: Report, anew: bool) -> None:
         self._report, self._anew = report, anew
         self.sites: list[Site] = []
         self.gradients: dict[str, int] = {}
         # Backward finds the contexts of the very calls of forward.
         self._bindings = Bindings()
-        self._options = settings.options
-        self._target = half_of(target_of(settings.options, differentiate=False))
+        self._options = options
+        self._target = half_of(target_of(options, differentiate=False))
         # How many of forward's results the user sees.
         self._returned = 0
 

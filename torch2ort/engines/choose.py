@@ -20,7 +20,7 @@ JOINT, ORT_TRAINING = "joint", "ort_training"
 # The first stock onnxruntime that the joint engine was tried on. It runs on onnxruntime-training 1.19.2, too.
 _FIRST = (1, 20)
 # Those whose values are in the CPU's memory, where PyTorch's are: Azure's has operators of its own alone.
-_PROVIDERS = (CPU, "AzureExecutionProvider")
+PROVIDERS = (CPU, "AzureExecutionProvider")
 
 
 def engine_name(options: Options) -> str:
@@ -56,10 +56,10 @@ def refuse_providers(options: Options) -> None:
         OptionError: names the first.
     """
     for name in map(name_of, options.providers or ()):
-        if name not in _PROVIDERS:
+        if name not in PROVIDERS:
             raise OptionError(
                 f"Option 'providers' names {name!r}; ORTModule and torch.compile run on "
-                f"{' and '.join(_PROVIDERS)} alone so far, as the values that go from forward to backward, "
+                f"{' and '.join(PROVIDERS)} alone so far, as the values that go from forward to backward, "
                 f"and to Functions, are in the CPU's memory. What torch2ort.export gives runs on any provider"
             )
 
