@@ -153,7 +153,7 @@ def _refuse_fixed_sizes(
         if key not in left or same:
             raise UnsupportedOperatorError(
                 f"an operator of the model can be translated for one size of dimension {key[1]} of {name} "
-                f"only, which was to vary. Export with that size fixed"
+                f"only, which was to vary. Export with that size fixed, or compile with dynamic=False"
             )
 
 
