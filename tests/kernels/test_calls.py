@@ -52,3 +52,16 @@ def test_numbers_that_vary_are_sizes_of_a_tensor_behind_the_others():
         (found,) = call((grad, torch.empty(rows, layers, 0, dtype=torch.int64)))
         expected = aten.slice_backward(grad, [layers, rows, 3], 0, 0, rows, 1)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_results_come_in_the_order_of_dimensions_that_is_asked_for():
+    text = encode_call(aten.max.dim, [FIRST, 1], {}, random=False, orders=[None, [0]])
+    assert decode_call(text).orders == [None, [0]]
+    text = encode_call(aten.mul.Tensor, [FIRST, SECOND], {}, random=False, orders=[[1, 0]])
+    (found,) = decode_call(text)((X, Y))
+    torch.testing.assert_close(found, (X * Y).t(), rtol=0, atol=0)
+
+
+def test_a_call_that_gives_its_results_as_they_are_says_nothing_of_it():
+    plain = encode_call(aten.max.dim, [FIRST, 1], {}, random=False)
+    assert encode_call(aten.max.dim, [FIRST, 1], {}, random=False, orders=[None, None]) == plain

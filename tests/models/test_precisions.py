@@ -23,8 +23,6 @@ from tests.support.comparison import tensors_of
 # Relative and absolute difference, as docs/precision.md has them.
 BOUNDS = {torch.bfloat16: (3e-2, 1e-2), torch.float16: (4e-3, 1e-3), torch.float32: (1e-4, 1e-5)}
 FURTHER = 2
-# An encoder, a recurrent net, and a net of sines.
-NAMES = ("bert_classifier", "gru_deep", "siren")
 
 
 class Precision:
@@ -95,7 +93,7 @@ def difference(
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) for n in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) for n in FAMILIES])
 def test_family_in_half_precision(name, precision) -> None:
     how = PRECISIONS[precision]
     torch.manual_seed(0)

@@ -59,6 +59,7 @@ class Call:
         rest: the arguments behind the tensors, if the call is the tensors in their order and plain values
             behind them, and gives one tensor of its own; else ``None``.
         mask: of each result whether it is computed, for a derivative that is told so; else ``None``.
+        orders: of each result the order of dimensions that it is given in; empty for all as they are.
         constants: positional and keyword arguments, with ``None`` where tensors go.
         filled: which of these tensors go into, and what makes the argument of the tensors.
     """
@@ -71,6 +72,7 @@ class Call:
     tensors: int
     rest: tuple[Any, ...] | None
     mask: Sequence[bool] | None
+    orders: Sequence[Sequence[int] | None]
     constants: tuple[Sequence[Any], dict[str, Any]]
     filled: tuple[Sequence[tuple[int, _Fill]], Sequence[tuple[str, _Fill]]]
 
@@ -88,6 +90,9 @@ class Call:
                 flat.append(value)
             else:
                 flat.extend(value)
+        for i, order in enumerate(self.orders):
+            if order is not None:
+                flat[i] = flat[i].permute(*order)
         return tuple(t.clone() for t in flat) if self.views else tuple(flat)
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
@@ -104,7 +109,12 @@ class Call:
 
 
 def encode_call(
-    operator: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any], *, random: bool
+    operator: OpOverload,
+    arguments: Sequence[Any],
+    keywords: dict[str, Any],
+    *,
+    random: bool,
+    orders: Sequence[Sequence[int] | None] = (),
 ) -> str:
     """The text that :func:`decode_call` turns back into a :class:`Call`.
 
@@ -115,21 +125,22 @@ def encode_call(
             dimension ``d`` of the tensor behind them, or its negative, does.
         keywords: keyword arguments, likewise.
         random: whether the operator draws from PyTorch's generator.
+        orders: of each result the order of dimensions that it is given in; ``None`` for its own.
 
     Raises:
         TypeError: an argument is of a type that the text cannot hold.
     """
     assert is_callable(operator), f"{operator} is not an ATen operator"
     name = operator.name().removeprefix("aten::")
-    return json.dumps(
-        {
-            "operator": name,
-            "arguments": [_encode(a) for a in arguments],
-            "keywords": {k: _encode(a) for k, a in keywords.items()},
-            "random": random,
-        },
-        sort_keys=True,
-    )
+    record: dict[str, Any] = {
+        "operator": name,
+        "arguments": [_encode(a) for a in arguments],
+        "keywords": {k: _encode(a) for k, a in keywords.items()},
+        "random": random,
+    }
+    if any(order is not None for order in orders):
+        record["orders"] = [_encode(order) for order in orders]
+    return json.dumps(record, sort_keys=True)
 
 
 def is_callable(operator: OpOverload) -> bool:
@@ -167,13 +178,14 @@ def decode_call(text: str) -> Call:
         base, _, overload = record["operator"].partition(".")
         operator = getattr(_packet(base), overload or "default")
         arguments, keywords, random = record["arguments"], dict(record["keywords"]), bool(record["random"])
+        orders = record.get("orders", [])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"not a call of an ATen operator: {text!r} ({error})") from None
     if base in _FORBIDDEN or operator._schema.is_mutable:
         raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
     views = any(r.alias_info is not None for r in operator._schema.returns)
     tensors = _count([arguments, keywords], "tensor") + _count([arguments, keywords], "permuted")
-    own = not views and not keywords and not is_stood_for(operator)
+    own = not views and not keywords and not orders and not is_stood_for(operator)
     own = own and [str(r.type) for r in operator._schema.returns] == ["Tensor"]
     front, rest = arguments[:tensors], tuple(arguments[tensors:])
     plain = front == [{"tensor": i} for i in range(tensors)] and all(map(_is_plain, rest))
@@ -190,6 +202,7 @@ def decode_call(text: str) -> Call:
         tensors=tensors,
         rest=rest if own and plain else None,
         mask=mask,
+        orders=orders,
         constants=([made[i][0] for i in range(len(arguments))], {name: made[name][0] for name in keywords}),
         filled=(_fills(made, range(len(arguments))), _fills(made, keywords)),
     )

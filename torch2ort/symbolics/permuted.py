@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 
 from torch2ort.symbolics import _torch_private as private
 
 aten = torch.ops.aten
+_SAME = frozenset({aten.alias.default, aten.detach.default})
 _SHAPED = frozenset({aten._unsafe_view.default, aten.expand.default, aten.reshape.default, aten.view.default})
 
 
@@ -28,8 +30,21 @@ def unpermuted(node: torch.fx.Node) -> tuple[torch.fx.Node, list[int] | None]:
     return found
 
 
+def order_of(node: torch.fx.Node) -> list[int] | None:
+    """The order in which ``node`` takes the dimensions of its argument; ``None`` if it permutes nothing."""
+    permutes = _ORDERS.get(node.target)
+    return None if permutes is None else permutes(node, node.meta["val"].dim())
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """The order that undoes ``order``."""
+    return [list(order).index(axis) for axis in range(len(order))]
+
+
 def _changes_nothing(node: torch.fx.Node) -> bool:
-    """Whether ``node`` gives its argument the shape that it has."""
+    """Whether ``node`` gives its argument as it is."""
+    if node.target in _SAME:
+        return True
     if node.target not in _SHAPED:
         return False
     given, made = node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape
@@ -44,7 +59,7 @@ def _transposed(node: torch.fx.Node, rank: int) -> list[int]:
     return order
 
 
-_ORDERS = {
+_ORDERS: dict[Any, Callable[[Any, int], list[int]]] = {
     aten.t.default: lambda node, rank: list(range(rank))[::-1],
     aten.transpose.int: _transposed,
     aten.permute.default: lambda node, rank: [axis % rank for axis in node.args[1]],

@@ -18,15 +18,18 @@ from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.interception import internal_site
-from torch2ort.sizes.symbols import size_hint
+from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.permuted import unpermuted
+from torch2ort.symbolics.permuted import inverse, order_of, unpermuted
 from torch2ort.symbolics.source import source_line
 
-# In other types ONNX Runtime takes most transpositions into its products.
+# In other types ONNX Runtime takes most transpositions into its products, but not into these.
 _HALF = (torch.float16, torch.bfloat16)
+_READ_STRIDED = frozenset(
+    {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"}
+)
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
 _FULL = torch.ops.aten.full.default
@@ -82,12 +85,13 @@ class SiteMaker:
 
     def _aten(self, node: torch.fx.Node, autocast: Autocast | None) -> list[torch.fx.Node]:
         alone = not self._differentiated
-        text, tensors, sizes = _call_of(node, sizes_vary=alone, permutes=alone)
+        orders = [_read_as_it_lies(result) if alone else None for result in _results_of(node)]
+        text, tensors, sizes = _call_of(node, sizes_vary=alone, permutes=alone, orders=orders)
         if sizes:
             with self._graph.inserting_before(node):
                 # No number of it is read, but its shape.
                 tensors.append(self._node(node, _FULL, ([*sizes, 0], 0), {"dtype": torch.int64}))
-        return self.call(
+        outputs = self.call(
             node,
             AtenKernel,
             [text],
@@ -96,6 +100,20 @@ class SiteMaker:
             differentiable=not _draws_only(node.target),
             autocast=autocast,
         )
+        for i, (result, order) in enumerate(zip(_results_of(node), orders, strict=True)):
+            if result is not None and order is not None:
+                outputs[i] = self._as_it_lies(result, outputs[i], order)
+        return outputs
+
+    def _as_it_lies(self, result: torch.fx.Node, output: torch.fx.Node, order: list[int]) -> torch.fx.Node:
+        """What stands for ``result``, where ``output`` is that with its dimensions in another order."""
+        for user in [user for user in result.users if order_of(user) == order]:
+            user.replace_all_uses_with(output)
+            self._graph.erase_node(user)
+        if not result.users:
+            return output
+        with self._graph.inserting_after(output):
+            return self._node(result, torch.ops.aten.permute.default, (output, inverse(order)))
 
     def call(
         self,
@@ -204,7 +222,12 @@ def _draws_only(target: Any) -> bool:
 
 
 def _call_of(
-    node: torch.fx.Node, *, positional: bool = False, sizes_vary: bool = False, permutes: bool = False
+    node: torch.fx.Node,
+    *,
+    positional: bool = False,
+    sizes_vary: bool = False,
+    permutes: bool = False,
+    orders: Sequence[list[int] | None] = (),
 ) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
     """The text of ``node``'s call, its tensor arguments in the order of their numbers, and its sizes.
 
@@ -212,7 +235,8 @@ def _call_of(
         node: a call of an ATen operator.
         positional: write every argument in its place, defaults too.
         sizes_vary: whether sizes that vary may be among the arguments.
-        permutes: whether the call itself may bring dimensions into another order.
+        permutes: whether the call itself may bring dimensions of its arguments into another order.
+        orders: of each result the order of dimensions that the call gives it in; ``None`` for its own.
     """
     target = original(node.target)
     tensors: list[torch.fx.Node] = []
@@ -225,7 +249,7 @@ def _call_of(
                 source, order = value, None
                 if target in private.KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
                     source, order = _columns_in_rows(node, value)
-                elif permutes and number.dtype in _HALF:
+                elif permutes and (number.dtype in _HALF or operator_name(node) in _READ_STRIDED):
                     source, order = unpermuted(value)
                 tensors.append(source)
                 i = len(tensors) - 1
@@ -251,12 +275,42 @@ def _call_of(
     arguments = [convert(a) for a in (arguments_of(node).values() if positional else node.args)]
     keywords = {} if positional else {k: convert(v) for k, v in node.kwargs.items()}
     try:
-        return encode_call(target, arguments, keywords, random=is_random(node)), tensors, sizes
+        text = encode_call(target, arguments, keywords, random=is_random(node), orders=orders)
+        return text, tensors, sizes
     except TypeError as error:
         raise UnsupportedOperatorError(
             f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, "
             f"or wrap the call in a torch.autograd.Function"
         ) from None
+
+
+def _results_of(node: torch.fx.Node) -> list[torch.fx.Node | None]:
+    """The nodes of the results of ``node``, in order; ``None`` for one that is read by no node, or by two."""
+    value = node.meta.get("val")
+    if not isinstance(value, (list, tuple)):
+        return [node]
+    found = [
+        [u for u in node.users if u.target is operator.getitem and u.args[1] == i] for i in range(len(value))
+    ]
+    return [nodes[0] if len(nodes) == 1 else None for nodes in found]
+
+
+def _read_as_it_lies(result: torch.fx.Node | None) -> list[int] | None:
+    """The order of dimensions in which a result lies in memory, if somebody reads it in that order.
+
+    In PyTorch that is a view. Every value of an ONNX graph is contiguous: the result would be copied, and
+    copied again to be read so.
+    """
+    value = None if result is None else result.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    # To ask a tensor whether it is contiguous may settle a size that varies.
+    if not all(map(has_hint, value.stride())):
+        return None
+    assert result is not None
+    lies = list(_memory_order(value))
+    moved = lies != sorted(lies)
+    return lies if moved and any(order_of(user) == lies for user in result.users) else None
 
 
 def _position(size: torch.fx.Node, sizes: list[torch.fx.Node]) -> int:

@@ -139,6 +139,25 @@ def test_kernels_bring_dimensions_into_another_order_themselves(tmp_path) -> Non
     assert made.isdisjoint(name for node in graph.node if node.op_type == "PythonOp" for name in node.input)
 
 
+class Rounded(nn.Module):
+    """Numbers that become bfloat16, many at once and few."""
+
+    def forward(self, x):
+        return x.bfloat16(), x[:2].bfloat16(), x.square().sum()
+
+
+def test_many_numbers_are_rounded_by_pytorch_which_is_faster(tmp_path) -> None:
+    x = torch.randn(256, 128)
+    x[0, :3] = torch.tensor([float("nan"), float("inf"), 1e-45])
+    module = torch2ort.ORTModule(Rounded(), options=torch2ort.Options(save_onnx_dir=tmp_path))
+    outputs = [run(x.requires_grad_()) for run in (module, Rounded())]
+    torch.testing.assert_close(*outputs, rtol=0, atol=0, equal_nan=True)
+    (file,) = tmp_path.glob("*_forward.onnx")
+    nodes = onnx.load(file).graph.node
+    assert [node.op_type for node in nodes].count("Cast") == 1
+    assert sum(b"_to_copy" in node.SerializeToString() for node in nodes) == 1
+
+
 class Mixed(nn.Module):
     """Layers of three types, as some models keep parts of themselves in other ones."""
 

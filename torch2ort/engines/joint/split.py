@@ -20,6 +20,7 @@ from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.symbolics.operators import must_compute
+from torch2ort.symbolics.permuted import inverse
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
@@ -80,6 +81,9 @@ class Split:
         kept = tuple(node for node in self.read if node not in again)
         self._sizes = self._sizes_beside(kept)
         self.kept = kept if self._sizes is None else (*kept, self._sizes)
+        # Kept values that go from half to half as they lie in memory, and the order of dimensions there.
+        lying = {node: _order_in_memory(node) for node in kept if node not in {*results, *joint.inputs}}
+        self._lying = {node: order for node, order in lying.items() if order is not None}
 
     def _read_by_backward(self) -> tuple[torch.fx.Node, ...]:
         """Nodes of forward that backward reads, in the order of the graph."""
@@ -136,6 +140,8 @@ class Split:
                     made.target, made.meta["val"] = _PYTHON_OP, list(node.meta["val"])[:-1]
         if self._sizes is not None:
             values[self._sizes] = _zeros(graph, self._sizes, sizes)
+        for node in self._lying:
+            values[node] = _permuted(graph, values[node], self._lying[node])
         graph.output(tuple(values[n] for n in outputs))
         return Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
 
@@ -166,6 +172,10 @@ class Split:
         graph = torch.fx.Graph()
         inputs = (*self.kept, *(n for n, output in joint.tangents.items() if output not in missing))
         values = {node: placeholder_of(graph, node) for node in inputs}
+        for node, order in self._lying.items():
+            values[node].meta["val"] = values[node].meta["val"].permute(order)
+        for node, order in self._lying.items():
+            values[node] = _permuted(graph, values[node], inverse(order))
         sizes = SizeNodes(graph)
         gradients = {i: n for i, n in joint.gradients.items() if not present.is_zero(n)}
         outputs = tuple(dict.fromkeys(gradients.values()))
@@ -260,6 +270,22 @@ def copied_node(
     args, kwargs = sizes.mapped((node.args, node.kwargs), nodes)
     made = graph.create_node(node.op, node.target, args, kwargs, node.name)
     made.meta = dict(node.meta)
+    return made
+
+
+def _order_in_memory(node: torch.fx.Node) -> list[int] | None:
+    """The order of dimensions in which a value of fixed sizes lies in memory, if that is not its own."""
+    value = node.meta["val"]
+    fixed = all(isinstance(size, int) for size in value.shape)
+    if value.layout is not torch.strided or not fixed or value.is_contiguous():
+        return None
+    order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
+    return order if value.permute(order).is_contiguous() else None
+
+
+def _permuted(graph: torch.fx.Graph, node: torch.fx.Node, order: list[int]) -> torch.fx.Node:
+    made = graph.call_function(aten.permute.default, (node, order))
+    made.meta = {**node.meta, "val": node.meta["val"].permute(order)}
     return made
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.decompositions import with_small_derivatives
+from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
 # What ONNX does as well as PyTorch's kernels. All else, derivatives and what functionalisation leaves among
@@ -22,13 +24,26 @@ _IN_ONNX = frozenset(
         "view", "where", "zeros", "zeros_like",
     }
 )  # fmt: skip
+# Onnxruntime takes four times as long for each of them; a call costs as much as some 30,000.
+_MANY = 1 << 15
 
 
 def _is_left_to_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
+    if target is torch.ops.aten._to_copy.default and _rounds_many(node):
+        return True
     return target._schema.name.removeprefix("aten::") not in _IN_ONNX
+
+
+def _rounds_many(node: torch.fx.Node) -> bool:
+    """Whether so many numbers become bfloat16 that PyTorch's faster kernel is worth the call."""
+    given, made = (n.meta.get("val") for n in (node.args[0], node))  # type: ignore[union-attr]
+    if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return False
+    rounds = given.dtype is torch.float32 and made.dtype is torch.bfloat16 and all(map(has_hint, made.shape))
+    return rounds and math.prod(size_hint(size) for size in made.shape) >= _MANY
 
 
 _RULES = GradientRules(
