@@ -55,7 +55,7 @@ class Boundary(torch.autograd.Function):
                 "ORTModule: a backward with create_graph=True (double backward) was asked for; ONNX Runtime "
                 "computes first derivatives only. Run this model in eager PyTorch for higher derivatives"
             )
-        if Autocast.now().is_on:
+        if Autocast.is_on_now():
             raise EngineError(
                 "ORTModule: backward was called under torch.autocast, where eager PyTorch casts what the "
                 "derivatives compute, too. Call it behind the `with torch.autocast(...):` block, as PyTorch "

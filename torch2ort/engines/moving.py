@@ -30,9 +30,10 @@ class MovingFeeds:
     @staticmethod
     def of(engine: Any) -> MovingFeeds:
         """Those of an engine."""
-        if engine not in _KNOWN:
-            _KNOWN[engine] = MovingFeeds()
-        return _KNOWN[engine]
+        known = _KNOWN.get(engine)
+        if known is None:
+            known = _KNOWN[engine] = MovingFeeds()
+        return known
 
     def to_copy(self, needed: Collection[int]) -> Collection[int]:
         """Positions of the feeds of which backward has to read a copy.

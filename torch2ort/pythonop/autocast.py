@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 DEVICES = ("cpu", "cuda")
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class Autocast(NamedTuple):
@@ -30,6 +31,11 @@ class Autocast(NamedTuple):
             tuple([(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]),
             torch.is_autocast_cache_enabled(),
         )
+
+    @staticmethod
+    def is_on_now() -> bool:
+        """:attr:`is_on` of the settings of this thread; several calls a step ask."""
+        return any([torch.is_autocast_enabled(device) for device in DEVICES])
 
     @property
     def is_on(self) -> bool:
@@ -82,9 +88,9 @@ def entered(state: Autocast | None) -> Iterator[None]:
 
 def off() -> contextlib.AbstractContextManager[None]:
     """Run without autocast: what is inside has eager's casts already, or is no model's code."""
+    if not Autocast.is_on_now():
+        return _AS_IT_IS
     now = Autocast.now()
-    if not now.is_on:
-        return contextlib.nullcontext()
     return entered(Autocast(tuple((kind, False, dtype) for kind, _, dtype in now.devices), now.cache))
 
 

@@ -58,8 +58,10 @@ def to_tensor(value: Any) -> torch.Tensor:
     """A tensor of an OrtValue on the CPU."""
     if not shares_memory():
         return _copy_to_tensor(value)
-    tensor: torch.Tensor = dlpack.from_dlpack(value.to_dlpack())
-    return tensor.view(torch.bool) if value.element_type() == ONNX_TYPES[torch.bool] else tensor
+    tensor: torch.Tensor = from_capsule(value.to_dlpack())
+    if tensor.dtype is torch.uint8 and value.element_type() == ONNX_TYPES[torch.bool]:
+        return tensor.view(torch.bool)
+    return tensor
 
 
 def to_tensors(values: Any, bools: Iterable[int]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ anew, and the graphs of an equal state serve on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -47,17 +47,27 @@ class Assumed:
             return True
         return False
 
-    @contextlib.contextmanager
-    def while_functions_run(self) -> Iterator[None]:
+    def while_functions_run(self) -> contextlib.AbstractContextManager[None]:
         """Note what Functions write to their own state inside of the block."""
-        guards, exports = self.guards, exclusive.idle()
-        before = guards.changed_of_functions()
-        try:
-            yield
-        finally:
-            # What an export of another thread holds in a shared object meanwhile, no Function wrote.
-            if exports is not None and exports == exclusive.idle():
-                guards.note_written(before)
+        return _FunctionsRun(self.guards)
+
+
+class _FunctionsRun:
+    """A block in which Functions run; a generator would cost each step two microseconds."""
+
+    __slots__ = ("_before", "_exports", "_guards")
+
+    def __init__(self, guards: Armed) -> None:
+        self._guards = guards
+
+    def __enter__(self) -> None:
+        self._exports = exclusive.idle()
+        self._before = self._guards.changed_of_functions()
+
+    def __exit__(self, *_: object) -> None:
+        # What an export of another thread holds in a shared object meanwhile, no Function wrote.
+        if self._exports is not None and self._exports == exclusive.idle():
+            self._guards.note_written(self._before)
 
 
 class Assumptions:
