@@ -47,7 +47,8 @@ PRECISIONS = {
     "float16": Precision(torch.float16),
     "autocast": Precision(torch.float32, torch.bfloat16),
 }
-DOUBLE = Precision(torch.float64)
+# What is exact beside them. Some kernels of mixtures of experts, and XGLM's mask, have no float64.
+EXACT = (Precision(torch.float64), Precision(torch.float32))
 
 
 def step(model: Callable[..., Any], batch: Any, precision: Precision) -> dict[str, torch.Tensor | None]:
@@ -92,6 +93,16 @@ def difference(
     return f"differs by {(actual.double() - expected.double()).abs().max():.1e}"
 
 
+def exactly(name: str) -> dict[str, torch.Tensor | None]:
+    """The same step in the most exact type that the family has."""
+    for precision in EXACT:
+        torch.manual_seed(0)
+        model, batches = FAMILIES[name].make()
+        with contextlib.suppress(RuntimeError):
+            return step(model.train().to(precision.dtype), batches[0], precision)
+    raise AssertionError(f"{name} runs in no type that is exact")
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "name", [pytest.param(f.name, marks=pytest.mark.long) for f in FAMILIES.values() if f.refused is None]
@@ -109,9 +120,7 @@ def test_family_in_half_precision(name, precision) -> None:
             step(module, batches[0], how)
         return
     actual = step(module, batches[0], how)
-    torch.manual_seed(0)
-    double, batches = FAMILIES[name].make()
-    exact = step(double.train().double(), batches[0], DOUBLE)
+    exact = exactly(name)
     assert actual.keys() == expected.keys()
     differences = {
         key: difference(actual[key], expected[key], exact.get(key), how.rounding) for key in expected

@@ -25,11 +25,13 @@ from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.permuted import inverse, order_of, unpermuted
 from torch2ort.symbolics.source import source_line
 
-# In other types ONNX Runtime takes most transpositions into its products, but not into these.
-_HALF = (torch.float16, torch.bfloat16)
-_READ_STRIDED = frozenset(
+# Operators that read tensors in any order of memory. Derivatives may not: native_group_norm_backward takes
+# its tensors to lie alike, which autograd sees to.
+_PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
+_ATTENTION = frozenset(
     {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"}
 )
+_HALF = (torch.float16, torch.bfloat16)
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
 _FULL = torch.ops.aten.full.default
@@ -249,7 +251,7 @@ def _call_of(
                 source, order = value, None
                 if target in private.KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
                     source, order = _columns_in_rows(node, value)
-                elif permutes and (number.dtype in _HALF or operator_name(node) in _READ_STRIDED):
+                elif permutes and _reads_any_order(node, number.dtype):
                     source, order = unpermuted(value)
                 tensors.append(source)
                 i = len(tensors) - 1
@@ -282,6 +284,15 @@ def _call_of(
             f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, "
             f"or wrap the call in a torch.autograd.Function"
         ) from None
+
+
+def _reads_any_order(node: torch.fx.Node, dtype: torch.dtype) -> bool:
+    """Whether the kernel of ``node`` may get a tensor of this type with its dimensions in another order.
+
+    In float32 a product is ONNX Runtime's, which takes most transpositions into it.
+    """
+    name = operator_name(node)
+    return name in _ATTENTION or (name in _PRODUCTS and dtype in _HALF)
 
 
 def _results_of(node: torch.fx.Node) -> list[torch.fx.Node | None]:

@@ -139,6 +139,37 @@ def test_kernels_bring_dimensions_into_another_order_themselves(tmp_path) -> Non
     assert made.isdisjoint(name for node in graph.node if node.op_type == "PythonOp" for name in node.input)
 
 
+class Images(nn.Module):
+    """Norms of what lies in memory with its channels last, and whose gradient does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.group, self.batch = nn.Linear(8, 8), nn.GroupNorm(2, 8), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        y = self.layer(x).permute(0, 3, 1, 2)
+        return self.group(y) * self.batch(y), F.max_pool2d(y, 2), F.interpolate(y, scale_factor=2.0)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_derivatives_get_their_tensors_in_one_order(dtype) -> None:
+    model = Images().to(dtype)
+    x = torch.randn(2, 4, 4, 8).to(dtype)
+
+    def gradients(run, factor):
+        run.zero_grad()
+        sum(
+            (output * weight).sum() for output, weight in zip(run(x.to(factor[0].dtype)), factor, strict=True)
+        ).backward()
+        return [p.grad for p in run.parameters()]
+
+    factor = [torch.randn(shape).to(dtype) for shape in ((2, 8, 4, 4), (2, 8, 2, 2), (2, 8, 8, 8))]
+    exact = gradients(copy.deepcopy(model).double(), [f.double() for f in factor])
+    eager = gradients(copy.deepcopy(model), factor)
+    for a, e, x64 in zip(gradients(torch2ort.ORTModule(model), factor), eager, exact, strict=True):
+        assert (a.double() - x64).norm() <= 2 * (e.double() - x64).norm() + 1e-3 * x64.norm()
+
+
 class Rounded(nn.Module):
     """Numbers that become bfloat16, many at once and few."""
 
