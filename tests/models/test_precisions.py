@@ -23,6 +23,8 @@ from tests.support.comparison import tensors_of
 # Relative and absolute difference, as docs/precision.md has them.
 BOUNDS = {torch.bfloat16: (3e-2, 1e-2), torch.float16: (4e-3, 1e-3), torch.float32: (1e-4, 1e-5)}
 FURTHER = 2
+# Their code reads a number out of a tensor, which onnxruntime-training's engine takes alone, in float32.
+READ_NUMBERS = frozenset({"xlm", "flaubert", "llava"})
 
 
 class Precision:
@@ -113,6 +115,10 @@ def test_family_in_half_precision(name, precision) -> None:
     model, batches = FAMILIES[name].make()
     model = model.train().to(how.dtype)
     module = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(engine="joint"))
+    if name in READ_NUMBERS:
+        with pytest.raises(torch2ort.UnsupportedOperatorError, match="reads a number out of a tensor"):
+            step(module, batches[0], how)
+        return
     try:
         expected = step(model, batches[0], how)
     except (RuntimeError, TypeError, ValueError) as error:
