@@ -32,9 +32,8 @@ def _is_left_to_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node])
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
-    if target is torch.ops.aten._to_copy.default and _rounds_many(node):
-        return True
-    return target._schema.name.removeprefix("aten::") not in _IN_ONNX
+    name = target._schema.name.removeprefix("aten::")
+    return name not in _IN_ONNX or (name == "_to_copy" and _rounds_many(node))
 
 
 def _rounds_many(node: torch.fx.Node) -> bool:
