@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics import _torch_private as private
 
 aten = torch.ops.aten
@@ -39,6 +40,33 @@ def order_of(node: torch.fx.Node) -> list[int] | None:
 def inverse(order: Sequence[int]) -> list[int]:
     """The order that undoes ``order``."""
     return [list(order).index(axis) for axis in range(len(order))]
+
+
+def order_of_memory(value: torch.Tensor) -> list[int] | None:
+    """The dimensions of a tensor from the outermost in memory to the innermost.
+
+    Nothing is asked that would settle a size that varies.
+
+    Args:
+        value: of a trace.
+
+    Returns:
+        ``None`` for one that has gaps or shares elements, or of which the trace does not tell.
+    """
+    if value.layout is not torch.strided or not all(map(has_hint, (*value.shape, *value.stride()))):
+        return None
+    strides, axes = value.stride(), list(range(value.dim()))
+    if all(isinstance(size, int) for size in value.shape) and value.is_contiguous():
+        return axes
+    order = sorted(axes, key=lambda axis: size_hint(strides[axis]), reverse=True)
+    expected: int | torch.SymInt = 1
+    for axis in reversed(order):
+        size = value.shape[axis]
+        is_one = isinstance(size, int) and size == 1
+        if not is_one and str(strides[axis]) != str(expected):
+            return None
+        expected = expected * size
+    return order
 
 
 def _changes_nothing(node: torch.fx.Node) -> bool:

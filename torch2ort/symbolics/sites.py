@@ -18,11 +18,11 @@ from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.interception import internal_site
-from torch2ort.sizes.symbols import has_hint, size_hint
+from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
-from torch2ort.symbolics.permuted import inverse, order_of, unpermuted
+from torch2ort.symbolics.permuted import inverse, order_of, order_of_memory, unpermuted
 from torch2ort.symbolics.source import source_line
 
 # Operators that read tensors in any order of memory. Derivatives may not: native_group_norm_backward takes
@@ -313,15 +313,10 @@ def _read_as_it_lies(result: torch.fx.Node | None) -> list[int] | None:
     copied again to be read so.
     """
     value = None if result is None else result.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+    order = order_of_memory(value) if isinstance(value, torch.Tensor) else None
+    if result is None or order is None or order == sorted(order):
         return None
-    # To ask a tensor whether it is contiguous may settle a size that varies.
-    if not all(map(has_hint, value.stride())):
-        return None
-    assert result is not None
-    lies = list(_memory_order(value))
-    moved = lies != sorted(lies)
-    return lies if moved and any(order_of(user) == lies for user in result.users) else None
+    return order if any(order_of(user) == order for user in result.users) else None
 
 
 def _position(size: torch.fx.Node, sizes: list[torch.fx.Node]) -> int:

@@ -13,6 +13,7 @@ from torch2ort.pythonop import site_by_key
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.permuted import order_of_memory
 from torch2ort.symbolics.shared_memory import written_by
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
@@ -51,7 +52,7 @@ def read_in_order_of_memory(program: torch.export.ExportedProgram) -> None:
         if node.target is not aten.as_strided.default:
             continue
         value = node.args[0].meta["val"]
-        order = _order_of_memory(value)
+        order = order_of_memory(value)
         is_turned = order is not None and order != sorted(order)
         if order is None or value.storage_offset() != 0 or (is_turned and _root(node) in written):
             raise UnsupportedOperatorError(
@@ -64,26 +65,6 @@ def read_in_order_of_memory(program: torch.export.ExportedProgram) -> None:
                 lying = program.graph_module.graph.call_function(aten.permute.default, (node.args[0], order))
             lying.meta = {**node.args[0].meta, "val": value.permute(order)}
             node.args = (lying, *node.args[1:])
-
-
-def _order_of_memory(value: torch.Tensor) -> list[int] | None:
-    """The dimensions of a tensor from the outermost in memory to the innermost.
-
-    Returns:
-        ``None`` for one that is not dense, or of which the trace does not tell.
-    """
-    if value.is_contiguous():
-        return list(range(value.dim()))
-    strides = value.stride()
-    order = sorted(range(value.dim()), key=lambda d: size_hint(strides[d]), reverse=True)
-    expected: int | torch.SymInt = 1
-    for dimension in reversed(order):
-        size = value.shape[dimension]
-        is_one = isinstance(size, int) and size == 1
-        if not is_one and str(strides[dimension]) != str(expected):
-            return None
-        expected = expected * size
-    return order
 
 
 def refuse_shared_elements(graph: torch.fx.Graph) -> None:

@@ -20,7 +20,7 @@ from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.symbolics.operators import must_compute
-from torch2ort.symbolics.permuted import inverse
+from torch2ort.symbolics.permuted import inverse, order_of_memory
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
@@ -276,11 +276,10 @@ def copied_node(
 def _order_in_memory(node: torch.fx.Node) -> list[int] | None:
     """The order of dimensions in which a value of fixed sizes lies in memory, if that is not its own."""
     value = node.meta["val"]
-    fixed = all(isinstance(size, int) for size in value.shape)
-    if value.layout is not torch.strided or not fixed or value.is_contiguous():
+    if not all(isinstance(size, int) for size in value.shape):
         return None
-    order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
-    return order if value.permute(order).is_contiguous() else None
+    order = order_of_memory(value)
+    return None if order is None or order == sorted(order) else order
 
 
 def _permuted(graph: torch.fx.Graph, node: torch.fx.Node, order: list[int]) -> torch.fx.Node:
