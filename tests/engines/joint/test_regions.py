@@ -85,6 +85,25 @@ def test_a_step_is_that_of_eager_pytorch(name, regions):
     assert regions
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_a_step_in_a_half_precision_is_that_of_eager_pytorch(dtype, regions):
+    model = Of(attention, **{n: nn.Linear(8, 8) for n in "qkv"}, norm=nn.LayerNorm(8)).to(dtype)
+    expected = step(copy.deepcopy(model), X.to(dtype))
+    assert all(map(torch.equal, step(fused(model), X.to(dtype)), expected))
+    assert ["reshape", "div.Tensor", "_softmax"] in regions
+
+
+def test_casts_of_autocast_are_part_of_a_region(regions):
+    def of_both_types(m, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return m.norm(x + torch.tanh(m.a(x)))
+
+    model = Of(of_both_types, **A, norm=nn.LayerNorm(8))
+    expected = step(copy.deepcopy(model), X)
+    torch.testing.assert_close(step(fused(model), X), expected, rtol=0, atol=0)
+    assert any("_to_copy" in names for names in regions)
+
+
 def test_what_lies_between_products_is_one_call(regions, tmp_path):
     model = Of(lambda m, x: m.b(F.gelu(m.a(x)) * 2 + x), **AB)
     step(fused(model, save_onnx_dir=tmp_path), X)

@@ -14,7 +14,7 @@ from torch2ort.cache.store.store import Store
 from torch2ort.errors import EngineError
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.regions import library
-from torch2ort.kernels.regions.region import decode_region, encode_region
+from torch2ort.kernels.regions.region import decode_region, encode_region, in_float32
 
 pytestmark = [
     pytest.mark.joint("regions are a part of its graphs"),
@@ -110,6 +110,26 @@ def test_without_a_compiler_operators_run_one_by_one(libraries, tmp_path, monkey
         "Options(fuse=True): torch's inductor does not compile a region here (RuntimeError: no g++), so its "
         "operators run one by one. Is there a C++ compiler?"
     }
+
+
+@compiles
+@pytest.mark.long
+def test_a_sum_that_pytorch_rounds_on_the_way_may_be_exact(libraries, folder):
+    torch.manual_seed(0)
+    given = [torch.randn(128, 64).bfloat16(), torch.randn(128, 64).bfloat16()]
+    weights = [torch.randn(64).bfloat16(), torch.zeros(64).bfloat16()]
+    statistics = torch.native_layer_norm(given[1], [64], *weights, 1e-5)[1:]
+    arguments = [{"tensor": 0}, {"tensor": 1}, [64], *({"tensor": i} for i in (2, 3, 4, 5))]
+    backward = torch.ops.aten.native_layer_norm_backward.default
+    call = encode_call(backward, [*arguments, [True, True, False]], {}, random=False)
+    tensors = [*given, *statistics, *weights]
+    text = encode_region(tensors, [(TANH, [0]), (call, [6, 1, 2, 3, 4, 5])], [7, 8])
+    assert library.compiled(text, Store(folder))
+    found, expected = library.library_of(text)(list(tensors)), decode_region(text).run(tensors)
+    exact = decode_region(in_float32(text)).run([t.float() for t in tensors])
+    assert torch.equal(found[0], expected[0])
+    errors = [(t.float() - exact[1]).abs().max() for t in (found[1], expected[1])]
+    assert errors[0] < errors[1]
 
 
 def test_a_library_that_computes_something_else_is_not_used(libraries, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 
 from torch2ort.errors import EngineError, ModelLoadError
 from torch2ort.kernels.functions import encode_call
-from torch2ort.kernels.regions.region import decode_region, encode_region
+from torch2ort.kernels.regions.region import decode_region, encode_region, in_float32
 
 aten = torch.ops.aten
 X, BIAS = torch.randn(3, 4), torch.randn(4)
@@ -39,6 +39,14 @@ def test_it_computes_what_its_calls_do():
 
 def test_what_it_gives_lies_in_the_order_of_its_dimensions():
     assert [t.is_contiguous() for t in decode_region(norm()).run([X, BIAS])] == [True, True]
+
+
+def test_it_is_in_float32_what_it_is_in_a_half_precision():
+    cast = encode_call(aten._to_copy.default, [{"tensor": 0}], {"dtype": torch.float16}, random=False)
+    text = encode_region([X.bfloat16()], [(cast, [0])], [1])
+    (found,) = decode_region(in_float32(text)).run([X])
+    assert torch.equal(found, X)
+    assert found.dtype is torch.float32
 
 
 @pytest.mark.parametrize(

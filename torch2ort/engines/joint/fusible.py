@@ -41,7 +41,7 @@ MADE = frozenset({"full", "full_like", "ones", "ones_like", "scalar_tensor", "ze
 _OTHER = frozenset(
     {aten.div.Tensor_mode, aten.div.Scalar_mode, aten.pow.Tensor_Tensor, aten.pow.Scalar, aten.where.default}
 )
-_DTYPES = frozenset({torch.float32, torch.bool})
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.bool})
 
 
 def name_of(node: torch.fx.Node) -> str:

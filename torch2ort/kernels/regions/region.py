@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,11 @@ def decode_region(text: str) -> Region:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"not a fused region: {text!r} ({error})") from None
     return Region(inputs, calls, outputs)
+
+
+def in_float32(text: str) -> str:
+    """The text of the same region with float32 in the place of each half precision."""
+    return re.sub(r"\bb?float16\b", "float32", text)
 
 
 def calls_of(text: str) -> list[str]:
