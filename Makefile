@@ -55,13 +55,14 @@ demo-stock: build-stock  ## Do the same on today's onnxruntime, by the joint eng
 	$(STOCK)/bin/python examples/char_transformer.py
 
 test: build build-stock  ## Run the tests, and those of the joint engine on both onnxruntimes
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) @tests/main_suite.txt
 	$(BIN)/python $(PYTEST) --engine joint @tests/joint_suite.txt
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_suite.txt
 
 test-long: build build-stock  ## Run the tests that take minutes, and more of the tests on today's onnxruntime
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[deepspeed]'
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) -m long
+	$(BIN)/python $(PYTEST) tests/dynamo tests/stock
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --engine joint -m long tests/dynamo
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),loops]'

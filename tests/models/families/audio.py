@@ -86,7 +86,7 @@ waves(
 )
 
 
-@family("whisper")
+@family("whisper", long=True)
 def whisper() -> Any:
     config = hf.WhisperConfig(
         vocab_size=50,
@@ -196,10 +196,11 @@ series(
     hf.InformerForPrediction,
     SERIES,
     refused=READS.format("InformerForPrediction", CHECKS_VALUES),
+    long=True,
 )
 
 
-@family("patchtst")
+@family("patchtst", long=True)
 def patchtst() -> Any:
     config = hf.PatchTSTConfig(
         num_input_channels=2,

@@ -34,13 +34,13 @@ def decoder(name: str, config: Any, model: Any, settings: dict[str, Any] | None 
 
 
 GPT2 = {"vocab_size": 50, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
-decoder("llama", hf.LlamaConfig, hf.LlamaForCausalLM)
+decoder("llama", hf.LlamaConfig, hf.LlamaForCausalLM, long=True)
 decoder("qwen2", hf.Qwen2Config, hf.Qwen2ForCausalLM, long=True)
 decoder("qwen3", hf.Qwen3Config, hf.Qwen3ForCausalLM, long=True)
-decoder("gemma", hf.GemmaConfig, hf.GemmaForCausalLM)
+decoder("gemma", hf.GemmaConfig, hf.GemmaForCausalLM, long=True)
 decoder("phi", hf.PhiConfig, hf.PhiForCausalLM, long=True)
 decoder("phi3", hf.Phi3Config, hf.Phi3ForCausalLM, long=True)
-decoder("gpt2", hf.GPT2Config, hf.GPT2LMHeadModel, GPT2)
+decoder("gpt2", hf.GPT2Config, hf.GPT2LMHeadModel, GPT2, long=True)
 decoder(
     "gpt_neo",
     hf.GPTNeoConfig,
@@ -54,6 +54,7 @@ decoder(
         "num_heads": 2,
         "window_size": 4,
     },
+    long=True,
 )
 decoder("gpt_neox", hf.GPTNeoXConfig, hf.GPTNeoXForCausalLM, TINY, long=True)
 decoder("gptj", hf.GPTJConfig, hf.GPTJForCausalLM, {**GPT2, "rotary_dim": 4}, long=True)
@@ -70,6 +71,7 @@ decoder(
     hf.OPTConfig,
     hf.OPTForCausalLM,
     {**TINY, "ffn_dim": 32, "word_embed_proj_dim": 16, "pad_token_id": 1},
+    long=True,
 )
 decoder(
     "bloom",

@@ -63,7 +63,7 @@ def autoencoder_kl() -> Any:
     return net, [{"sample": torch.randn(n, 3, 16, 16)} for n in (2, 3)]
 
 
-@family("dit")
+@family("dit", long=True)
 def dit() -> Any:
     net = diffusers.DiTTransformer2DModel(
         num_attention_heads=2,

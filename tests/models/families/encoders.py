@@ -53,8 +53,8 @@ def marks(batch: int, length: int) -> torch.Tensor:
     return torch.randint(0, 3, (batch, length))
 
 
-encoder("bert", hf.BertConfig, hf.BertForMaskedLM)
-encoder("bert_classifier", hf.BertConfig, hf.BertForSequenceClassification, labels=classes)
+encoder("bert", hf.BertConfig, hf.BertForMaskedLM, long=True)
+encoder("bert_classifier", hf.BertConfig, hf.BertForSequenceClassification, labels=classes, long=True)
 encoder(
     "roberta",
     hf.RobertaConfig,
@@ -75,13 +75,19 @@ encoder(
         "n_heads": 2,
         "max_position_embeddings": 32,
     },
+    long=True,
 )
 encoder("albert", hf.AlbertConfig, hf.AlbertForMaskedLM, embedding_size=8, long=True)
 encoder(
     "electra", hf.ElectraConfig, hf.ElectraForTokenClassification, embedding_size=8, labels=marks, long=True
 )
 encoder(
-    "deberta", hf.DebertaConfig, hf.DebertaForMaskedLM, relative_attention=True, pos_att_type=["c2p", "p2c"]
+    "deberta",
+    hf.DebertaConfig,
+    hf.DebertaForMaskedLM,
+    relative_attention=True,
+    pos_att_type=["c2p", "p2c"],
+    long=True,
 )
 encoder(
     "deberta_v2",
@@ -310,7 +316,7 @@ def pair(
         return net, batches
 
 
-pair("t5", hf.T5Config, hf.T5ForConditionalGeneration, T5)
+pair("t5", hf.T5Config, hf.T5ForConditionalGeneration, T5, long=True)
 pair("mt5", hf.MT5Config, hf.MT5ForConditionalGeneration, T5, long=True)
 LONG_T5 = {**T5, "local_radius": 3, "global_block_size": 2}
 pair("longt5", hf.LongT5Config, hf.LongT5ForConditionalGeneration, LONG_T5, masked=True, long=True)
@@ -361,6 +367,7 @@ pair(
         "attention_window": 4,
     },
     refused=READS.format("LEDForConditionalGeneration", BRANCHES),
+    long=True,
 )
 pair(
     "prophetnet",
@@ -383,4 +390,5 @@ pair(
         "decoder_start_token_id": 0,
     },
     refused=READS.format("ProphetNetForConditionalGeneration", BRANCHES),
+    long=True,
 )

@@ -56,7 +56,7 @@ def boxes(count: int, size: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-images("vit", hf.ViTConfig, hf.ViTForImageClassification, VIT, 8, classes)
+images("vit", hf.ViTConfig, hf.ViTForImageClassification, VIT, 8, classes, long=True)
 images("deit", hf.DeiTConfig, hf.DeiTForImageClassification, VIT, 8, classes, long=True)
 images(
     "beit",
@@ -67,7 +67,7 @@ images(
     classes,
     long=True,
 )
-images("dinov2", hf.Dinov2Config, hf.Dinov2ForImageClassification, VIT, 8, classes)
+images("dinov2", hf.Dinov2Config, hf.Dinov2ForImageClassification, VIT, 8, classes, long=True)
 images(
     "vit_mae",
     hf.ViTMAEConfig,
@@ -150,6 +150,7 @@ images(
     },
     32,
     classes,
+    long=True,
 )
 images(
     "regnet",
@@ -178,6 +179,7 @@ images(
     },
     32,
     maps,
+    long=True,
 )
 images(
     "pvt",
@@ -197,6 +199,7 @@ images(
     },
     32,
     classes,
+    long=True,
 )
 images(
     "poolformer",
@@ -213,6 +216,7 @@ images(
     },
     32,
     classes,
+    long=True,
 )
 images(
     "focalnet",
