@@ -74,6 +74,10 @@ class Options:
             kernel a region. It takes a C++ compiler and seconds a region, once a machine: what was compiled
             is kept in the export cache. Without a compiler operators run one by one, with a warning. The
             joint engine alone does it; results differ from those without by rounding.
+        autotune: Have each large operator run in the way that is fastest here: ONNX Runtime's operator,
+            PyTorch's kernel, or another form of it, timed while a model is built, for 10 seconds at most, and
+            kept in the export cache. The joint engine alone does it; results differ from those without by
+            rounding. With ``deterministic`` it needs ``cache_dir``, so that every process decides alike.
 
     Raises:
         OptionError: An unknown field, or a value that is not allowed, in an argument or in the
@@ -92,6 +96,7 @@ class Options:
     engine: str | None = None
     providers: Sequence[Any] | None = None
     fuse: bool = False
+    autotune: bool = False
 
     def __new__(cls, *args: object, **fields: object) -> Self:
         """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
@@ -267,4 +272,5 @@ _RULES = {
         optional=True,
     ),
     "fuse": _SWITCH_RULE,
+    "autotune": _SWITCH_RULE,
 }

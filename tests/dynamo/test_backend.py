@@ -377,6 +377,7 @@ def test_no_mode_says_nothing() -> None:
         ("providers", ["TPU"], "Option 'providers' names 'TPU', which is no execution provider; onnxruntime"),
         ("verify", True, "Option 'verify' does not exist for torch.compile"),
         ("fuse", True, "Option 'fuse' does not exist for torch.compile"),
+        ("autotune", True, "Option 'autotune' does not exist for torch.compile"),
     ],
 )
 def test_options_that_are_not_allowed_are_named(name, value, words) -> None:
@@ -390,6 +391,15 @@ def test_fused_regions_that_the_environment_asks_for_are_refused(monkeypatch) ->
     error = refusal(torch.sin, torch.randn(3))
     assert str(error) == (
         "Option 'fuse' is True; it is for ORTModule. torch.compile(backend='inductor') fuses by itself."
+    )
+
+
+def test_measured_operators_that_the_environment_asks_for_are_refused(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH2ORT_AUTOTUNE", "1")
+    error = refusal(torch.sin, torch.randn(3))
+    assert str(error) == (
+        "Option 'autotune' is True; it is for ORTModule. torch.compile(backend='inductor', "
+        "mode='max-autotune') measures by itself."
     )
 
 

@@ -45,15 +45,29 @@ def test_an_onnxruntime_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPat
         module(torch.ones(2))
 
 
-def test_regions_are_fused_by_the_joint_engine() -> None:
-    assert torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(fuse=True)).engine == "joint"
+@pytest.mark.parametrize("option", ["fuse", "autotune"])
+def test_what_the_joint_engine_alone_does_chooses_it(option: str) -> None:
+    module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(**{option: True}))
+    assert module.engine == "joint"
 
 
-def test_an_engine_that_fuses_nothing_is_refused() -> None:
-    module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(fuse=True, engine="ort_training"))
+@pytest.mark.parametrize(("option", "does"), [("fuse", "fuses"), ("autotune", "measures")])
+def test_an_engine_that_does_not_do_it_is_refused(option: str, does: str) -> None:
+    options = Options(**{option: True}, engine="ort_training")
     with pytest.raises(OptionError) as error:
-        module(torch.ones(2))
+        torch2ort.ORTModule(torch.nn.Linear(2, 2), options=options)(torch.ones(2))
     assert str(error.value) == (
-        "Option 'fuse' is True and 'engine' is 'ort_training'; only the joint engine fuses. Leave engine "
-        "out, or set it to 'joint'."
+        f"Option {option!r} is True and 'engine' is 'ort_training'; only the joint engine {does}. "
+        f"Leave engine out, or set it to 'joint'."
+    )
+
+
+def test_decisions_that_no_other_process_knows_are_refused_where_all_are_to_be_alike() -> None:
+    options = Options(autotune=True, deterministic=True, engine="joint")
+    with pytest.raises(OptionError) as error:
+        torch2ort.ORTModule(torch.nn.Linear(2, 2), options=options)(torch.ones(2))
+    assert str(error.value) == (
+        "Options 'autotune' and 'deterministic' are True and 'cache_dir' is None; what one process "
+        "measures, another may decide otherwise. Set cache_dir, where decisions are kept, or leave one "
+        "of the two out."
     )

@@ -72,6 +72,11 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
         raise OptionError(
             "Option 'fuse' is True; it is for ORTModule. torch.compile(backend='inductor') fuses by itself."
         )
+    if options.autotune:
+        raise OptionError(
+            "Option 'autotune' is True; it is for ORTModule. torch.compile(backend='inductor', "
+            "mode='max-autotune') measures by itself."
+        )
     refuse_providers(options)
     apply_level(options)
     return Settings(options)

@@ -27,16 +27,13 @@ def engine_name(options: Options) -> str:
     """The engine that trains an ORTModule with these options.
 
     Raises:
-        OptionError: they ask for one, and for fused regions, which it has not.
+        OptionError: they ask for one, and for fused regions or measured operators, which it has not; or for
+            measured operators that are to be the same in every process, and for no cache.
         RuntimeNotFoundError: the one that they ask for is not there.
     """
-    if options.fuse and options.engine == ORT_TRAINING:
-        raise OptionError(
-            "Option 'fuse' is True and 'engine' is 'ort_training'; only the joint engine fuses. Leave engine "
-            "out, or set it to 'joint'."
-        )
+    _refuse_contradictions(options)
     if has_training():
-        return options.engine or (JOINT if options.fuse else ORT_TRAINING)
+        return options.engine or (JOINT if options.fuse or options.autotune else ORT_TRAINING)
     if options.engine == ORT_TRAINING:
         training_pybind()  # its error says what is missing
     version = onnxruntime().__version__
@@ -47,6 +44,26 @@ def engine_name(options: Options) -> str:
             f"engine='ort_training' with onnxruntime-training"
         )
     return JOINT
+
+
+def _refuse_contradictions(options: Options) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        OptionError: names them.
+    """
+    for name, does in (("fuse", "fuses"), ("autotune", "measures")):
+        if getattr(options, name) and options.engine == ORT_TRAINING:
+            raise OptionError(
+                f"Option {name!r} is True and 'engine' is 'ort_training'; only the joint engine {does}. "
+                f"Leave engine out, or set it to 'joint'."
+            )
+    if options.autotune and options.deterministic and options.cache_dir is None:
+        raise OptionError(
+            "Options 'autotune' and 'deterministic' are True and 'cache_dir' is None; what one process "
+            "measures, another may decide otherwise. Set cache_dir, where decisions are kept, or leave one "
+            "of the two out."
+        )
 
 
 def refuse_providers(options: Options) -> None:

@@ -31,7 +31,7 @@ _PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
 _ATTENTION = frozenset(
     {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"}
 )
-_HALF = (torch.float16, torch.bfloat16)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
 _FULL = torch.ops.aten.full.default
@@ -289,10 +289,10 @@ def _call_of(
 def _reads_any_order(node: torch.fx.Node, dtype: torch.dtype) -> bool:
     """Whether the kernel of ``node`` may get a tensor of this type with its dimensions in another order.
 
-    In float32 a product is ONNX Runtime's, which takes most transpositions into it.
+    In float32 a product is ONNX Runtime's by the rule, which takes most transpositions into it.
     """
     name = operator_name(node)
-    return name in _ATTENTION or (name in _PRODUCTS and dtype in _HALF)
+    return name in _ATTENTION or (name in _PRODUCTS and dtype in _FLOATS)
 
 
 def _results_of(node: torch.fx.Node) -> list[torch.fx.Node | None]:

@@ -20,6 +20,7 @@ from torch2ort.engines.joint.sizes import refuse_assumed_of_half
 from torch2ort.engines.joint.split import Half, Split
 from torch2ort.engines.joint.target import half_of
 from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
+from torch2ort.engines.joint.tuning.tuner import Tuner
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.exports.source import Constant, Source
 from torch2ort.graph.graph import Graph
@@ -42,6 +43,7 @@ class Planner:
         target: what the exported graph is for.
         known: how many conditions on sizes the exported graph is known to rely on.
         fuses: whether the region of a text can be run as one kernel; ``None`` leaves operators alone.
+        tuner: decides by measurement who does an operator; ``None`` leaves that to the rule.
 
     Attributes:
         joint: the graph.
@@ -55,11 +57,12 @@ class Planner:
         target: Target,
         known: Conditions,
         fuses: Callable[[str], bool] | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         self.joint, self.feeds = joint, tuple(feeds)
-        self._target, self._known = half_of(target), known
+        self._target, self._known, self._tuner = target, known, tuner
         self._split, self._fuses = Split(joint, fuses=fuses is not None), fuses
-        # Calls with registered gradients and fused regions, kept alive.
+        # Calls with registered gradients, fused regions and calls of kernels, kept alive.
         self._made: list[MappedCall | Site] = []
 
     @classmethod
@@ -70,6 +73,7 @@ class Planner:
         requires_grad: frozenset[str],
         target: Target,
         fuses: Callable[[str], bool] | None = None,
+        tuner: Tuner | None = None,
     ) -> tuple[Planner, ForwardPlan]:
         """What makes the plans of a program, and the one of its forward half.
 
@@ -79,6 +83,7 @@ class Planner:
             requires_grad: the graph inputs that require gradients.
             target: what the exported graph is for.
             fuses: as for the class.
+            tuner: as for the class.
 
         Raises:
             UnsupportedOperatorError: the program has something that the engine does not take.
@@ -94,7 +99,7 @@ class Planner:
         joint = inline(joint, is_inlined)
         position = {name: i for i, name in enumerate(graph.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
-        planner = cls(joint, feeds, target, known, fuses)
+        planner = cls(joint, feeds, target, known, fuses, tuner)
         planner._made.extend(mapped)
         fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
         return planner, planner._forward(source, fetched, reach)
@@ -132,7 +137,12 @@ class Planner:
         """
         if self._fuses is not None:
             self._made.extend(fuse(half.graph_module.graph, self._fuses))
-        lowered = lower_half(half, self._target)
+        in_onnx: Collection[str] = ()
+        if self._tuner is not None:
+            rewriting = self._tuner.tune(half.graph_module.graph)
+            self._made.extend(rewriting.sites)
+            in_onnx = rewriting.in_onnx
+        lowered = lower_half(half, half_of(self._target, in_onnx))
         graph = self.joint.graph_module.graph
         refuse_assumed_of_half(graph, is_forward=is_forward)
         if conditions(graph).on_inputs > self._known.on_inputs:

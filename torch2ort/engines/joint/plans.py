@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.cache.store.shelf import Kept, Shelf
+from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan
+from torch2ort.engines.joint.tuning.machine import machine
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.built import Built
 from torch2ort.kernels.regions.function import FusedRegion
@@ -24,6 +26,7 @@ from torch2ort.symbolics.target import Target
 if TYPE_CHECKING:
     # What traces takes long to import, and a warm start does not trace.
     from torch2ort.engines.joint.planning import Planner
+    from torch2ort.engines.joint.tuning.tuner import Tuner
 
 _PROGRAM = "joint.json.z"
 _REFUSED = "refused"
@@ -47,11 +50,12 @@ class Plans:
     """
 
     def __init__(self, built: Built, requires_grad: frozenset[str], options: Options, target: Target) -> None:
-        self._target = target
+        self._target, self._options = target, options
         self._planner: Planner | None = None
         # The joint graph, where another process made it and a backward may still be wanted of it.
         self._stored = b""
         self._shelf = built.shelf
+        self._store: Store | None = None if built.shelf is None else built.shelf.store
         # Where no plan is for sizes that vary there is another way, which the next process takes at once.
         self._remembers = any(isinstance(size, str) for dims in built.interface.sizes.dims for size in dims)
         self._settings = {"requires_grad": json.dumps(sorted(requires_grad))}
@@ -60,8 +64,9 @@ class Plans:
         self._fuses: Callable[[str], bool] | None = None
         if options.fuse:
             self._settings["fuse"] = "regions"
-            store = None if built.shelf is None else built.shelf.store
-            self._fuses = lambda text: compiled(text, store)
+            self._fuses = lambda text: compiled(text, self._store)
+        if options.autotune:
+            self._settings["autotune"] = json.dumps(machine(options))
         program = built.program
         assert program is not None
 
@@ -69,7 +74,7 @@ class Plans:
             from torch2ort.engines.joint.planning import Planner
 
             self._planner, plan = Planner.of_program(
-                built.graph, program.source(), requires_grad, target, self._fuses
+                built.graph, program.source(), requires_grad, target, self._fuses, self._tuner()
             )
             return plan
 
@@ -94,6 +99,14 @@ class Plans:
             lambda kept, shelf: BackwardPlan.loaded(kept, self.forward, shelf.key),
         )
 
+    def _tuner(self) -> Tuner | None:
+        """What decides by measurement who does an operator, if the options ask for that."""
+        if not self._options.autotune:
+            return None
+        from torch2ort.engines.joint.tuning.tuner import Tuner
+
+        return Tuner(self._target, self._options, self._store)
+
     def _made(self) -> Planner:
         """What makes plans: of this process, or of the one that stored the forward half."""
         if self._planner is None:
@@ -103,7 +116,8 @@ class Plans:
 
             joint, feeds = loaded_joint(zlib.decompress(self._stored), self.forward.half.calls)
             known = conditions(joint.graph_module.graph)
-            self._planner, self._stored = Planner(joint, feeds, self._target, known, self._fuses), b""
+            self._planner = Planner(joint, feeds, self._target, known, self._fuses, self._tuner())
+            self._stored = b""
         return self._planner
 
     def _store_forward(self, plan: ForwardPlan, shelf: Shelf) -> Kept:

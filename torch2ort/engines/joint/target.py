@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Container
 from dataclasses import replace
 
 import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.decompositions import with_small_derivatives
+from torch2ort.engines.joint.tuning.described import signature
 from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
@@ -53,6 +55,20 @@ _RULES = GradientRules(
 )
 
 
-def half_of(target: Target) -> Target:
-    """What a half of a step is for, in an engine whose graphs are for ``target``."""
-    return replace(target, gradients=_RULES, rounds_as_eager=True)
+def half_of(target: Target, in_onnx: Container[str] = ()) -> Target:
+    """What a half of a step is for, in an engine whose graphs are for ``target``.
+
+    Args:
+        target: of the engine's graphs.
+        in_onnx: signatures of operators that ONNX does besides, see
+            :func:`torch2ort.engines.joint.tuning.described.signature`.
+    """
+    rules = _RULES if not in_onnx else replace(_RULES, needs_kernel=_besides(in_onnx))
+    return replace(target, gradients=rules, rounds_as_eager=True)
+
+
+def _besides(in_onnx: Container[str]) -> Callable[[torch.fx.Node, frozenset[torch.fx.Node]], bool]:
+    def is_left(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
+        return _is_left_to_pytorch(node, gradient) and signature(node) not in in_onnx
+
+    return is_left

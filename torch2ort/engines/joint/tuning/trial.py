@@ -1,0 +1,188 @@
+"""Times an operator of a half by itself: a session for each way to compute it, over the same numbers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.engines.joint.lower import lower_half
+from torch2ort.engines.joint.lowered import Lowered
+from torch2ort.engines.joint.session import Bindings, HalfSession
+from torch2ort.engines.joint.target import half_of
+from torch2ort.engines.joint.tuning.alternatives import Alternative, NotPossibleError, Rewriting
+from torch2ort.engines.joint.tuning.described import alone
+from torch2ort.errors import Torch2OrtError
+from torch2ort.log import logger
+from torch2ort.options import Options
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.native import native
+from torch2ort.runtime.values import plain, to_tensor, to_value
+from torch2ort.symbolics.target import Target
+
+aten = torch.ops.aten
+_WARM_UP, _FEWEST, _ROUNDS = 2, 4, 24
+# Seconds that the rounds of one operator may take together, and that a timing takes at least.
+_MOST, _LEAST = 0.3, 2e-4
+RULE, AGAIN = "rule", "rule again"
+# Two ways agree where they differ by rounding, of sums too.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+
+Way = Callable[[], Sequence[torch.Tensor]]
+# From ways to compute the same to the seconds that each takes.
+Timer = Callable[[Mapping[str, Way]], Mapping[str, float]]
+
+# Of operators that read indices: below which number they are.
+_BOUNDS: Mapping[Any, Callable[[torch.fx.Node], int]] = {
+    aten.embedding.default: lambda node: int(node.args[0].meta["val"].shape[0]),  # type: ignore[union-attr]
+}
+
+
+def ways(
+    node: torch.fx.Node, alternatives: Sequence[Alternative], target: Target, options: Options
+) -> dict[str, Way]:
+    """Ways to compute an operator, all on the same numbers.
+
+    Args:
+        node: the operator.
+        alternatives: to the rule.
+        target: what the exported graph is for.
+        options: of the module.
+
+    Returns:
+        The rule's way; the same once more, as :data:`AGAIN`, whose time tells how far two of the same are
+        apart; and those alternatives that are others, and agree with it.
+    """
+    given = _numbers(node)
+    program = _Program.of(node, None, target)
+    rule = program.way(given, options)
+    found, expected = {RULE: rule, AGAIN: rule}, rule()
+    for alternative in alternatives:
+        try:
+            other = _Program.of(node, alternative, target)
+            if other.text == program.text:
+                continue
+            way = other.way(given, options)
+            if _agree(way(), expected):
+                found[alternative.name] = way
+            else:
+                logger.debug("autotune: %s %s differs from the rule's way", node.target, alternative.words)
+        except NotPossibleError:
+            continue
+        except Torch2OrtError as error:
+            logger.debug("autotune: %s does not run %s: %s", node.target, alternative.words, error)
+    return found
+
+
+@dataclass(frozen=True)
+class _Program:
+    """An operator by itself in ONNX.
+
+    Attributes:
+        lowered: the program.
+        sites: calls of PyTorch's kernels in it.
+    """
+
+    lowered: Lowered
+    sites: Sequence[Site]
+
+    @classmethod
+    def of(cls, node: torch.fx.Node, alternative: Alternative | None, target: Target) -> _Program:
+        """An operator, by the rule or by an alternative."""
+        half, operator = alone(node)
+        rewriting = Rewriting(half.graph_module.graph)
+        if alternative is not None:
+            alternative.rewrite(rewriting, operator)
+        return cls(lower_half(half, half_of(target, rewriting.in_onnx)), rewriting.sites)
+
+    @property
+    def text(self) -> str:
+        """The same for programs that do the same."""
+
+        def node_text(node: onnx.NodeProto) -> str:
+            site = self.lowered.calls.get(node.name)
+            return repr([node.op_type, list(map(str, node.attribute)) if site is None else site.arguments])
+
+        return "".join(map(node_text, self.lowered.proto.graph.node))
+
+    def way(self, given: Sequence[Any], options: Options) -> Way:
+        """What runs the program over some numbers."""
+        session = HalfSession("trial", self.lowered, Bindings(), replace(options, save_onnx_dir=None))
+        run = native.Run()
+
+        def way() -> list[torch.Tensor]:
+            return [to_tensor(value) for value in session.run(given, run)]
+
+        return way
+
+
+def timer(options: Options) -> Timer:
+    """What times ways: by the processor time of this thread where that is all that computes."""
+    is_alone = (options.intra_op_threads or torch.get_num_threads()) == 1
+    clock = time.thread_time if is_alone else time.perf_counter
+
+    def seconds(found: Mapping[str, Way]) -> dict[str, float]:
+        return interleaved(found, clock)
+
+    return seconds
+
+
+def interleaved(found: Mapping[str, Way], clock: Callable[[], float]) -> dict[str, float]:
+    """The median of several timings of each way, taken in turns.
+
+    Args:
+        found: the ways.
+        clock: tells seconds.
+    """
+    first: dict[str, float] = {}
+    for name, way in found.items():
+        for _ in range(_WARM_UP):
+            way()
+        start = clock()
+        way()
+        first[name] = max(clock() - start, 1e-7)
+    calls = {name: max(1, round(_LEAST / seconds)) for name, seconds in first.items()}
+    round_of_all = sum(calls[name] * seconds for name, seconds in first.items())
+    rounds = max(_FEWEST, min(_ROUNDS, round(_MOST / round_of_all)))
+    taken: dict[str, list[float]] = {name: [] for name in found}
+    for i in range(rounds):
+        # There and back, as what a way leaves in the processor's caches is its neighbours' loss.
+        for name in list(found)[:: 1 if i % 2 else -1]:
+            way = found[name]
+            start = clock()
+            for _ in range(calls[name]):
+                way()
+            taken[name].append((clock() - start) / calls[name])
+    return {name: statistics.median(timings) for name, timings in taken.items()}
+
+
+def _numbers(node: torch.fx.Node) -> list[Any]:
+    """Random numbers for the inputs of an operator by itself."""
+    generator = torch.Generator().manual_seed(0)
+    bound = _BOUNDS[node.target](node) if node.target in _BOUNDS else 2
+    found = []
+    for source in alone(node)[0].inputs:
+        like = source.meta["val"]
+        if like.dtype.is_floating_point:
+            tensor = torch.rand(like.shape, generator=generator, dtype=like.dtype) + 0.5
+        else:
+            tensor = torch.randint(bound, like.shape, generator=generator).to(like.dtype)
+        found.append(to_value(plain(tensor)))
+    return found
+
+
+def _agree(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    for one, other in zip(found, expected, strict=True):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        if not other.numel():
+            continue
+        scale = float(other.abs().max()) if other.dtype.is_floating_point else 0.0
+        if not torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE * scale, equal_nan=True):
+            return False
+    return True

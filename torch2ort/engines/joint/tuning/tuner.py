@@ -1,0 +1,147 @@
+"""Decides who does the operators of a half: as was measured on this machine, now or in an earlier build."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from torch2ort.cache.key.key import Key
+from torch2ort.cache.store.shelf import Kept, keep
+from torch2ort.cache.store.store import Store
+from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.engines.joint.tuning.alternatives import ALTERNATIVES, Alternative, Rewriting
+from torch2ort.engines.joint.tuning.described import description, elements, is_fixed, words
+from torch2ort.engines.joint.tuning.machine import machine
+from torch2ort.engines.joint.tuning.trial import AGAIN, RULE, Timer, timer, ways
+from torch2ort.log import logger
+from torch2ort.options import Options
+from torch2ort.symbolics.target import Target
+
+_KIND = "autotune"
+# Numbers that an operator reads and gives, below which it is over before it matters who does it.
+_FEW = 4096
+# Of the rule's time, what an alternative may take at most.
+_WINS = 0.95
+# Seconds of processor time that a build may measure.
+BUDGET = 10.0
+
+
+@dataclass
+class _Known:
+    """What this process measured or read, by the digest of its key: seconds by way."""
+
+    seconds: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_KNOWN = _Known()
+
+
+class Tuner:
+    """Decides for the halves of one build.
+
+    Args:
+        target: what the exported graph is for.
+        options: of the module.
+        store: keeps what was measured; ``None`` keeps it for this process alone.
+        table: the alternatives by operator; ``None`` for all that there are.
+        time_of: what times ways to compute the same; ``None`` for a clock.
+        budget: seconds that may be measured.
+        clock: tells the seconds that were spent.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        options: Options,
+        store: Store | None,
+        *,
+        table: Mapping[OpOverload, Sequence[Alternative]] | None = None,
+        time_of: Timer | None = None,
+        budget: float = BUDGET,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._target, self._options, self._store = target, options, store
+        self._table = ALTERNATIVES if table is None else table
+        self._time_of = time_of or timer(options)
+        self._left, self._clock = budget, clock
+        self._machine = machine(options)
+
+    def tune(self, graph: torch.fx.Graph) -> Rewriting:
+        """Have operators run as was measured to be faster than by the rule.
+
+        Args:
+            graph: of a half, functional; changed in place.
+        """
+        rewriting = Rewriting(graph)
+        groups: dict[str, list[torch.fx.Node]] = {}
+        for node in graph.nodes:
+            if self._is_measured(node):
+                groups.setdefault(description(node), []).append(node)
+        # What weighs most goes first, should the time not be enough.
+        order = sorted(groups, key=lambda text: -len(groups[text]) * elements(groups[text][0]))
+        counts = Counter(self._decide(rewriting, text, groups[text]) for text in order)
+        told = ", ".join(f"{count} {how}" for how, count in counts.items())
+        logger.info("autotune: of %d operators, %s.", len(order), told or "none")
+        graph.lint()
+        return rewriting
+
+    def _is_measured(self, node: torch.fx.Node) -> bool:
+        return node.target in self._table and is_fixed(node) and elements(node) >= _FEW
+
+    def _decide(self, rewriting: Rewriting, text: str, nodes: Sequence[torch.fx.Node]) -> str:
+        """Rewrite equal operators, or leave them to the rule; returns which."""
+        seconds = self._seconds(text, nodes[0])
+        if seconds is None:
+            return "not measured, as the time was up"
+        chosen = winner(seconds)
+        alternative = next((a for a in self._table[nodes[0].target] if a.name == chosen), None)  # type: ignore[index]
+        if alternative is None:
+            return "by the rule"
+        share = seconds[alternative.name] / seconds[RULE]
+        logger.info(
+            "autotune: %d of %s: %s, in %.2f of the time by the rule (%.0f microseconds).",
+            *(len(nodes), words(nodes[0]), alternative.words, share, seconds[RULE] * 1e6),
+        )
+        for node in nodes:
+            alternative.rewrite(rewriting, node)
+        return alternative.words
+
+    def _seconds(self, text: str, node: torch.fx.Node) -> Mapping[str, float] | None:
+        """What each way takes; ``None`` if that is not known, and there is no time to measure it."""
+        key = Key.of(str(node.target), {**self._machine, "operator": text})
+        with _KNOWN.lock:
+            seconds = _KNOWN.seconds.get(key.digest) or self._kept(key)
+            if seconds is None and self._left > 0:
+                start = self._clock()
+                seconds = self._time_of(ways(node, self._table[node.target], self._target, self._options))  # type: ignore[index]
+                if self._store is not None:
+                    keep(self._store, key, _KIND, Kept({"seconds": dict(seconds)}, {}))
+                    # Another process may have been first, and two of them should run the same.
+                    seconds = self._kept(key) or seconds
+                self._left -= self._clock() - start
+            if seconds is not None:
+                _KNOWN.seconds[key.digest] = seconds
+        return seconds
+
+    def _kept(self, key: Key) -> Mapping[str, float] | None:
+        entry = None if self._store is None else self._store.read(key.digest)
+        return None if entry is None else dict(entry.manifest.data["seconds"])
+
+
+def winner(seconds: Mapping[str, float]) -> str:
+    """The way to choose: another than the rule's only where it wins clearly.
+
+    Args:
+        seconds: of each way; the rule's was timed twice, and what lies between is noise.
+    """
+    both = seconds[RULE], seconds[AGAIN]
+    others = {name: s for name, s in seconds.items() if name not in (RULE, AGAIN)}
+    best = min(others, key=others.__getitem__, default=RULE)
+    wins = seconds[best] < _WINS * min(both) and min(both) - seconds[best] > abs(both[0] - both[1])
+    return best if wins else RULE
