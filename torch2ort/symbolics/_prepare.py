@@ -25,6 +25,7 @@ from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.half_precision import rounds_in_half, whole_in_half
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.indices import check_indices
+from torch2ort.symbolics.inlined_calls import inline_calls
 from torch2ort.symbolics.integer_bounds import settle_bounds
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
@@ -81,6 +82,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     _refuse_guessed_sizes(program)
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
+    if not target.differentiates and not target.is_half:
+        inline_calls(program.graph_module)
     refuse_shared_elements(program.graph_module.graph)
     draw_in_order_of_memory(program.graph_module.graph)
     if target.differentiates:

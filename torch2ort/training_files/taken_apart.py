@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torch2ort.symbolics import operators
+from torch2ort.symbolics.inlining import inline
 from torch2ort.symbolics.sites import arguments_of
-from torch2ort.training_files.inlining import inline
 
 aten = torch.ops.aten
 _Parts = Callable[[torch.Tensor], Sequence[torch.Tensor]]

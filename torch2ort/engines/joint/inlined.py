@@ -18,22 +18,22 @@ from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.sizes import settle_sizes
 from torch2ort.engines.joint.split import ancestors, dependent_on
 from torch2ort.engines.joint.trace import Joint
-from torch2ort.errors import ExportError
 from torch2ort.kernels.functions import is_callable
 from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
 from torch2ort.pythonop.interception import suspended
-from torch2ort.symbolics.sites import is_random
+from torch2ort.symbolics.inlined_calls import (
+    OF_CODE,
+    NotInlinedError,
+    applied,
+    not_traced,
+    refuse_random,
+    refuse_to_inline,
+)
 
 # Constants that are equal where their texts are.
 _SIMPLE = (bool, int, float, str)
-# What says where in the model a node is from.
-_OF_CODE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
-
-
-class _NotInlinedError(Exception):
-    """Why a call stays opaque; the end of a sentence that begins with the Function's name."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,8 @@ def inline(joint: Joint, chosen: Callable[[Site], bool]) -> Joint:
         key = _identity(site, values)
         try:
             traced = known.get(key) or _traced(site, values)
-        except _NotInlinedError as reason:
-            raise ExportError(
-                f"{site.func_name} is registered with register_inline, but {reason}. Take that back with "
-                f"torch2ort.unregister({site.func_name.partition('#')[0]!r}), so that its calls stay opaque"
-            ) from reason.__cause__
+        except NotInlinedError as reason:
+            raise reason.of(site) from reason.__cause__
         if key is not None:
             known[key] = traced
         became.update(_replace(node, backwards.get(site.key), traced))
@@ -115,9 +112,11 @@ def _traced(site: Site, values: Sequence[torch.Tensor]) -> _Traced:
     """The operators of a call.
 
     Raises:
-        _NotInlinedError: they are not all that the call does.
+        NotInlinedError: they are not all that the call does.
     """
-    _refuse(site)
+    refuse_to_inline(site)
+    if site.known_result.outputs != (TENSOR,):
+        raise NotInlinedError("it does not return one tensor alone")
     mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
     differentiable = site.known_result.tensors[0].dtype.is_floating_point and any(site.needs_input_grad)
     needed = needed_inputs(site) if differentiable else ()
@@ -130,62 +129,35 @@ def _traced(site: Site, values: Sequence[torch.Tensor]) -> _Traced:
         with suspended(), torch.enable_grad():
             graph_module = private.joint_graph(_Called(site), arguments, mode)
     except Exception as error:
-        raise _NotInlinedError(
-            f"PyTorch does not trace it without data ({type(error).__name__}: {str(error).splitlines()[0]})"
-        ) from error
+        raise not_traced(error) from error
     settle_sizes(graph_module.graph)
     tell_eagers_types(graph_module.graph)
     traced = _described(graph_module.graph, len(values), needed)
     for node in traced.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             if not (isinstance(node.target, private.OpOverload) and is_callable(node.target)):
-                raise _NotInlinedError(f"it calls {node.target}, which is no operator of ATen's")
-            if is_random(node):
-                raise _NotInlinedError(f"it draws random numbers ({node.target})")
+                raise NotInlinedError(f"it calls {node.target}, which is no operator of ATen's")
+            refuse_random(node)
         elif node.op not in ("placeholder", "output", "call_function"):
-            raise _NotInlinedError("it reads tensors that are none of its arguments")
+            raise NotInlinedError("it reads tensors that are none of its arguments")
     return traced
-
-
-def _refuse(site: Site) -> None:
-    result = site.known_result
-    if site.function is None or site.mapped or site.internal:
-        reason = "it is not called as itself here"
-    elif not result.observed:
-        reason = "nobody could run its forward at export to see what it does"
-    elif result.outputs != (TENSOR,):
-        reason = "it does not return one tensor alone"
-    elif result.mutated or result.hidden:
-        reason = "its forward writes to an argument"
-    elif result.uses_rng:
-        reason = "its forward draws random numbers"
-    elif result.effects or site.keeps_state or site.remembers:
-        reason = "its forward does more than compute"
-    elif site.autocast is not None:
-        reason = "it is called under autocast"
-    else:
-        return
-    raise _NotInlinedError(reason)
 
 
 class _Called(torch.nn.Module):
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self._site = site
+        self._call = applied(site)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        assert self._site.function is not None
-        with suspended():
-            result = self._site.function.apply(*self._site.call_arguments(list(tensors)))
-        result = result[0] if isinstance(result, tuple) else result
-        return result.clone() if any(result is t for t in tensors) or result._is_view() else result
+        result = self._call(*tensors)
+        return result[0] if isinstance(result, tuple) else result
 
 
 def _described(graph: torch.fx.Graph, count: int, needed: Sequence[int]) -> _Traced:
     """A traced call with what its descriptors say.
 
     Raises:
-        _NotInlinedError: a gradient is missing, or has nothing to do with the one that arrives.
+        NotInlinedError: a gradient is missing, or has nothing to do with the one that arrives.
     """
     inputs: dict[int, torch.fx.Node] = {}
     tangent = None
@@ -196,7 +168,7 @@ def _described(graph: torch.fx.Graph, count: int, needed: Sequence[int]) -> _Tra
         elif private.tangent_of(node.meta["desc"]) is not None:
             tangent = node
         else:
-            raise _NotInlinedError("its forward writes to an argument")
+            raise NotInlinedError("its forward writes to an argument")
     result = graph.output_node()
     found: dict[tuple[str, int], torch.fx.Node] = {}
     for node, description in zip(cast("list[Any]", result.args[0]), result.meta["desc"], strict=True):
@@ -205,16 +177,16 @@ def _described(graph: torch.fx.Graph, count: int, needed: Sequence[int]) -> _Tra
             if position is not None and isinstance(node, torch.fx.Node):
                 found[kind, position] = node
     if ("output", 0) not in found:
-        raise _NotInlinedError("its forward does not return one tensor alone")
+        raise NotInlinedError("its forward does not return one tensor alone")
     if needed and tangent is None:
-        raise _NotInlinedError("no gradient arrives at its backward")
+        raise NotInlinedError("no gradient arrives at its backward")
     missing = [i for i in needed if ("gradient", i) not in found]
     if missing:
-        raise _NotInlinedError(f"its backward returns None for tensor {missing[0]}, which needs a gradient")
+        raise NotInlinedError(f"its backward returns None for tensor {missing[0]}, which needs a gradient")
     gradients = tuple(found["gradient", i] for i in needed)
     arriving = () if tangent is None else (tangent,)
     if not dependent_on(graph, arriving).issuperset(gradients):
-        raise _NotInlinedError("its backward returns a gradient that does not depend on the one that arrives")
+        raise NotInlinedError("its backward returns a gradient that does not depend on the one that arrives")
     ordered = tuple(inputs[i] for i in range(count))
     return _Traced(graph, ordered, tangent, found["output", 0], gradients)
 
@@ -259,6 +231,6 @@ def _copy(
             if node in wanted:
                 made = values[node] = place.graph.node_copy(node, values.__getitem__)
                 made.meta = {
-                    **{k: place.meta[k] for k in _OF_CODE if k in place.meta},
+                    **{k: place.meta[k] for k in OF_CODE if k in place.meta},
                     "val": node.meta["val"],
                 }

@@ -1,0 +1,192 @@
+"""A Function that is inlined is exported, and evaluated, as the operators of its forward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import torch2ort
+
+FACTOR = 3.0
+
+
+class Scaled(torch.autograd.Function):
+    """In the style with setup_context; writes to what is its own."""
+
+    @staticmethod
+    def forward(x, weight, factor):
+        result = x.clone()
+        result.mul_(weight)
+        return result * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise AssertionError("nobody asks for gradients here")
+
+
+class Parts(torch.autograd.Function):
+    """Several results, one of them a view of an argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sum(-1), x[:, 1:], torch.sign(x).to(torch.int64)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise AssertionError("nobody asks for gradients here")
+
+
+class Asks(torch.autograd.Function):
+    """Computes something else where a gradient is needed."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2 if ctx.needs_input_grad[0] else x * 5
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Global(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * FACTOR
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * FACTOR
+
+
+class Numpy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.from_numpy(np.tanh(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Mixed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, 7
+
+    @staticmethod
+    def backward(ctx, grad, none):
+        return grad
+
+
+FUNCTIONS = (Scaled, Parts, Asks, Global, Numpy, Noisy, Mixed)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, call) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.call = call
+
+    def forward(self, x):
+        return self.call(self.linear(x), self.linear.weight[0])
+
+
+CALLS = {
+    "its own memory and a constant": lambda x, weight: Scaled.apply(x, weight, 0.5),
+    "several results": lambda x, weight: Parts.apply(x),
+    "twice": lambda x, weight: Scaled.apply(Scaled.apply(x, weight, 0.5), weight, 2.0).tanh(),
+    "a need of gradients": lambda x, weight: Asks.apply(x),
+}
+X = torch.randn(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    for function in FUNCTIONS:
+        torch2ort.register_inline(function)
+    yield
+    for function in FUNCTIONS:
+        torch2ort.unregister(function)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_export_holds_operators_alone(name):
+    model = Model(CALLS[name]).eval()
+    exported = torch2ort.export(model, X)
+    torch.testing.assert_close(exported(X), model(X))
+    assert exported.python_ops == ()
+
+
+def test_an_export_of_a_model_that_trains_keeps_the_call():
+    exported = torch2ort.export(Model(CALLS["twice"]).train(), X)
+    assert [op.func_name for op in exported.python_ops] == [f"{__name__}.Scaled"] * 2
+
+
+def test_sizes_may_vary():
+    model = Model(CALLS["twice"]).eval()
+    exported = torch2ort.export(model, X, dynamic_shapes=({0: "rows"},))
+    for rows in (2, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(exported(x), model(x))
+
+
+def test_a_module_in_evaluation_is_eager_pytorch_and_watches_what_forward_reads(monkeypatch):
+    model = Model(lambda x, weight: Global.apply(x)).eval()
+    module = torch2ort.ORTModule(model)
+    with torch.no_grad():
+        torch.testing.assert_close(module(X), model(X))
+        monkeypatch.setitem(globals(), "FACTOR", 7.0)
+        torch.testing.assert_close(module(X), model(X))
+
+
+def test_an_exporter_of_the_function_goes_before_it():
+    @torch2ort.register_exporter(Global)
+    def export(g, x):
+        return g.op("Neg", x)
+
+    model = Model(lambda x, weight: Global.apply(x)).eval()
+    exported = torch2ort.export(model, X)
+    torch.testing.assert_close(exported(X), -model.linear(X))
+
+
+REFUSED = {
+    "data": (
+        Numpy,
+        "PyTorch does not trace it without data (RuntimeError: .numpy() is not supported for tensor "
+        "subclasses.)",
+    ),
+    "random numbers": (Noisy, "its forward draws random numbers"),
+    "a number among results": (Mixed, "it returns other values than tensors"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_inlined_is_refused_by_name(name):
+    function, reason = REFUSED[name]
+
+    def call(x, weight):
+        result = function.apply(x)
+        return result[0] if isinstance(result, tuple) else result
+
+    full = f"{__name__}.{function.__name__}"
+    with pytest.raises(torch2ort.ExportError) as error:
+        torch2ort.export(Model(call).eval(), X)
+    assert str(error.value) == (
+        f"{full} is registered with register_inline, but {reason}. Take that back with "
+        f"torch2ort.unregister('{full}'), so that its calls stay opaque"
+    )

@@ -1,0 +1,148 @@
+"""Calls of Functions whose operators stand in their place, in a graph that nobody differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from torch2ort.errors import ExportError
+from torch2ort.pythonop import TENSOR, Site, site_by_key
+from torch2ort.pythonop.interception import suspended
+from torch2ort.pythonop.registry import exporter_of, is_inlined
+from torch2ort.symbolics.inlining import inline
+from torch2ort.symbolics.sites import is_random
+
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+# What says where in the model a node is from.
+OF_CODE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
+
+
+class NotInlinedError(Exception):
+    """Why a call stays opaque; the end of a sentence that begins with the Function's name."""
+
+    def of(self, site: Site) -> ExportError:
+        """The whole sentence."""
+        return ExportError(
+            f"{site.func_name} is registered with register_inline, but {self}. Take that back with "
+            f"torch2ort.unregister({site.func_name.partition('#')[0]!r}), so that its calls stay opaque"
+        )
+
+
+def inline_calls(graph_module: torch.fx.GraphModule) -> None:
+    """Put the operators of forward in the place of each call of a Function that is registered for it.
+
+    Args:
+        graph_module: of a traced program; changed in place, with its subgraphs. One that anybody
+            differentiates would get the derivative of forward.
+
+    Raises:
+        ExportError: a call cannot be inlined.
+    """
+    for module in graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.find_nodes(op="call_function", target=_PYTHON_OP):
+            site = site_by_key(str(node.args[1]))
+            if not is_inlined(site) or exporter_of(site) is not None:
+                continue
+            try:
+                _inline(node, site)
+            except NotInlinedError as reason:
+                raise reason.of(site) from reason.__cause__
+        module.recompile()
+
+
+def refuse_to_inline(site: Site) -> None:
+    """Refuse a call that does more than compute tensors of tensors.
+
+    Raises:
+        NotInlinedError: with what it does.
+    """
+    result = site.known_result
+    if site.function is None or site.mapped or site.internal:
+        reason = "it is not called as itself here"
+    elif not result.observed:
+        reason = "nobody could run its forward at export to see what it does"
+    elif result.mutated or result.hidden:
+        reason = "its forward writes to an argument"
+    elif result.uses_rng:
+        reason = "its forward draws random numbers"
+    elif result.effects or site.keeps_state or site.remembers:
+        reason = "its forward does more than compute"
+    elif site.autocast is not None:
+        reason = "it is called under autocast"
+    else:
+        return
+    raise NotInlinedError(reason)
+
+
+def not_traced(error: Exception) -> NotInlinedError:
+    """Why a call stays opaque that PyTorch failed to trace."""
+    return NotInlinedError(
+        f"PyTorch does not trace it without data ({type(error).__name__}: {str(error).splitlines()[0]})"
+    )
+
+
+def refuse_random(node: torch.fx.Node) -> None:
+    """Refuse an operator that draws random numbers: a call's are drawn in its place among others.
+
+    Raises:
+        NotInlinedError: it does.
+    """
+    if is_random(node):
+        raise NotInlinedError(f"it draws random numbers ({node.target})")
+
+
+def applied(site: Site) -> Callable[..., Any]:
+    """What calls the Function of a site; its tensors share no memory with arguments."""
+
+    def call(*tensors: torch.Tensor) -> Any:
+        assert site.function is not None
+        with suspended():
+            result = site.function.apply(*site.call_arguments(list(tensors)))
+        if isinstance(result, tuple):
+            return tuple(_own(value, tensors) for value in result)
+        return _own(result, tensors)
+
+    return call
+
+
+def _own(result: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+    return result.clone() if any(result is t for t in arguments) or result._is_view() else result
+
+
+def _inline(node: torch.fx.Node, site: Site) -> None:
+    """Put the operators of one call in its place.
+
+    Raises:
+        NotInlinedError: they are not all that the call does.
+    """
+    refuse_to_inline(site)
+    if any(value is not TENSOR for value in site.known_result.outputs):
+        raise NotInlinedError("it returns other values than tensors")
+    needed = [site.needs_input_grad[p] for p in site.tensor_positions]
+
+    def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # A Function may ask which of its arguments need a gradient.
+        with torch.enable_grad():
+            given = [t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
+            result = applied(site)(*given)
+        return tuple(t.detach() for t in (result if isinstance(result, tuple) else (result,)))
+
+    graph = node.graph
+    known = set(graph.nodes)
+    with graph.inserting_before(node):
+        try:
+            results = inline(graph, forward, cast("list[torch.fx.Node]", node.args[0]))
+        except Exception as error:
+            raise not_traced(error) from error
+    for made in graph.nodes:
+        if made not in known:
+            refuse_random(made)
+            made.meta.update({k: node.meta[k] for k in OF_CODE if k in node.meta})
+    for user in list(node.users):
+        user.replace_all_uses_with(results[cast(int, user.args[1])])
+        graph.erase_node(user)
+    graph.erase_node(node)
