@@ -137,6 +137,7 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(STOCK)/bin/python benchmarks/pythonop_overhead.py
 	$(STOCK)/bin/python benchmarks/train_step.py
 	$(STOCK)/bin/python benchmarks/fused_regions.py
+	$(STOCK)/bin/python benchmarks/autotune.py
 	$(STOCK)/bin/python benchmarks/compile.py
 	$(STOCK)/bin/python benchmarks/inference.py
 	$(STOCK)/bin/python benchmarks/artifacts.py

@@ -31,7 +31,7 @@ _PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
 _ATTENTION = frozenset(
     {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"}
 )
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_HALF = (torch.float16, torch.bfloat16)
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
 _FULL = torch.ops.aten.full.default
@@ -61,12 +61,15 @@ class SiteMaker:
         if node.target is _PYTHON_OP and node.users:
             self._token = next((u for u in node.users if u.target is operator.getitem), self._token)
 
-    def replace(self, node: torch.fx.Node, autocast: Autocast | None = None) -> None:
+    def replace(
+        self, node: torch.fx.Node, autocast: Autocast | None = None, *, any_order: bool = False
+    ) -> None:
         """Let PyTorch's kernel do what ``node`` does.
 
         Args:
             node: the call of an operator.
             autocast: what autocast is set to while it runs; ``None`` if it is off.
+            any_order: whether its kernel is known to read tensors with their dimensions in any order.
 
         Raises:
             UnsupportedOperatorError: it takes or gives something that a graph cannot hold.
@@ -82,13 +85,17 @@ class SiteMaker:
             text, tensors, _ = _call_of(node, positional=True)
             outputs = self.call(node, PairedKernel, [text], tensors, differentiable=True)
         else:
-            outputs = self._aten(node, autocast)
+            outputs = self._aten(node, autocast, any_order=any_order)
         self._hand_over(node, outputs)
 
-    def _aten(self, node: torch.fx.Node, autocast: Autocast | None) -> list[torch.fx.Node]:
+    def _aten(
+        self, node: torch.fx.Node, autocast: Autocast | None, *, any_order: bool
+    ) -> list[torch.fx.Node]:
         alone = not self._differentiated
         orders = [_read_as_it_lies(result) if alone else None for result in _results_of(node)]
-        text, tensors, sizes = _call_of(node, sizes_vary=alone, permutes=alone, orders=orders)
+        text, tensors, sizes = _call_of(
+            node, sizes_vary=alone, permutes=alone, any_order=any_order, orders=orders
+        )
         if sizes:
             with self._graph.inserting_before(node):
                 # No number of it is read, but its shape.
@@ -229,6 +236,7 @@ def _call_of(
     positional: bool = False,
     sizes_vary: bool = False,
     permutes: bool = False,
+    any_order: bool = False,
     orders: Sequence[list[int] | None] = (),
 ) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
     """The text of ``node``'s call, its tensor arguments in the order of their numbers, and its sizes.
@@ -238,6 +246,7 @@ def _call_of(
         positional: write every argument in its place, defaults too.
         sizes_vary: whether sizes that vary may be among the arguments.
         permutes: whether the call itself may bring dimensions of its arguments into another order.
+        any_order: whether all of them, not only those that every kernel of the name reads so.
         orders: of each result the order of dimensions that the call gives it in; ``None`` for its own.
     """
     target = original(node.target)
@@ -251,7 +260,7 @@ def _call_of(
                 source, order = value, None
                 if target in private.KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
                     source, order = _columns_in_rows(node, value)
-                elif permutes and _reads_any_order(node, number.dtype):
+                elif permutes and (any_order or _reads_any_order(node, number.dtype)):
                     source, order = unpermuted(value)
                 tensors.append(source)
                 i = len(tensors) - 1
@@ -292,7 +301,7 @@ def _reads_any_order(node: torch.fx.Node, dtype: torch.dtype) -> bool:
     In float32 a product is ONNX Runtime's by the rule, which takes most transpositions into it.
     """
     name = operator_name(node)
-    return name in _ATTENTION or (name in _PRODUCTS and dtype in _FLOATS)
+    return name in _ATTENTION or (name in _PRODUCTS and dtype in _HALF)
 
 
 def _results_of(node: torch.fx.Node) -> list[torch.fx.Node | None]:

@@ -97,6 +97,8 @@ class Planner:
         source, mapped = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
         joint = inline(joint, is_inlined)
+        if tuner is not None:
+            tuner.lay_out(joint.graph_module.graph)
         position = {name: i for i, name in enumerate(graph.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
         planner = cls(joint, feeds, target, known, fuses, tuner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.session import Bindings, HalfSession
+from torch2ort.engines.joint.split import Half
 from torch2ort.engines.joint.target import half_of
 from torch2ort.engines.joint.tuning.alternatives import Alternative, NotPossibleError, Rewriting
 from torch2ort.engines.joint.tuning.described import alone
@@ -26,10 +28,12 @@ from torch2ort.runtime.values import plain, to_tensor, to_value
 from torch2ort.symbolics.target import Target
 
 aten = torch.ops.aten
-_WARM_UP, _FEWEST, _ROUNDS = 2, 4, 24
+_WARM_UP, _FEWEST, _ROUNDS = 1, 8, 24
 # Seconds that the rounds of one operator may take together, and that a timing takes at least.
 _MOST, _LEAST = 0.3, 2e-4
-RULE, AGAIN = "rule", "rule again"
+# Runs of the fewest rounds, of the rule's way twice and two others.
+_RUNS = 4 * (_WARM_UP + 1 + _FEWEST)
+RULE, AGAIN, LAID = "rule", "rule again", "channels last"
 # Two ways agree where they differ by rounding, of sums too.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
@@ -43,61 +47,29 @@ _BOUNDS: Mapping[Any, Callable[[torch.fx.Node], int]] = {
 }
 
 
-def ways(
-    node: torch.fx.Node, alternatives: Sequence[Alternative], target: Target, options: Options
-) -> dict[str, Way]:
-    """Ways to compute an operator, all on the same numbers.
-
-    Args:
-        node: the operator.
-        alternatives: to the rule.
-        target: what the exported graph is for.
-        options: of the module.
-
-    Returns:
-        The rule's way; the same once more, as :data:`AGAIN`, whose time tells how far two of the same are
-        apart; and those alternatives that are others, and agree with it.
-    """
-    given = _numbers(node)
-    program = _Program.of(node, None, target)
-    rule = program.way(given, options)
-    found, expected = {RULE: rule, AGAIN: rule}, rule()
-    for alternative in alternatives:
-        try:
-            other = _Program.of(node, alternative, target)
-            if other.text == program.text:
-                continue
-            way = other.way(given, options)
-            if _agree(way(), expected):
-                found[alternative.name] = way
-            else:
-                logger.debug("autotune: %s %s differs from the rule's way", node.target, alternative.words)
-        except NotPossibleError:
-            continue
-        except Torch2OrtError as error:
-            logger.debug("autotune: %s does not run %s: %s", node.target, alternative.words, error)
-    return found
+class TooLongError(Exception):
+    """One run takes so long that the time is not enough for all."""
 
 
 @dataclass(frozen=True)
-class _Program:
-    """An operator by itself in ONNX.
+class Program:
+    """A part of a half in ONNX, as it is tried.
 
     Attributes:
         lowered: the program.
-        sites: calls of PyTorch's kernels in it.
+        sites: calls of PyTorch's kernels in it, which live as long as this does.
     """
 
     lowered: Lowered
     sites: Sequence[Site]
 
     @classmethod
-    def of(cls, node: torch.fx.Node, alternative: Alternative | None, target: Target) -> _Program:
-        """An operator, by the rule or by an alternative."""
-        half, operator = alone(node)
-        rewriting = Rewriting(half.graph_module.graph)
-        if alternative is not None:
-            alternative.rewrite(rewriting, operator)
+    def of(cls, half: Half, rewriting: Rewriting, target: Target) -> Program:
+        """A half that was rewritten.
+
+        Raises:
+            UnsupportedOperatorError: an operator fits into no graph.
+        """
         return cls(lower_half(half, half_of(target, rewriting.in_onnx)), rewriting.sites)
 
     @property
@@ -119,6 +91,82 @@ class _Program:
             return [to_tensor(value) for value in session.run(given, run)]
 
         return way
+
+
+def ways(
+    node: torch.fx.Node,
+    alternatives: Sequence[Alternative],
+    target: Target,
+    options: Options,
+    seconds: float = math.inf,
+) -> dict[str, Way]:
+    """Ways to compute an operator, all on the same numbers.
+
+    Args:
+        node: the operator.
+        alternatives: to the rule.
+        target: what the exported graph is for.
+        options: of the module.
+        seconds: that there are to time them.
+
+    Returns:
+        The rule's way; the same once more, as :data:`AGAIN`, whose time tells how far two of the same are
+        apart; and those alternatives that are others, and agree with it.
+
+    Raises:
+        TooLongError: there are too few seconds.
+    """
+    half, operator = alone(node)
+    given = _numbers(half, _BOUNDS[node.target](node) if node.target in _BOUNDS else 2)
+    program = Program.of(half, Rewriting(half.graph_module.graph), target)
+    found = _twice(program.way(given, options), seconds)
+    expected = found[RULE]()
+    for alternative in alternatives:
+        half, operator = alone(node)
+        rewriting = Rewriting(half.graph_module.graph)
+        try:
+            alternative.rewrite(rewriting, operator)
+            other = Program.of(half, rewriting, target)
+            if other.text == program.text:
+                continue
+            way = other.way(given, options)
+            if _agree(way(), expected):
+                found[alternative.name] = way
+            else:
+                logger.debug("autotune: %s %s differs from the rule's way", node.target, alternative.words)
+        except NotPossibleError:
+            continue
+        except Torch2OrtError as error:
+            logger.debug("autotune: %s does not run %s: %s", node.target, alternative.words, error)
+    return found
+
+
+def layouts(
+    standing: Program, laid: Program, like: Half, options: Options, seconds: float = math.inf
+) -> dict[str, Way]:
+    """Ways to compute a region of images.
+
+    Args:
+        standing: the region in the layout of the model, which is the rule.
+        laid: the same channels-last.
+        like: a half with its inputs.
+        options: of the module.
+        seconds: that there are to time them.
+
+    Raises:
+        TooLongError: there are too few seconds.
+    """
+    given = _numbers(like, 2)
+    return {**_twice(standing.way(given, options), seconds), LAID: laid.way(given, options)}
+
+
+def _twice(way: Way, seconds: float) -> dict[str, Way]:
+    way()
+    start = time.perf_counter()
+    way()
+    if (time.perf_counter() - start) * _RUNS > seconds:
+        raise TooLongError
+    return {RULE: way, AGAIN: way}
 
 
 def timer(options: Options) -> Timer:
@@ -161,12 +209,11 @@ def interleaved(found: Mapping[str, Way], clock: Callable[[], float]) -> dict[st
     return {name: statistics.median(timings) for name, timings in taken.items()}
 
 
-def _numbers(node: torch.fx.Node) -> list[Any]:
-    """Random numbers for the inputs of an operator by itself."""
+def _numbers(half: Half, bound: int) -> list[Any]:
+    """Random numbers for the inputs of a half; integers below a bound."""
     generator = torch.Generator().manual_seed(0)
-    bound = _BOUNDS[node.target](node) if node.target in _BOUNDS else 2
     found = []
-    for source in alone(node)[0].inputs:
+    for source in half.inputs:
         like = source.meta["val"]
         if like.dtype.is_floating_point:
             tensor = torch.rand(like.shape, generator=generator, dtype=like.dtype) + 0.5

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -14,10 +15,23 @@ from torch2ort.cache.key.key import Key
 from torch2ort.cache.store.shelf import Kept, keep
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.engines.joint.split import Half
 from torch2ort.engines.joint.tuning.alternatives import ALTERNATIVES, Alternative, Rewriting
 from torch2ort.engines.joint.tuning.described import description, elements, is_fixed, words
+from torch2ort.engines.joint.tuning.layout import arrange, laid, lay, region
 from torch2ort.engines.joint.tuning.machine import machine
-from torch2ort.engines.joint.tuning.trial import AGAIN, RULE, Timer, timer, ways
+from torch2ort.engines.joint.tuning.trial import (
+    AGAIN,
+    LAID,
+    RULE,
+    Program,
+    Timer,
+    TooLongError,
+    Way,
+    layouts,
+    timer,
+    ways,
+)
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.symbolics.target import Target
@@ -36,7 +50,7 @@ class _Known:
     """What this process measured or read, by the digest of its key: seconds by way."""
 
     seconds: dict[str, Mapping[str, float]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 _KNOWN = _Known()
@@ -51,7 +65,7 @@ class Tuner:
         store: keeps what was measured; ``None`` keeps it for this process alone.
         table: the alternatives by operator; ``None`` for all that there are.
         time_of: what times ways to compute the same; ``None`` for a clock.
-        budget: seconds that may be measured.
+        budget: seconds that may be measured; ``None`` for :data:`BUDGET`.
         clock: tells the seconds that were spent.
     """
 
@@ -63,13 +77,13 @@ class Tuner:
         *,
         table: Mapping[OpOverload, Sequence[Alternative]] | None = None,
         time_of: Timer | None = None,
-        budget: float = BUDGET,
+        budget: float | None = None,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._target, self._options, self._store = target, options, store
         self._table = ALTERNATIVES if table is None else table
         self._time_of = time_of or timer(options)
-        self._left, self._clock = budget, clock
+        self._left, self._clock = BUDGET if budget is None else budget, clock
         self._machine = machine(options)
 
     def tune(self, graph: torch.fx.Graph) -> Rewriting:
@@ -79,6 +93,7 @@ class Tuner:
             graph: of a half, functional; changed in place.
         """
         rewriting = Rewriting(graph)
+        arrange(rewriting, graph)
         groups: dict[str, list[torch.fx.Node]] = {}
         for node in graph.nodes:
             if self._is_measured(node):
@@ -91,43 +106,95 @@ class Tuner:
         graph.lint()
         return rewriting
 
+    def lay_out(self, graph: torch.fx.Graph) -> None:
+        """Have images pass channels-last, if convolutions and what is between them are faster so together.
+
+        Args:
+            graph: joint, functional; the strides of its values are changed.
+        """
+        found = region(graph)
+        if found is None:
+            return
+        standing, text = found
+        seconds = self._seconds(
+            "operators of images", text, lambda most: self._layouts(graph, standing, most)
+        )
+        if seconds is None or winner(seconds) == RULE:
+            return
+        lay(graph)
+        logger.info(
+            "autotune: %d operators of images run channels-last, in %.2f of the time by the rule "
+            "(%.0f microseconds).",
+            *(len(laid(graph)), seconds[LAID] / seconds[RULE], seconds[RULE] * 1e6),
+        )
+
+    def _layouts(self, graph: torch.fx.Graph, standing: Half, most: float) -> dict[str, Way]:
+        """The ways to compute the operators of images in a graph."""
+        other, _ = cast("tuple[Half, str]", region(graph))
+        lay(other.graph_module.graph)
+        by_rule, laid_out = (
+            Program.of(half, self.tune(half.graph_module.graph), self._target) for half in (standing, other)
+        )
+        return layouts(by_rule, laid_out, standing, self._options, most)
+
     def _is_measured(self, node: torch.fx.Node) -> bool:
         return node.target in self._table and is_fixed(node) and elements(node) >= _FEW
 
     def _decide(self, rewriting: Rewriting, text: str, nodes: Sequence[torch.fx.Node]) -> str:
         """Rewrite equal operators, or leave them to the rule; returns which."""
-        seconds = self._seconds(text, nodes[0])
+        node, alternatives = nodes[0], self._table[cast(OpOverload, nodes[0].target)]
+        seconds = self._seconds(
+            str(node.target),
+            text,
+            lambda most: ways(node, alternatives, self._target, self._options, most),
+        )
         if seconds is None:
             return "not measured, as the time was up"
         chosen = winner(seconds)
-        alternative = next((a for a in self._table[nodes[0].target] if a.name == chosen), None)  # type: ignore[index]
+        alternative = next((a for a in alternatives if a.name == chosen), None)
         if alternative is None:
             return "by the rule"
         share = seconds[alternative.name] / seconds[RULE]
         logger.info(
             "autotune: %d of %s: %s, in %.2f of the time by the rule (%.0f microseconds).",
-            *(len(nodes), words(nodes[0]), alternative.words, share, seconds[RULE] * 1e6),
+            *(len(nodes), words(node), alternative.words, share, seconds[RULE] * 1e6),
         )
-        for node in nodes:
-            alternative.rewrite(rewriting, node)
+        for one in nodes:
+            alternative.rewrite(rewriting, one)
         return alternative.words
 
-    def _seconds(self, text: str, node: torch.fx.Node) -> Mapping[str, float] | None:
-        """What each way takes; ``None`` if that is not known, and there is no time to measure it."""
-        key = Key.of(str(node.target), {**self._machine, "operator": text})
+    def _seconds(
+        self, what: str, text: str, make: Callable[[float], Mapping[str, Way]]
+    ) -> Mapping[str, float] | None:
+        """What each way takes; ``None`` if that is not known, and there is no time to measure it.
+
+        Args:
+            what: is measured, for people.
+            text: tells it from all else.
+            make: gives the ways, if the seconds that there are suffice for them.
+        """
+        key = Key.of(what, {**self._machine, "measured": text})
         with _KNOWN.lock:
             seconds = _KNOWN.seconds.get(key.digest) or self._kept(key)
             if seconds is None and self._left > 0:
-                start = self._clock()
-                seconds = self._time_of(ways(node, self._table[node.target], self._target, self._options))  # type: ignore[index]
-                if self._store is not None:
+                seconds = self._measured(make)
+                if seconds is not None and self._store is not None:
                     keep(self._store, key, _KIND, Kept({"seconds": dict(seconds)}, {}))
                     # Another process may have been first, and two of them should run the same.
                     seconds = self._kept(key) or seconds
-                self._left -= self._clock() - start
             if seconds is not None:
                 _KNOWN.seconds[key.digest] = seconds
         return seconds
+
+    def _measured(self, make: Callable[[float], Mapping[str, Way]]) -> Mapping[str, float] | None:
+        start, left = self._clock(), self._left
+        try:
+            return self._time_of(make(left))
+        except TooLongError:
+            return None
+        finally:
+            # What was measured for it inside is counted once.
+            self._left = left - (self._clock() - start)
 
     def _kept(self, key: Key) -> Mapping[str, float] | None:
         entry = None if self._store is None else self._store.read(key.digest)
