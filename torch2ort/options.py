@@ -74,6 +74,9 @@ class Options:
             kernel a region. It takes a C++ compiler and seconds a region, once a machine: what was compiled
             is kept in the export cache. Without a compiler operators run one by one, with a warning. The
             joint engine alone does it; results differ from those without by rounding.
+        inline_functions: Put the operators of each Function that torch traces without data in the place of
+            its calls, as :func:`register_inline` does for one. Those that cannot be, or have an exporter,
+            stay as they are; the log says why at ``"info"``. The code of Functions is part of a graph then.
         autotune: Have each large operator run in the way that is fastest here: ONNX Runtime's operator,
             PyTorch's kernel, or another form of it, timed while a model is built, for 10 seconds at most, and
             kept in the export cache. The joint engine alone does it; results differ from those without by
@@ -96,6 +99,7 @@ class Options:
     engine: str | None = None
     providers: Sequence[Any] | None = None
     fuse: bool = False
+    inline_functions: bool = False
     autotune: bool = False
 
     def __new__(cls, *args: object, **fields: object) -> Self:
@@ -272,5 +276,6 @@ _RULES = {
         optional=True,
     ),
     "fuse": _SWITCH_RULE,
+    "inline_functions": _SWITCH_RULE,
     "autotune": _SWITCH_RULE,
 }

@@ -115,8 +115,8 @@ CALLS = {
 X = torch.randn(3, 4)
 
 
-@pytest.fixture(autouse=True)
-def _registered():
+@pytest.fixture
+def registered():
     for function in FUNCTIONS:
         torch2ort.register_inline(function)
     yield
@@ -124,6 +124,11 @@ def _registered():
         torch2ort.unregister(function)
 
 
+EVERY = torch2ort.Options(inline_functions=True)
+of_registered = pytest.mark.usefixtures("registered")
+
+
+@of_registered
 @pytest.mark.parametrize("name", CALLS)
 def test_an_export_holds_operators_alone(name):
     model = Model(CALLS[name]).eval()
@@ -132,11 +137,13 @@ def test_an_export_holds_operators_alone(name):
     assert exported.python_ops == ()
 
 
+@of_registered
 def test_an_export_of_a_model_that_trains_keeps_the_call():
     exported = torch2ort.export(Model(CALLS["twice"]).train(), X)
     assert [op.func_name for op in exported.python_ops] == [f"{__name__}.Scaled"] * 2
 
 
+@of_registered
 def test_sizes_may_vary():
     model = Model(CALLS["twice"]).eval()
     exported = torch2ort.export(model, X, dynamic_shapes=({0: "rows"},))
@@ -145,6 +152,7 @@ def test_sizes_may_vary():
         torch.testing.assert_close(exported(x), model(x))
 
 
+@of_registered
 def test_a_module_in_evaluation_is_eager_pytorch_and_watches_what_forward_reads(monkeypatch):
     model = Model(lambda x, weight: Global.apply(x)).eval()
     module = torch2ort.ORTModule(model)
@@ -154,6 +162,7 @@ def test_a_module_in_evaluation_is_eager_pytorch_and_watches_what_forward_reads(
         torch.testing.assert_close(module(X), model(X))
 
 
+@of_registered
 def test_an_exporter_of_the_function_goes_before_it():
     @torch2ort.register_exporter(Global)
     def export(g, x):
@@ -175,6 +184,7 @@ REFUSED = {
 }
 
 
+@of_registered
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_inlined_is_refused_by_name(name):
     function, reason = REFUSED[name]
@@ -190,3 +200,41 @@ def test_what_cannot_be_inlined_is_refused_by_name(name):
         f"{full} is registered with register_inline, but {reason}. Take that back with "
         f"torch2ort.unregister('{full}'), so that its calls stay opaque"
     )
+
+
+def test_an_option_inlines_every_function_that_can_be_and_says_what_cannot(caplog):
+    model = Model(lambda x, weight: Numpy.apply(Scaled.apply(x, weight, 0.5))).eval()
+    with caplog.at_level("INFO", "torch2ort"):
+        exported = torch2ort.export(model, X, options=EVERY)
+    torch.testing.assert_close(exported(X), model(X))
+    assert [op.func_name for op in exported.python_ops] == [f"{__name__}.Numpy"]
+    assert (
+        f"{__name__}.Numpy stays opaque, as PyTorch does not trace it without data (RuntimeError: .numpy() "
+        f"is not supported for tensor subclasses.)"
+    ) in caplog.messages
+
+
+def test_an_exporter_goes_before_the_option():
+    torch2ort.register_exporter(Global)(lambda g, x: g.op("Neg", x))
+    try:
+        model = Model(lambda x, weight: Global.apply(x)).eval()
+        torch.testing.assert_close(torch2ort.export(model, X, options=EVERY)(X), -model.linear(X))
+    finally:
+        torch2ort.unregister(Global)
+
+
+def test_another_body_of_a_function_is_another_graph(tmp_path, monkeypatch):
+    options = torch2ort.Options(inline_functions=True, cache_dir=tmp_path)
+    model = Model(lambda x, weight: Global.apply(x)).eval()
+    for factor in (2.0, 5.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        torch.testing.assert_close(torch2ort.export(model, X, options=options)(X), model(X))
+
+
+def test_an_export_without_the_option_is_another_one(tmp_path):
+    model = Model(CALLS["twice"]).eval()
+    exported = [
+        torch2ort.export(model, X, options=torch2ort.Options(inline_functions=inlines, cache_dir=tmp_path))
+        for inlines in (False, True)
+    ]
+    assert [len(e.python_ops) for e in exported] == [2, 0]

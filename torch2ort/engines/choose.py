@@ -92,6 +92,7 @@ def target_of(options: Options, *, differentiate: bool) -> Target:
         opset=options.opset or DEFAULT_OPSET,
         can_run=can_run,
         gradients=GRADIENT_RULES if differentiate else GradientRules(),
+        inlines_functions=options.inline_functions,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.key import INLINES_FUNCTIONS
 from torch2ort.capture.call import Call, DimSpec
 from torch2ort.capture.modes import Modes, traceable_modes
 from torch2ort.capture.ordinary import refuse_untraceable
@@ -69,6 +70,7 @@ def build(
         "rounds as eager": target.rounds_as_eager,
         "hooks of the model": with_hooks,
         "numbers as inputs": sorted(call.numbers),
+        INLINES_FUNCTIONS: target.inlines_functions,
     }
 
     def afresh(call: Call = call) -> Built:

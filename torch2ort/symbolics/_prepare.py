@@ -83,7 +83,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
     if not target.differentiates and not target.is_half:
-        inline_calls(program.graph_module)
+        inline_calls(program.graph_module, every=target.inlines_functions)
     refuse_shared_elements(program.graph_module.graph)
     draw_in_order_of_memory(program.graph_module.graph)
     if target.differentiates:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from torch2ort.errors import ExportError
+from torch2ort.log import logger
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.interception import suspended
 from torch2ort.pythonop.registry import exporter_of, is_inlined
@@ -22,36 +23,48 @@ OF_CODE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
 class NotInlinedError(Exception):
     """Why a call stays opaque; the end of a sentence that begins with the Function's name."""
 
-    def of(self, site: Site) -> ExportError:
-        """The whole sentence."""
-        return ExportError(
-            f"{site.func_name} is registered with register_inline, but {self}. Take that back with "
-            f"torch2ort.unregister({site.func_name.partition('#')[0]!r}), so that its calls stay opaque"
-        )
+    def settle(self, site: Site) -> None:
+        """Raise it if the Function is registered for being inlined, else note it in the log.
+
+        Raises:
+            ExportError: it is.
+        """
+        if is_inlined(site):
+            raise ExportError(
+                f"{site.func_name} is registered with register_inline, but {self}. Take that back with "
+                f"torch2ort.unregister({site.func_name.partition('#')[0]!r}), so that its calls stay opaque"
+            ) from self.__cause__
+        logger.info("%s stays opaque, as %s", site.func_name, self)
 
 
-def inline_calls(graph_module: torch.fx.GraphModule) -> None:
+def inline_calls(graph_module: torch.fx.GraphModule, *, every: bool = False) -> None:
     """Put the operators of forward in the place of each call of a Function that is registered for it.
 
     Args:
         graph_module: of a traced program; changed in place, with its subgraphs. One that anybody
             differentiates would get the derivative of forward.
+        every: whether each Function that can be inlined is, besides those that are registered.
 
     Raises:
-        ExportError: a call cannot be inlined.
+        ExportError: a Function that is registered cannot be inlined.
     """
     for module in graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
         for node in module.graph.find_nodes(op="call_function", target=_PYTHON_OP):
             site = site_by_key(str(node.args[1]))
-            if not is_inlined(site) or exporter_of(site) is not None:
+            if not is_chosen(site, every=every) or exporter_of(site) is not None:
                 continue
             try:
                 _inline(node, site)
             except NotInlinedError as reason:
-                raise reason.of(site) from reason.__cause__
+                reason.settle(site)
         module.recompile()
+
+
+def is_chosen(site: Site, *, every: bool) -> bool:
+    """Whether to inline a call: its Function is registered for that, or every one without an exporter is."""
+    return is_inlined(site) or (every and not site.internal and exporter_of(site) is None)
 
 
 def refuse_to_inline(site: Site) -> None:
@@ -133,15 +146,18 @@ def _inline(node: torch.fx.Node, site: Site) -> None:
 
     graph = node.graph
     known = set(graph.nodes)
-    with graph.inserting_before(node):
-        try:
+    try:
+        with graph.inserting_before(node):
             results = inline(graph, forward, cast("list[torch.fx.Node]", node.args[0]))
-        except Exception as error:
-            raise not_traced(error) from error
-    for made in graph.nodes:
-        if made not in known:
-            refuse_random(made)
-            made.meta.update({k: node.meta[k] for k in OF_CODE if k in node.meta})
+        made = [n for n in graph.nodes if n not in known]
+        for operator in made:
+            refuse_random(operator)
+    except Exception as error:
+        for operator in reversed([n for n in graph.nodes if n not in known]):
+            graph.erase_node(operator)
+        raise error if isinstance(error, NotInlinedError) else not_traced(error) from error
+    for operator in made:
+        operator.meta.update({k: node.meta[k] for k in OF_CODE if k in node.meta})
     for user in list(node.users):
         user.replace_all_uses_with(results[cast(int, user.args[1])])
         graph.erase_node(user)

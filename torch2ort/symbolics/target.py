@@ -103,6 +103,7 @@ class Target:
         has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, what ONNX's
             own operators cannot do is refused.
         translations: of operators that are translated for this target otherwise than for all.
+        inlines_functions: whether each Function that can be inlined is, besides those that are registered.
     """
 
     opset: int
@@ -111,6 +112,7 @@ class Target:
     rounds_as_eager: bool = False
     has_kernels: bool = True
     translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, hash=False)
+    inlines_functions: bool = False
 
     @property
     def differentiates(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.cache.key.guards import Armed, Change, Written
-from torch2ort.cache.key.key import Dependencies, Unkeyable, dependencies, named_tensors
+from torch2ort.cache.key.key import INLINES_FUNCTIONS, Dependencies, Unkeyable, dependencies, named_tensors
 from torch2ort.cache.key.unread import NOTHING, Unread
 from torch2ort.errors import ExportError
 from torch2ort.variants.family import Family
@@ -76,10 +76,14 @@ class Assumptions:
     Args:
         model: the model. Its own hooks are no part of its graphs.
         trust: whether what no guard can be left at is taken for what it was.
+        inlines_functions: whether the code of every Function is part of the graphs.
     """
 
-    def __init__(self, model: torch.nn.Module, *, trust: bool = False) -> None:
+    def __init__(
+        self, model: torch.nn.Module, *, trust: bool = False, inlines_functions: bool = False
+    ) -> None:
         self._model = model
+        self._settings = {INLINES_FUNCTIONS: inlines_functions}
         self._trust = trust
         self._reads_memory = False
         # Whether code may ask for the very type of a value.
@@ -192,7 +196,7 @@ class Assumptions:
                 tensors,
                 schema,
                 ["" for _ in tensors],
-                {},
+                self._settings,
                 with_hooks=False,
                 in_process=True,
                 unread=unread,

@@ -39,7 +39,9 @@ class Choice:
         self._model = model
         self._options = options
         self._startup = startup
-        self.assumptions = Assumptions(model, trust=options.guards == "trust")
+        self.assumptions = Assumptions(
+            model, trust=options.guards == "trust", inlines_functions=options.inline_functions
+        )
         # Per all else that a graph depends on: the constants that were met.
         self._constants: dict[Hashable, list[io_schema.Schema]] = {}
         self._numbers = Numbers()

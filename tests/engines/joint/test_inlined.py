@@ -87,7 +87,7 @@ class Noisy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return grad
+        return grad * 1
 
 
 class Constant(torch.autograd.Function):
@@ -176,6 +176,24 @@ def test_sizes_may_vary(registered):
     for rows in (2, 3, 5, 6):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(step(module, x), step(model, x))
+
+
+def test_an_option_inlines_what_can_be(tmp_path):
+    model = Model(lambda x, weight: Noisy.apply(Lie.apply(x, 2.0)))
+    seeded = []
+    for module in (on_ort(model, save_onnx_dir=tmp_path, inline_functions=True), model):
+        torch.manual_seed(3)
+        seeded.append(step(module))
+    torch.testing.assert_close(*seeded)
+    assert calls(tmp_path) == {f"{__name__}.Noisy"}
+
+
+def test_with_the_option_a_global_that_backward_reads_is_watched(monkeypatch):
+    model = Model(lambda x, weight: Sloped.apply(x))
+    module = on_ort(model, inline_functions=True)
+    torch.testing.assert_close(step(module), step(model))
+    monkeypatch.setitem(globals(), "SLOPE", 5.0)
+    torch.testing.assert_close(step(module), step(model))
 
 
 def test_what_is_not_registered_stays_opaque(tmp_path):

@@ -224,7 +224,8 @@ class Definitions:
             return
         is_function = issubclass(cls, torch.autograd.Function)
         kind = "Function" if is_function else "class"
-        of = Of.FUNCTION if is_function and inlined.find(name, cls) is None else Of.MODEL
+        is_opaque = is_function and not self._walk.inlines_functions and inlined.find(name, cls) is None
+        of = Of.FUNCTION if is_opaque else Of.MODEL
         self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls), of=of)
         if used_as_value:
             self._walk.calls(cls)

@@ -30,6 +30,8 @@ from torch2ort.log import logger
 
 __all__ = ["Key", "Unkeyable", "model_key"]
 
+# The setting by which the code of every Function is part of the graph.
+INLINES_FUNCTIONS = "inlines Functions"
 _SIZES = "sizes of "
 
 # Packages whose code makes the graph, besides torch and torch2ort.
@@ -192,6 +194,7 @@ def dependencies(
         {id(tensor): name for name, tensor in weights.items()},
         {id(module): path for path, module in model.named_modules()},
         in_process=in_process,
+        inlines_functions=bool(settings.get(INLINES_FUNCTIONS)),
     )
     values = Values(walk, () if with_hooks else {id(model)}, unread)
     for name, value in {**surroundings(), **settings}.items():

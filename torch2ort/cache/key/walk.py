@@ -105,6 +105,7 @@ class Walk:
         weights: id of each parameter and buffer of the model -> its name.
         modules: id of each module of the model -> its path.
         in_process: whether the components are compared within this process alone.
+        inlines_functions: whether the code of every Function is part of the graph, as that of modules is.
 
     Attributes:
         components: name -> sha256 of its content and its plain attributes, or the content itself if a
@@ -121,8 +122,16 @@ class Walk:
         asks_types: whether code asks for the very type of a value, which a subclass does not have.
     """
 
-    def __init__(self, weights: dict[int, str], modules: dict[int, str], *, in_process: bool = False) -> None:
+    def __init__(
+        self,
+        weights: dict[int, str],
+        modules: dict[int, str],
+        *,
+        in_process: bool = False,
+        inlines_functions: bool = False,
+    ) -> None:
         self.in_process = in_process
+        self.inlines_functions = inlines_functions
         self.weights = weights
         self.modules = modules
         self.components: dict[str, str] = {}

@@ -8,7 +8,7 @@ its forward.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from torch2ort.symbolics.inlined_calls import (
     OF_CODE,
     NotInlinedError,
     applied,
+    is_chosen,
     not_traced,
     refuse_random,
     refuse_to_inline,
@@ -55,18 +56,18 @@ class _Traced:
     gradients: tuple[torch.fx.Node, ...]
 
 
-def inline(joint: Joint, chosen: Callable[[Site], bool]) -> Joint:
+def inline(joint: Joint, *, every: bool = False) -> Joint:
     """Put the operators of Functions in the place of their calls.
 
     Args:
         joint: the graph; changed in place.
-        chosen: whether the Function of a call is to be inlined.
+        every: whether each Function that can be inlined is, besides those that are registered.
 
     Returns:
         What the graph is now.
 
     Raises:
-        ExportError: one of them cannot be inlined.
+        ExportError: one that is registered cannot be inlined.
     """
     graph = joint.graph_module.graph
     backwards = {node.args[2]: node for node in graph.find_nodes(op="call_function", target=PYTHON_OP_GRAD)}
@@ -74,14 +75,15 @@ def inline(joint: Joint, chosen: Callable[[Site], bool]) -> Joint:
     became: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=DIFFERENTIABLE_PYTHON_OP):
         site = site_by_key(str(node.args[1]))
-        if not chosen(site):
+        if not is_chosen(site, every=every):
             continue
         values = [n.meta["val"] for n in node.args[0]]
         key = _identity(site, values)
         try:
             traced = known.get(key) or _traced(site, values)
         except NotInlinedError as reason:
-            raise reason.of(site) from reason.__cause__
+            reason.settle(site)
+            continue
         if key is not None:
             known[key] = traced
         became.update(_replace(node, backwards.get(site.key), traced))

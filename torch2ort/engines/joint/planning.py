@@ -25,7 +25,6 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.exports.source import Constant, Source
 from torch2ort.graph.graph import Graph
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.registry import is_inlined
 from torch2ort.sizes.guessed import Conditions, conditions
 from torch2ort.symbolics.registered.own_gradients import MappedCall
 from torch2ort.symbolics.target import Target
@@ -96,7 +95,7 @@ class Planner:
         required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
         source, mapped = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
-        joint = inline(joint, is_inlined)
+        joint = inline(joint, every=target.inlines_functions)
         if tuner is not None:
             tuner.lay_out(joint.graph_module.graph)
         position = {name: i for i, name in enumerate(graph.feeds)}
