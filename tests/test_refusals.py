@@ -36,11 +36,10 @@ class Unknown(torch.nn.Module):
         return thrice(self.layer(x))
 
 
-@pytest.mark.parametrize("wrap", ["export", "ORTModule"])
-def test_an_unknown_operator_is_named_with_its_line(wrap):
+def test_an_unknown_operator_is_named_with_its_line():
     model, x = Unknown(), torch.randn(2, 4)
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
-        torch2ort.export(model, x) if wrap == "export" else torch2ort.ORTModule(model)(x)
+        torch2ort.export(model, x)
     text = str(caught.value)
     assert "torch2ort_refusals.thrice.default" in text
     assert "test_refusals.py" in text

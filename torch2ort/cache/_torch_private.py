@@ -9,6 +9,9 @@
 | torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
 | the attribute _torchdynamo_wrapper_id of functions | 2.11-2.15.0 |
 | torch._ops.OpOverload, OpOverloadPacket | 2.11-2.15.0 |
+| torch._library.custom_ops.OPDEFS, CustomOpDef (_opoverload, _abstract_fn, ...) | 2.13.0 |
+| torch._library.simple_registry.singleton, and the fake_impl.kernel.func of its entries | 2.13.0 |
+| torch._C._dispatch_dump, text of its lines | 2.13.0 |
 | torch.Tensor._version, torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
 | torch._dynamo.mutation_guard, which wraps methods of torch.nn.Module when dynamo first runs | 2.13.0 |
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -33,7 +37,9 @@ from torch.nn.modules import module as _module
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
-    from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+    from torch._C import _dispatch_dump, _len_torch_dispatch_stack, _len_torch_function_stack
+    from torch._library.custom_ops import OPDEFS, CustomOpDef
+    from torch._library.simple_registry import singleton as _registered
     from torch._ops import OpOverload, OpOverloadPacket
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx.experimental import _config
@@ -58,7 +64,48 @@ _CONFIGS = (
     "torch.fx.experimental._config",
 )
 
-OPERATOR_TYPES: tuple[type, ...] = (OpOverload, OpOverloadPacket)
+OPERATOR_TYPES: tuple[type, ...] = (OpOverload, OpOverloadPacket, CustomOpDef)
+# What CustomOpDef knows of tensors without data, and of gradients.
+FAKE_OF_DEFINITION = ("_abstract_fn",)
+DERIVATIVE_OF_DEFINITION = ("_setup_context_fn", "_backward_fn")
+
+
+def overloads(operator: Any) -> list[OpOverload]:
+    """The overloads that one of :data:`OPERATOR_TYPES` stands for."""
+    if isinstance(operator, OpOverload):
+        return [operator]
+    if isinstance(operator, CustomOpDef):
+        return [operator._opoverload]
+    return [getattr(operator, name) for name in operator.overloads()]
+
+
+def operator_name(operator: Any) -> str:
+    """``namespace.name`` or ``namespace.name.overload`` of one of :data:`OPERATOR_TYPES`."""
+    return str(operator._opoverload if isinstance(operator, CustomOpDef) else operator)
+
+
+def schema_of(operator: OpOverload) -> Any:
+    """The schema of an overload."""
+    return operator._schema
+
+
+def definition_of(name: str) -> CustomOpDef | None:
+    """What ``torch.library.custom_op`` made for an operator, if that registered it."""
+    return OPDEFS.get(name)
+
+
+def fake_kernel_of(name: str) -> Any:
+    """The Python function that was registered for an operator's tensors without data, or ``None``."""
+    kernel = _registered.find(name).fake_impl.kernel
+    return None if kernel is None else kernel.func
+
+
+def has_derivative_in_python(name: str) -> bool:
+    """Whether Python registered a kernel for autograd that no attribute of PyTorch's holds."""
+    return (
+        re.search(r"^Autograd\w*(\[alias\])?: registered at .*\.py:\d+ ", _dispatch_dump(name), re.M)
+        is not None
+    )
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@
 | ExportedProgram._guards_code | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor.UnsupportedOperatorException, text of CustomOpDef's error | 2.13.0 |
 | torch.nn.modules.batchnorm._BatchNorm | 2.11-2.15.0 |
 | torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0, 2.15.0 |
 | torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0, 2.15.0 |
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +34,11 @@ from torch2ort.versions import need, private_names
 
 with private_names("torch"):
     from torch._ops import OpOverload
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
@@ -59,6 +65,7 @@ __all__ = [
     "pack_padded_sequence",
     "set_grad_enabled",
     "size_guards",
+    "without_fake_kernel",
 ]
 
 
@@ -77,6 +84,14 @@ DATA_DEPENDENT: tuple[type[Exception], ...] = (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+
+
+def without_fake_kernel(error: BaseException) -> str | None:
+    """The name of the operator that raised ``error`` as it cannot run on tensors without data."""
+    if isinstance(error, UnsupportedOperatorException):
+        return str(error.func.name())
+    found = re.match(r"There was no fake impl registered for <CustomOpDef\((\S+)\)>", str(error))
+    return None if found is None else found[1]
 
 
 @contextlib.contextmanager

@@ -386,6 +386,13 @@ def _failure(model: torch.nn.Module, call: FlatCall, error: Exception) -> Export
             f"{name}: forward makes a sparse tensor{users_line(error)}, which a graph cannot hold. Use "
             f"dense tensors, or put that part of the model into a torch.autograd.Function"
         )
+    unknown = private.without_fake_kernel(error)
+    if unknown is not None:
+        return ExportError(
+            f"{name}: the operator {unknown}{users_line(error)} has no kernel for tensors without data, "
+            f"which tells a trace the types and sizes of its results. Register one with "
+            f"torch.library.register_fake({unknown!r})"
+        )
     if not _is_of_torch_export(error):
         return None
     if call.code.derived:

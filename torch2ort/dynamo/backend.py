@@ -24,7 +24,7 @@ from torch2ort.dynamo.report import note, number
 from torch2ort.dynamo.running import CompiledGraph
 from torch2ort.dynamo.settings import settings_of
 from torch2ort.dynamo.tensors import tensors_only
-from torch2ort.engines.choose import target_of
+from torch2ort.engines.choose import live_target
 from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.session import Bindings
 from torch2ort.engines.joint.target import half_of
@@ -95,7 +95,7 @@ class _Step:
         # Backward finds the contexts of the very calls of forward.
         self._bindings = Bindings()
         self._options = options
-        self._target = half_of(target_of(options, differentiate=False))
+        self._target = half_of(live_target(options))
         # How many of forward's results the user sees.
         self._returned = 0
 

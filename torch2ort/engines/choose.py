@@ -96,9 +96,14 @@ def target_of(options: Options, *, differentiate: bool) -> Target:
     )
 
 
+def live_target(options: Options, *, differentiate: bool = False) -> Target:
+    """The same for a graph that stays with the process, and with what libraries registered in it."""
+    return replace(target_of(options, differentiate=differentiate), has_libraries=True)
+
+
 def inference_target(options: Options) -> Target:
     """What a graph must be that an ORTModule runs without gradients: it rounds where eager rounds."""
-    return replace(target_of(options, differentiate=False), rounds_as_eager=True)
+    return replace(live_target(options), rounds_as_eager=True)
 
 
 def training_target(options: Options) -> Target:
@@ -108,9 +113,9 @@ def training_target(options: Options) -> Target:
         RuntimeNotFoundError: no onnxruntime is installed that can train.
     """
     if engine_name(options) == ORT_TRAINING:
-        return target_of(options, differentiate=True)
+        return live_target(options, differentiate=True)
     of_program = GradientRules(source=GradientSource.PROGRAM)
-    return replace(target_of(options, differentiate=False), gradients=of_program)
+    return replace(live_target(options), gradients=of_program)
 
 
 def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> Engine:
@@ -129,4 +134,4 @@ def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> 
         return TrainingEngine(built.graph, requires_grad, options, built.shelf)
     from torch2ort.engines.joint.engine import JointEngine  # its private names of torch are fewer versions'
 
-    return JointEngine(built, requires_grad, options, target_of(options, differentiate=False))
+    return JointEngine(built, requires_grad, options, live_target(options))

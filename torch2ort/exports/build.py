@@ -68,6 +68,7 @@ def build(
         "mode": training,
         "gradients": target.gradients.source.name,
         "rounds as eager": target.rounds_as_eager,
+        "operators of libraries": target.has_libraries,
         "hooks of the model": with_hooks,
         "numbers as inputs": sorted(call.numbers),
         INLINES_FUNCTIONS: target.inlines_functions,

@@ -23,7 +23,7 @@ def places_of(sites: Mapping[str, Site], key: Key) -> dict[str, list[str | int]]
         Unkeyable: another process could not make one of the calls.
     """
     try:
-        bind_classes(site for site in sites.values() if site.internal)
+        bind_classes((site for site in sites.values() if site.internal), has_libraries=True)
     except ModelLoadError as error:
         raise Unkeyable(str(error).rstrip(".")) from error
     return {name: _place_of(site, key) for name, site in sites.items() if not site.internal}
@@ -38,10 +38,10 @@ def bind_places(sites: Mapping[str, Site], places: Mapping[str, Sequence[Any]], 
         key: the model's key in this process.
 
     Raises:
-        ModelLoadError: a site calls a kernel that no file may call.
+        ModelLoadError: a site calls a kernel that no file may call, or an operator that is not registered.
         Unkeyable: a class is not there.
     """
-    bind_classes(site for site in sites.values() if site.internal)
+    bind_classes((site for site in sites.values() if site.internal), has_libraries=True)
     for name, site in sites.items():
         if not site.internal:
             site.function = located_function(places[name], key)

@@ -23,6 +23,8 @@ from torch2ort.graph.large import content_of
 from torch2ort.graph.nodes import load_sites
 from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.graph.weights import state_of, take_state
+from torch2ort.kernels.functions import decode_library_call
+from torch2ort.kernels.library import LibraryKernel
 from torch2ort.kernels.resolve import bind_classes
 from torch2ort.pythonop import Site, unstorable
 
@@ -74,8 +76,14 @@ def refuse_unstorable(site: Site) -> None:
     """Refuse a call that no file can hold.
 
     Raises:
-        ExportError: an argument is an object.
+        ExportError: an argument is an object, or an operator of a library is called.
     """
+    if site.function is LibraryKernel:
+        name = decode_library_call(site.arguments[0]).operator.name()
+        raise ExportError(
+            f"{name} is an operator of a library, which no file may call. Register a translation with "
+            f"torch2ort.register_symbolic, or put the call into a torch.autograd.Function"
+        )
     found = unstorable(site)
     if found is not None:
         position, value = found

@@ -6,6 +6,7 @@
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._VF.lstm, gru, rnn_tanh, rnn_relu | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.unset_fake_temporarily, torch._C._DisablePythonDispatcher | 2.13.0 |
+| torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ with private_names("torch"):
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
     need(OpOverload, "_schema")
-    need(torch._C, "_DisablePythonDispatcher")
+    need(torch._C, "_DisablePythonDispatcher", "_SetExcludeDispatchKeyGuard", "DispatchKey")
     need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
 
 # What nn.LSTM, nn.GRU and nn.RNN call.
@@ -52,6 +53,21 @@ def as_in_eager() -> Iterator[None]:
     A trace puts Python code in the place of some composites, which goes other ways than they do.
     """
     with unset_fake_temporarily(), torch._C._DisablePythonDispatcher():
+        yield
+
+
+@contextlib.contextmanager
+def from_the_top() -> Iterator[None]:
+    """Context in which operators meet autograd and autocast, as where a user calls them.
+
+    A fake kernel is run below both.
+    """
+    keys = (
+        getattr(torch._C.DispatchKey, n) for n in ("AutogradFunctionality", "AutocastCPU", "AutocastCUDA")
+    )
+    with contextlib.ExitStack() as stack:
+        for key in keys:
+            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
         yield
 
 

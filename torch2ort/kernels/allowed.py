@@ -41,7 +41,7 @@ def check_kernel_call(site: Site) -> None:
     Raises:
         ModelLoadError: names the operator.
     """
-    _check_text(_text(site))
+    _check_text(text_of(site))
 
 
 def check_index_check(site: Site) -> None:
@@ -53,7 +53,7 @@ def check_index_check(site: Site) -> None:
     Raises:
         ModelLoadError: names the operator.
     """
-    check_index_text(_text(site))
+    check_index_text(text_of(site))
 
 
 def check_region(site: Site) -> None:
@@ -65,7 +65,7 @@ def check_region(site: Site) -> None:
     Raises:
         ModelLoadError: names the operator.
     """
-    for call in calls_of(_text(site)):
+    for call in calls_of(text_of(site)):
         _check_text(call)
 
 
@@ -78,7 +78,12 @@ def check_index_text(text: str) -> None:
     _check_text(decode_check(text).call)
 
 
-def _text(site: Site) -> str:
+def text_of(site: Site) -> str:
+    """What describes the call of a kernel.
+
+    Raises:
+        ModelLoadError: the site has no such text.
+    """
     text = site.arguments[0] if site.arguments else None
     if not isinstance(text, str):
         raise ModelLoadError(

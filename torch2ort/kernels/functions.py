@@ -119,7 +119,7 @@ def encode_call(
     """The text that :func:`decode_call` turns back into a :class:`Call`.
 
     Args:
-        operator: an overload of an ``aten`` operator, or one of :data:`LIBRARY_OPERATORS`.
+        operator: an overload of an operator, which a file may call if :func:`is_callable`.
         arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes, or ``{"permuted": [i,
             order]}`` with its dimensions in that order, and ``{"size": d}`` or ``{"minus": d}`` where
             dimension ``d`` of the tensor behind them, or its negative, does.
@@ -130,7 +130,6 @@ def encode_call(
     Raises:
         TypeError: an argument is of a type that the text cannot hold.
     """
-    assert is_callable(operator), f"{operator} is not an ATen operator"
     name = operator.name().removeprefix("aten::")
     record: dict[str, Any] = {
         "operator": name,
@@ -138,13 +137,15 @@ def encode_call(
         "keywords": {k: _encode(a) for k, a in keywords.items()},
         "random": random,
     }
+    if not is_callable(operator):
+        record["schema"] = str(private.schema_of(operator))
     if any(order is not None for order in orders):
         record["orders"] = [_encode(order) for order in orders]
     return json.dumps(record, sort_keys=True)
 
 
 def is_callable(operator: OpOverload) -> bool:
-    """Whether a graph may call ``operator`` in PyTorch's kernel, or in that of its library."""
+    """Whether a file may call ``operator`` in PyTorch's kernel, or in that of its library."""
     return operator.namespace == "aten" or operator.name() in LIBRARY_OPERATORS
 
 
@@ -154,7 +155,7 @@ def _packet(name: str) -> Any:
     Raises:
         ModelLoadError: it is of a library that is not imported.
     """
-    if name not in LIBRARY_OPERATORS:
+    if "::" not in name:
         return getattr(torch.ops.aten, name)
     namespace, _, base = name.partition("::")
     try:
@@ -173,9 +174,32 @@ def decode_call(text: str) -> Call:
     Raises:
         ModelLoadError: the text names no ATen operator that a graph may call.
     """
+    return _decoded(text, any_library=False)
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_library_call(text: str) -> Call:
+    """The same of an operator of any library, which no file may name.
+
+    Raises:
+        ModelLoadError: the operator is not registered here, or is another one.
+    """
+    call = _decoded(text, any_library=True)
+    written, found = json.loads(text)["schema"], str(private.schema_of(call.operator))
+    if found != written:
+        raise ModelLoadError(
+            f"the graph was made for the operator {written}, and the one of that name that is registered in "
+            f"this process is {found}; export the model again"
+        )
+    return call
+
+
+def _decoded(text: str, *, any_library: bool) -> Call:
     try:
         record = json.loads(text)
         base, _, overload = record["operator"].partition(".")
+        if "::" in base and not (any_library or base in LIBRARY_OPERATORS):
+            raise KeyError(base)
         operator = getattr(_packet(base), overload or "default")
         arguments, keywords, random = record["arguments"], dict(record["keywords"]), bool(record["random"])
         orders = record.get("orders", [])
@@ -219,7 +243,7 @@ class AtenKernel(Function):
             return call(tensors)
         ctx.set_materialize_grads(False)
         inputs = tensors[: call.tensors]
-        outputs = _forward_with_graph(ctx, call, inputs) if any(ctx.needs_input_grad) else call(inputs)
+        outputs = forward_with_graph(ctx, call, inputs) if any(ctx.needs_input_grad) else call(inputs)
         ctx.mark_non_differentiable(*(o for o in outputs if not o.is_floating_point()))
         if call.random:
             token = torch.zeros(1, dtype=torch.int64)
@@ -230,20 +254,32 @@ class AtenKernel(Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients by PyTorch's derivative of the operator."""
-        graph: _Graph = ctx.graph
-        graph.saved = ctx.saved_tensors
         pairs = [
-            (e, g) for e, g in zip(graph.outputs, grads, strict=False) if e is not None and g is not None
+            (e, g) for e, g in zip(ctx.graph.outputs, grads, strict=False) if e is not None and g is not None
         ]
         if not pairs:
             return (None,) * len(ctx.needs_input_grad)
-        edges, known = zip(*pairs, strict=True)
-        wanted = [edge for edge in graph.inputs if edge is not None]
-        # The graph lives as long as ctx does: a second backward of the user's must find it.
-        found = iter(torch.autograd.grad(edges, wanted, known, allow_unused=True, retain_graph=True))
-        graph.saved = ()
-        result = [None if edge is None else _compact(next(found)) for edge in graph.inputs]
-        return (None, *result, *(None,) * (len(ctx.needs_input_grad) - 1 - len(result)))
+        return backward_of_graph(ctx, *zip(*pairs, strict=True))
+
+
+def backward_of_graph(
+    ctx: Any, edges: Sequence[GradientEdge], grads: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a Function's arguments by the graph that :func:`forward_with_graph` left in ``ctx``.
+
+    Args:
+        ctx: the context.
+        edges: where gradients arrive.
+        grads: those.
+    """
+    graph: Graph = ctx.graph
+    graph.saved = ctx.saved_tensors
+    wanted = [edge for edge in graph.inputs if edge is not None]
+    # The graph lives as long as ctx does: a second backward of the user's must find it.
+    found = iter(torch.autograd.grad(edges, wanted, grads, allow_unused=True, retain_graph=True))
+    graph.saved = ()
+    result = [None if edge is None else _compact(next(found)) for edge in graph.inputs]
+    return (None, *result, *(None,) * (len(ctx.needs_input_grad) - 1 - len(result)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -329,12 +365,14 @@ def _compact(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 @dataclass(slots=True)
-class _Graph:
+class Graph:
     """PyTorch's graph of one call; the tensors that it saved lie in ctx, where the runtime sees them."""
 
     inputs: list[GradientEdge | None]
     outputs: list[GradientEdge | None]
     saved: Sequence[torch.Tensor] = ()
+    # Whatever arrives here, nothing goes on to the outputs.
+    nothing: GradientEdge | None = None
 
 
 class _Entry(Function):
@@ -352,8 +390,30 @@ class _Entry(Function):
 _anchor = torch.empty(0, requires_grad=True)
 
 
-def _forward_with_graph(ctx: Any, call: Call, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    graph = _Graph([], [])
+class _Nothing(Function):
+    """Takes tensors and gives none of them a gradient, so that autograd calls what made them without any."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
+
+
+def forward_with_graph(
+    ctx: Any, call: Call, tensors: Sequence[torch.Tensor], *, runs_without: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of a call of which ``ctx`` gets PyTorch's graph, as ``ctx.graph``, and what that saves.
+
+    Args:
+        ctx: the context of the Function that calls it.
+        call: the call.
+        tensors: its arguments, from the Function's second on.
+        runs_without: whether its derivative is called, too, where no gradient arrives.
+    """
+    graph = Graph([], [])
     saved: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> int:
@@ -367,6 +427,9 @@ def _forward_with_graph(ctx: Any, call: Call, tensors: Sequence[torch.Tensor]) -
         ]
         with saved_tensors_hooks(pack, lambda index: graph.saved[index]):
             outputs = call(entries)
+        tracked = [t for t in outputs if t.requires_grad]
+        if runs_without and tracked:
+            graph.nothing = get_gradient_edge(_Nothing.apply(*tracked))
     if private.is_abstract(tensors) and is_stood_for(call.operator):
         # What stands for the operator saves nothing, while the operator itself reads its arguments again.
         saved += [t.detach() for t in tensors]

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import torch
 
 from torch2ort.errors import ModelLoadError
-from torch2ort.kernels.allowed import check_index_check, check_kernel_call, check_region
-from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel
+from torch2ort.kernels.allowed import check_index_check, check_kernel_call, check_region, text_of
+from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel, decode_library_call
 from torch2ort.kernels.index_check import IndexCheck
+from torch2ort.kernels.library import LibraryKernel
 from torch2ort.kernels.regions.function import FusedRegion
 from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
 
@@ -19,11 +20,13 @@ FunctionClass = type[torch.autograd.Function]
 # Names that exported graphs give to PyTorch's own kernels; nobody has to register them.
 _KERNELS = (AtenKernel, PairedKernel)
 _OWN: dict[str, FunctionClass] = {
-    qualified_name(f): f for f in (*_KERNELS, DropoutNoise, IndexCheck, FusedRegion)
+    qualified_name(f): f for f in (*_KERNELS, DropoutNoise, IndexCheck, FusedRegion, LibraryKernel)
 }
 
 
-def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ()) -> None:
+def bind_classes(
+    sites: Iterable[Site], functions: Iterable[FunctionClass] = (), *, has_libraries: bool = False
+) -> None:
     """Give each of a file's sites its class.
 
     A name stands for one of ``functions``, for what ``register_function`` was given, or for a kernel of
@@ -32,10 +35,12 @@ def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ())
     Args:
         sites: as :func:`torch2ort.pythonop.load_site` gives them.
         functions: classes, those of one qualified name in the order of their numbers.
+        has_libraries: whether any operator that a library registered may be called, which may do anything.
 
     Raises:
         FunctionNotFoundError: names stand for nothing; lists all of them.
-        ModelLoadError: a class cannot be called the way the site calls it, or a kernel is not for files.
+        ModelLoadError: a class cannot be called the way the site calls it, a kernel is not for files, or an
+            operator is not registered here.
     """
     sites = list(sites)
     classes = resolve([s.func_name for s in sites if s.func_name not in _OWN], functions)
@@ -51,6 +56,17 @@ def bind_classes(sites: Iterable[Site], functions: Iterable[FunctionClass] = ())
             check_index_check(site)
         elif site.function is FusedRegion:
             check_region(site)
+        elif site.function is LibraryKernel:
+            _check_library_call(site, has_libraries=has_libraries)
+
+
+def _check_library_call(site: Site, *, has_libraries: bool) -> None:
+    call = decode_library_call(text_of(site))
+    if not has_libraries:
+        raise ModelLoadError(
+            f"the model calls {call.operator.name()}, an operator of a library, which no file may call, as "
+            f"it may do anything. If the model is yours, put the call into a torch.autograd.Function"
+        )
 
 
 def _signature(function: FunctionClass) -> inspect.Signature | None:

@@ -19,6 +19,7 @@ import torch
 
 from torch2ort.errors import EngineError, ExportError
 from torch2ort.graph.nodes import function_of, python_op_nodes
+from torch2ort.kernels.library import LibraryKernel
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.abstract_run.anew import anew
 from torch2ort.pythonop.autocast import under
@@ -96,8 +97,8 @@ def native_site(
         training=training,
         forward_map=dict(plan.forward),
         backward_map=dict(plan.backward),
-        # PyTorch's kernels keep nothing unseen, and write to no gradient.
-        probed=not site.internal,
+        # PyTorch's own kernels keep nothing unseen, and write to no gradient.
+        probed=not site.internal or site.function is LibraryKernel,
         overwritten=plan.overwritten,
     )
     note_exported(bound, site)

@@ -134,7 +134,8 @@ def kernel_name(site: Site) -> str:
     """The Function, or the operator of PyTorch whose kernel a site calls."""
     for value in site.constants.values() if site.internal else ():
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            return f"torch.ops.aten.{json.loads(value)['operator']}"
+            namespace, _, name = json.loads(value)["operator"].rpartition("::")
+            return f"torch.ops.{namespace or 'aten'}.{name}"
     return site.func_name
 
 

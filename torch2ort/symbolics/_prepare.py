@@ -27,6 +27,7 @@ from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.indices import check_indices
 from torch2ort.symbolics.inlined_calls import inline_calls
 from torch2ort.symbolics.integer_bounds import settle_bounds
+from torch2ort.symbolics.library_calls import refuse_unfit_operators
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
 from torch2ort.symbolics.registered import user_operators
@@ -80,6 +81,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors, or bounds for one.
     """
     _refuse_guessed_sizes(program)
+    if target.has_libraries:
+        refuse_unfit_operators(program.graph_module)
     refuse_mixed_dtypes(program)
     inline_grad_regions(program.graph_module)
     if not target.differentiates and not target.is_half:
@@ -167,7 +170,7 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
         _refuse_kernels(program, chosen)
         return
     carrying = requires_grad(program) if target.differentiates else None
-    maker = SiteMaker(program.graph_module.graph, carrying)
+    maker = SiteMaker(program.graph_module.graph, carrying, has_libraries=target.has_libraries)
     for node in list(program.graph_module.graph.nodes):
         if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
             _drop_own_checks(node)

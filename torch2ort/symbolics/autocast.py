@@ -16,6 +16,7 @@ import torch
 
 from torch2ort.capture.autocast import NOTE
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.kernels.library_operators import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import Autocast, entered
@@ -65,8 +66,10 @@ def settle_autocast(
         is_clear = module is graph_module or not _has_regions_with_gradient(graph_module)
         inputs = module.graph.find_nodes(op="placeholder") if module is graph_module else ()
         carries = carrying(module.graph, filter(is_required, inputs)) if trained else None
-        maker = SiteMaker(module.graph, carries) if target.has_kernels and is_clear else None
-        settler = _Settler(module.graph, maker)
+        maker = None
+        if target.has_kernels and is_clear:
+            maker = SiteMaker(module.graph, carries, has_libraries=target.has_libraries)
+        settler = _Settler(module.graph, maker, has_libraries=target.has_libraries)
         settler.run()
         sites += settler.sites
         module.recompile()
@@ -120,10 +123,11 @@ class _Settler:
     Args:
         graph: the graph; changed in place.
         maker: makes calls of kernels that cast inside; ``None`` where there can be none.
+        has_libraries: whether operators of libraries may be called.
     """
 
-    def __init__(self, graph: torch.fx.Graph, maker: SiteMaker | None) -> None:
-        self._graph, self._maker = graph, maker
+    def __init__(self, graph: torch.fx.Graph, maker: SiteMaker | None, *, has_libraries: bool) -> None:
+        self._graph, self._maker, self._has_libraries = graph, maker, has_libraries
         # What autocast keeps of parameters: the node, the dtype, the region.
         self._kept: dict[tuple[torch.fx.Node, torch.dtype, int], torch.fx.Node] = {}
 
@@ -142,6 +146,10 @@ class _Settler:
             # They told what stands for the net of which types its results are; the net itself knows.
             node.kwargs = {}
         state = _state(node)
+        if state is not None and self._has_libraries and is_of_library(node.target):
+            # Its kernel may call operators that autocast casts the arguments of.
+            self._keep_whole(node, state)
+            return
         if state is None or not _may_be_cast(node, state):
             return
         if is_recurrent(node.target):

@@ -14,6 +14,8 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.derivatives import DERIVATIVES
 from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel, encode_call, is_callable
 from torch2ort.kernels.index_check import IndexCheck
+from torch2ort.kernels.library import LibraryKernel, with_results
+from torch2ort.kernels.library_operators import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
@@ -22,6 +24,7 @@ from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.library_calls import refuse_unfit_operator
 from torch2ort.symbolics.permuted import inverse, order_of, order_of_memory, unpermuted
 from torch2ort.symbolics.source import source_line
 
@@ -43,13 +46,21 @@ class SiteMaker:
     Args:
         graph: the program's nodes; changed in place.
         carrying: those that carry a gradient; ``None`` if the sites are for no differentiation.
+        has_libraries: whether operators of libraries may be called.
 
     Attributes:
         sites: the sites made, which live as long as this object does.
     """
 
-    def __init__(self, graph: torch.fx.Graph, carrying: Collection[torch.fx.Node] | None = None) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        carrying: Collection[torch.fx.Node] | None = None,
+        *,
+        has_libraries: bool = False,
+    ) -> None:
         self.sites: list[Site] = []
+        self._has_libraries = has_libraries
         self._graph = graph
         self._differentiated = carrying is not None
         self._mode = private.fake_mode(graph)
@@ -93,8 +104,16 @@ class SiteMaker:
     ) -> list[torch.fx.Node]:
         alone = not self._differentiated
         orders = [_read_as_it_lies(result) if alone else None for result in _results_of(node)]
+        is_library = self._has_libraries and is_of_library(node.target)
+        if is_library:
+            refuse_unfit_operator(node)
         text, tensors, sizes = _call_of(
-            node, sizes_vary=alone, permutes=alone, any_order=any_order, orders=orders
+            node,
+            sizes_vary=alone,
+            permutes=alone,
+            any_order=any_order,
+            orders=orders,
+            is_known=is_library,
         )
         if sizes:
             with self._graph.inserting_before(node):
@@ -102,13 +121,17 @@ class SiteMaker:
                 tensors.append(self._node(node, _FULL, ([*sizes, 0], 0), {"dtype": torch.int64}))
         outputs = self.call(
             node,
-            AtenKernel,
+            LibraryKernel if is_library else AtenKernel,
             [text],
             tensors,
             random=is_random(node),
             differentiable=not _draws_only(node.target),
             autocast=autocast,
         )
+        if is_library:
+            site = self.sites[-1]
+            inputs, results = ([n.meta["val"] for n in nodes] for nodes in (tensors, outputs))
+            site.arguments = (with_results(text, inputs, results), *site.arguments[1:])
         for i, (result, order) in enumerate(zip(_results_of(node), orders, strict=True)):
             if result is not None and order is not None:
                 outputs[i] = self._as_it_lies(result, outputs[i], order)
@@ -238,6 +261,7 @@ def _call_of(
     permutes: bool = False,
     any_order: bool = False,
     orders: Sequence[list[int] | None] = (),
+    is_known: bool = False,
 ) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
     """The text of ``node``'s call, its tensor arguments in the order of their numbers, and its sizes.
 
@@ -248,6 +272,7 @@ def _call_of(
         permutes: whether the call itself may bring dimensions of its arguments into another order.
         any_order: whether all of them, not only those that every kernel of the name reads so.
         orders: of each result the order of dimensions that the call gives it in; ``None`` for its own.
+        is_known: whether the operator may be called whatever it is.
     """
     target = original(node.target)
     tensors: list[torch.fx.Node] = []
@@ -278,7 +303,8 @@ def _call_of(
             return [convert(v) for v in value]
         return value
 
-    if not isinstance(target, OpOverload) or not is_callable(target) or not _gives_tensors(node):
+    is_known = is_known or (isinstance(target, OpOverload) and is_callable(target))
+    if not is_known or not _gives_tensors(node):
         raise UnsupportedOperatorError(
             f"{target} at {source_line(node)} has no translation to ONNX. Register one with "
             f"torch2ort.register_symbolic, or use other operators"

@@ -102,6 +102,8 @@ class Target:
         gradients: what the engine asks for the sake of gradients.
         has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, what ONNX's
             own operators cannot do is refused.
+        has_libraries: whether operators of libraries are registered when the graph runs, as in the process
+            that made it.
         translations: of operators that are translated for this target otherwise than for all.
         inlines_functions: whether each Function that can be inlined is, besides those that are registered.
     """
@@ -111,6 +113,7 @@ class Target:
     gradients: GradientRules = GradientRules()
     rounds_as_eager: bool = False
     has_kernels: bool = True
+    has_libraries: bool = False
     translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, hash=False)
     inlines_functions: bool = False
 

@@ -424,10 +424,10 @@ OUTSIDE = "keeps what it is outside of Python, where it cannot be compared betwe
         ),
         pytest.param(
             "return 1.0\n",
-            "return torch.ops.mylib.bias()\n",
-            "code net.bias: torch.ops.mylib holds operators that somebody registered, whose kernels cannot "
-            "be compared between processes",
-            id="a custom operator",
+            "return helper(torch.ops.mylib).bias()\n",
+            "code net.bias: torch.ops.mylib as a whole holds operators that somebody registered, and which "
+            "of them are called cannot be seen. Name each, as torch.ops.mylib.name",
+            id="a namespace of operators",
         ),
         pytest.param(
             "return 1.0\n",

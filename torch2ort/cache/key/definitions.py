@@ -26,6 +26,7 @@ from torch2ort.cache.key.global_names import (
 )
 from torch2ort.cache.key.guards import SKIPPED
 from torch2ort.cache.key.installed import OPAQUE, Installed, functions_in
+from torch2ort.cache.key.library_operators import check_namespace
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_import, package_of_module
 from torch2ort.cache.key.walk import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
 from torch2ort.pythonop.registry.inline import inlined
@@ -175,6 +176,8 @@ class Definitions:
         package = package_of_module(module.__name__)
         self._walk.atom(module.__name__)
         if is_operator_namespace(module):
+            if module is not torch.ops:
+                self._walk.check(check_namespace, module.__name__.rpartition(".")[2])
             return
         if package is None:
             self.whole_module(module)

@@ -12,6 +12,7 @@ import torch
 
 from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.guards import GuardList
+from torch2ort.cache.key.library_operators import check_namespace, is_of_torch
 from torch2ort.cache.key.packages import Package
 from torch2ort.cache.key.walk import Unkeyable
 
@@ -30,8 +31,6 @@ _IMPURE_BUILTINS = words("__import__ breakpoint compile eval exec globals hash i
 _IMPURE_TORCH = words(
     "torch.random torch.serialization torch.hub torch.get_num_threads torch.get_num_interop_threads"
 )
-# Namespaces of torch.ops that are part of torch, so that its version stands for their kernels.
-_TORCH_OPS = frozenset({"aten", "prim", "prims", "quantized", "higher_order", "torch2ort", "profiler"})
 
 
 def resolve(
@@ -48,8 +47,8 @@ def resolve(
         The value, or :data:`MISSING`, and how many names of ``chain`` lead to it.
 
     Raises:
-        Unkeyable: the name is an operator of ``torch.ops`` that somebody registered, or the table of all
-            modules.
+        Unkeyable: the name is a namespace of ``torch.ops`` that somebody's operators are in, or the table of
+            all modules.
     """
     value = variables.get(chain[0], MISSING)
     if guards is not None:
@@ -61,8 +60,7 @@ def resolve(
     used = 1
     while isinstance(value, ModuleType) and used < len(chain):
         if is_operator_namespace(value):
-            check_operator(chain[used] if value is torch.ops else value.__name__.rpartition(".")[2])
-            return value, len(chain)
+            return _operator(value, chain, used)
         inner = vars(value).get(chain[used], MISSING)
         if guards is not None:
             guards.entry(vars(value), chain[used], f"{value.__name__}.{chain[used]}")
@@ -76,18 +74,23 @@ def resolve(
     return value, used
 
 
+def _operator(namespace: ModuleType, chain: tuple[str, ...], used: int) -> tuple[Any, int]:
+    """What the rest of ``chain`` stands for behind ``torch.ops`` or one of its namespaces."""
+    if namespace is torch.ops:
+        if is_of_torch(chain[used]):
+            return namespace, len(chain)
+        namespace, used = getattr(torch.ops, chain[used]), used + 1
+    name = namespace.__name__.rpartition(".")[2]
+    if is_of_torch(name):
+        return namespace, len(chain)
+    if used == len(chain):
+        check_namespace(name)
+    return getattr(namespace, chain[used], MISSING), used + 1
+
+
 def is_operator_namespace(module: ModuleType) -> bool:
     """Whether a module is ``torch.ops`` or one of its namespaces."""
     return module is torch.ops or type(module) is type(torch.ops.aten)
-
-
-def check_operator(namespace: str) -> None:
-    """Raise :class:`Unkeyable` unless ``torch.ops.<namespace>`` is part of torch."""
-    if namespace not in _TORCH_OPS:
-        raise Unkeyable(
-            f"torch.ops.{namespace} holds operators that somebody registered, whose kernels cannot be "
-            f"compared between processes"
-        )
 
 
 def check_pure(package: Package, value: FunctionType | BuiltinFunctionType | type) -> None:

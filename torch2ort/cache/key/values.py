@@ -26,8 +26,9 @@ import torch
 from torch2ort.cache import _torch_private as private
 from torch2ort.cache.key.atoms import atom, form, words
 from torch2ort.cache.key.definitions import Definitions
-from torch2ort.cache.key.global_names import check_operator, check_pure
+from torch2ort.cache.key.global_names import check_pure
 from torch2ort.cache.key.guards import PLAIN
+from torch2ort.cache.key.library_operators import write_operator
 from torch2ort.cache.key.packages import package_of_module
 from torch2ort.cache.key.unread import NOTHING, Unread
 from torch2ort.cache.key.walk import Unkeyable, Walk
@@ -341,9 +342,7 @@ class Values:
         self._walk.atom(f"{module}.{value.__qualname__}")
 
     def _operator(self, value: Any) -> None:
-        name = str(value)
-        self._walk.check(check_operator, name.partition(".")[0])
-        self._walk.atom(name)
+        write_operator(self._walk, value, self.write)
 
     def _array(self, value: np.ndarray[Any, Any]) -> None:
         if value.dtype.hasobject:

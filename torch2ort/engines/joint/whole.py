@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort.kernels.library_operators import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import Site
 from torch2ort.symbolics.gradients import carrying
@@ -36,7 +37,7 @@ _EAGERS_OWN = frozenset(
     }
 )
 
-# Recurrent nets besides.
+# Recurrent nets and operators of libraries besides.
 STAY_WHOLE = _EAGERS_OWN | CHECKING
 
 
@@ -56,13 +57,15 @@ def keep_whole(
     Raises:
         UnsupportedOperatorError: one takes or gives something that a graph cannot hold.
     """
-    chosen = [node for node in graph.nodes if _stays_whole(node)]
+    # Where PyTorch's kernels are not there, those of libraries are neither.
+    has_libraries = not if_differentiated
+    chosen = [n for n in graph.nodes if _stays_whole(n) or (has_libraries and is_of_library(n.target))]
     if not chosen:
         return []
     carried = carrying(graph, required)
     if if_differentiated:
         chosen = [node for node in chosen if node in carried]
-    maker = SiteMaker(graph, carried)
+    maker = SiteMaker(graph, carried, has_libraries=has_libraries)
     for node in chosen:
         maker.replace(node)
     return maker.sites

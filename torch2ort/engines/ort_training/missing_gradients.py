@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import onnx
 
 from torch2ort.graph.graph import Graph
+from torch2ort.kernels.library import LibraryKernel
 from torch2ort.pythonop import Site
 
 FLOATS = {
@@ -99,7 +100,7 @@ class Reach:
             return ()
         arrived = tuple((name, True) in seen for name in results)
         # An operator of PyTorch's passes on that there is nothing.
-        return () if self._sites[node].internal and not any(arrived) else arrived
+        return () if _passes_nothing_on(self._sites[node]) and not any(arrived) else arrived
 
     def is_whole(self, outputs: Iterable[str]) -> bool:
         """Whether every Function gets every gradient from ``outputs`` that it would get from all of them."""
@@ -156,7 +157,7 @@ class Reach:
                 stack.extend((value, defined) for value in node.input if value)
             elif _differentiable(node, site, name):
                 # A Function's backward is called all the same, and what it returned for is left out.
-                passed = defined or not site.internal
+                passed = defined or not _passes_nothing_on(site)
                 missing = left_out.get(node.name, set())
                 stack.extend(
                     (value, passed and p not in missing)
@@ -164,6 +165,11 @@ class Reach:
                     if site.needs_input_grad[p]
                 )
         return seen
+
+
+def _passes_nothing_on(site: Site) -> bool:
+    """Whether a call's derivative is not run where no gradient arrives, as those of PyTorch's kernels."""
+    return site.internal and site.function is not LibraryKernel
 
 
 def _differentiable(node: onnx.NodeProto, site: Site, output: str) -> bool:

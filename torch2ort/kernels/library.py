@@ -1,0 +1,111 @@
+"""Operators of libraries as Functions: what somebody registered with PyTorch's dispatcher.
+
+The dispatcher runs such an operator as in eager PyTorch, and so the derivative that was registered with it.
+Nothing of either is traced: both may read numbers, draw random ones, and do otherwise in each run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from torch2ort.errors import EngineError
+from torch2ort.kernels import _torch_private as private
+from torch2ort.kernels.functions import Graph, backward_of_graph, decode_library_call, forward_with_graph
+
+_AS_IT_IS = contextlib.nullcontext()
+_Sizes = list["int | list[int] | None"]
+
+
+def with_results(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
+    """The text of a call that says, too, what its results are to be.
+
+    Args:
+        text: the call.
+        inputs: what stands for its tensors in a trace.
+        outputs: what stands for its results.
+    """
+    known = {str(n): [i, d] for i, t in reversed([*enumerate(inputs)]) for d, n in enumerate(t.shape)}
+    found = [
+        [
+            str(t.dtype).removeprefix("torch."),
+            [n if isinstance(n, int) else known.get(str(n)) for n in t.shape],
+        ]
+        for t in outputs
+    ]
+    return json.dumps({**json.loads(text), "results": found}, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _results(text: str) -> list[tuple[torch.dtype, _Sizes, bool]]:
+    """Type and sizes of each result, a pair for that of a tensor's dimension, and whether all are numbers."""
+    return [
+        (getattr(torch, dtype), sizes, all(isinstance(n, int) for n in sizes))
+        for dtype, sizes in json.loads(text).get("results", ())
+    ]
+
+
+def _check(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """Compare results with those that a graph was made for.
+
+    Raises:
+        EngineError: they are others.
+    """
+    for i, ((dtype, sizes, is_plain), output) in enumerate(zip(_results(text), outputs, strict=False)):
+        expected: Any = sizes
+        if not is_plain:
+            expected = [inputs[n[0]].shape[n[1]] if isinstance(n, list) else n for n in sizes]
+            if len(expected) == output.dim():
+                expected = [n if e is None else e for e, n in zip(expected, output.shape, strict=True)]
+        if output.dtype is not dtype or list(output.shape) != expected:
+            name = decode_library_call(text).operator.name()
+            raise EngineError(
+                f"{name}: result {i} is a tensor of {output.dtype} and of shape {list(output.shape)}, but "
+                f"its kernel for tensors without data says {dtype} and {expected}. Correct what "
+                f"torch.library.register_fake({name!r}) was given"
+            )
+
+
+class LibraryKernel(Function):
+    """One operator of a library, forward and backward, as PyTorch's dispatcher runs it."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Outputs of the call that ``text`` describes, then a token if it is random."""
+        call = decode_library_call(text)
+        ctx.set_materialize_grads(False)
+        inputs = tensors[: call.tensors]
+        with private.from_the_top() if private.is_abstract(tensors) else _AS_IT_IS:
+            if any(ctx.needs_input_grad):
+                outputs = forward_with_graph(ctx, call, inputs, runs_without=True)
+                # The formula says which have a gradient.
+                edges = zip(outputs, ctx.graph.outputs, strict=True)
+                ctx.mark_non_differentiable(*(output for output, edge in edges if edge is None))
+            else:
+                outputs = call(inputs)
+        if not private.is_abstract(tensors):
+            _check(text, inputs, outputs)
+        if call.random:
+            token = torch.zeros(1, dtype=torch.int64)
+            ctx.mark_non_differentiable(token)
+            return (*outputs, token)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Gradients by the registered formula, which is called as autograd calls it."""
+        graph: Graph = ctx.graph
+        pairs = zip(graph.outputs, grads, strict=False)
+        given = [(edge, grad) for edge, grad in pairs if edge is not None and grad is not None]
+        if not given and graph.nothing is not None:
+            given = [(graph.nothing, torch.empty(0))]
+        if not given:
+            return (None,) * len(ctx.needs_input_grad)
+        edges, known = zip(*given, strict=True)
+        return backward_of_graph(ctx, edges, known)

@@ -1,0 +1,52 @@
+"""Which operators are of libraries, and what of them no graph can hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch2ort.kernels._torch_private import OpOverload, schema_of
+from torch2ort.kernels.functions import LIBRARY_OPERATORS
+
+# Namespaces of torch's own, whose operators torch2ort knows by name or not at all.
+_OF_TORCH = frozenset(
+    (
+        "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_quantized", "aten", "c10d",
+        "c10d_functional", "cuda", "debugprims", "export", "fsdp", "higher_order", "inductor",
+        "inductor_prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "onnx", "onnx_symbolic",
+        "prepacked", "prim", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims", "sparse",
+        "static_runtime", "streams", "symm_mem", "torch2ort", "xnnpack",
+    )
+)  # fmt: skip
+_RESULTS = frozenset({"Tensor", "List[Tensor]"})
+
+
+def is_of_library(operator: Any) -> bool:
+    """Whether ``operator`` is an overload that somebody registered besides those of torch."""
+    if not isinstance(operator, OpOverload):
+        return False
+    return operator.namespace not in _OF_TORCH and operator.name() not in LIBRARY_OPERATORS
+
+
+def unfit(operator: OpOverload) -> str | None:
+    """What an operator does that no graph can, and what to do; ``None`` if there is nothing."""
+    schema = schema_of(operator)
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if written:
+        return (
+            f"writes to {' and '.join(map(repr, written))}, and a graph has no memory that an operator may "
+            f"write to. Register one that returns the new value (mutates_args=()), and copy that to where it "
+            f"belongs"
+        )
+    if any(value.alias_info is not None for value in (*schema.arguments, *schema.returns)):
+        return (
+            "returns a view of an argument, and each value of a graph has memory of its own. Register one "
+            "without the alias in its schema, which returns a copy"
+        )
+    returned = [str(value.type) for value in schema.returns]
+    if returned != ["List[Tensor]"] and set(returned) != {"Tensor"}:
+        what = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"
+        return (
+            f"returns {what}, and a graph takes tensors, or one list of tensors. Register one that returns "
+            f"tensors alone, with numbers as tensors without a dimension"
+        )
+    return None

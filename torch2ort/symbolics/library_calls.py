@@ -1,0 +1,50 @@
+"""Calls of operators of libraries that no graph can hold."""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.kernels.library_operators import is_of_library, unfit
+from torch2ort.symbolics.registered import user_operators
+from torch2ort.symbolics.source import source_line
+
+
+def refuse_unfit_operators(program: torch.fx.GraphModule) -> None:
+    """Refuse calls of operators that do more than give new tensors.
+
+    Args:
+        program: as it was traced, its submodules included.
+
+    Raises:
+        UnsupportedOperatorError: names the first, its line, and what to do.
+    """
+    users = user_operators()
+    for module in program.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            if is_of_library(node.target) and node.target not in users:
+                refuse_unfit_operator(node)
+
+
+def refuse_unfit_operator(node: torch.fx.Node) -> None:
+    """Refuse a call of an operator of a library that does more than give new tensors.
+
+    Raises:
+        UnsupportedOperatorError: says what, its line, and what to do.
+    """
+    reason = unfit(node.target)  # type: ignore[arg-type]
+    if reason is None and any(map(_is_complex, (node, *node.all_input_nodes))):
+        reason = (
+            "computes with complex numbers, which no ONNX graph takes from it. Put the complex part of the "
+            "model into a torch.autograd.Function"
+        )
+    if reason is not None:
+        raise UnsupportedOperatorError(f"{node.target} at {source_line(node)} {reason}")
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    values = node.meta.get("val")
+    several = values if isinstance(values, (list, tuple)) else (values,)
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in several)
