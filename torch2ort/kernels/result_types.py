@@ -22,6 +22,8 @@ _NORMS: dict[OpOverload, int] = {
     aten.native_layer_norm.default: 0,
 }
 _GROUPS_BACKWARD = aten.native_group_norm_backward.default
+_WEIGHT_NORM = aten._weight_norm_interface.default
+_TOLD_WRONGLY = frozenset({*_NORMS, _GROUPS_BACKWARD, _WEIGHT_NORM})
 
 
 def with_eagers_types(
@@ -31,8 +33,11 @@ def with_eagers_types(
 
     What is normalised in half precision has statistics in the type of the parameters or of what they replace.
     """
-    if operator not in _NORMS and operator is not _GROUPS_BACKWARD:
+    if operator not in _TOLD_WRONGLY:
         return results
+    if operator is _WEIGHT_NORM:
+        weight, norms = results
+        return weight, norms.float() if weight.dtype is torch.float16 else norms
     names = [a.name for a in schema_of(operator).arguments]
     given = {**dict(zip(names, arguments, strict=False)), **keywords}
     if operator is _GROUPS_BACKWARD:
@@ -52,7 +57,7 @@ def with_eagers_types(
 def tell_eagers_types(graph: torch.fx.Graph) -> None:
     """Have what stands for a node's results be of the element types that eager PyTorch gives them."""
     for node in graph.nodes:
-        if node.target not in _NORMS and node.target is not _GROUPS_BACKWARD:
+        if node.target not in _TOLD_WRONGLY:
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         values = node.meta["val"]
