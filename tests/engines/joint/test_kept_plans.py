@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import torch2ort
+from tests.engines.joint import test_decided_sizes as decided
+from tests.pythonop.registry import test_gradients as registered
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.functions import Square, TwoOutputs
+from tests.support.registrations import no_entries_left  # noqa: F401 - a fixture
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint import planning
 from torch2ort.errors import Torch2OrtWarning
@@ -213,3 +216,57 @@ def test_other_values_of_the_parameters_are_a_hit_that_trains(cache, nothing_is_
     for value in model.parameters():
         torch.nn.init.normal_(value)
     assert assert_trains_like_eager(model, batches, steps=4).exported.cache.hit
+
+
+@pytest.mark.parametrize(
+    "body", ["the selection itself", "columns", "a Function's", "added back", "two selections"]
+)
+def test_sizes_that_values_decide_are_kept(cache, nothing_is_traced, monkeypatch, body) -> None:
+    model = decided.Model(decided.BODIES[body])
+    expected = decided.results(copy.deepcopy(model), decided.CALLS)
+    first = torch2ort.ORTModule(copy.deepcopy(model))
+    for rows, selected in decided.CALLS:
+        # Backward is left to be made of the joint graph that is kept.
+        mask = torch.tensor([bool(selected >> i & 1) for i in range(rows)])
+        first(torch.randn(rows, 4, requires_grad=True), mask)
+    nothing_is_traced()
+    found = decided.results(torch2ort.ORTModule(copy.deepcopy(model)), decided.CALLS)
+    torch.testing.assert_close(found, expected, equal_nan=True, check_stride=False)
+    monkeypatch.setattr(planning, "lower_half", None)
+    found = decided.results(torch2ort.ORTModule(copy.deepcopy(model)), decided.CALLS)
+    torch.testing.assert_close(found, expected, equal_nan=True, check_stride=False)
+
+
+@pytest.mark.parametrize("function", [registered.Mapped.apply, torch.celu], ids=["function", "operator"])
+def test_registered_gradients_are_kept(cache, nothing_is_traced, monkeypatch, function) -> None:
+    torch2ort.register_exporter(registered.Mapped, registered.one_after_the_other)
+    torch2ort.register_gradient("Celu", lambda g, inputs, outputs, grads, alpha: grads[0])
+    torch2ort.register_gradient("Elu", lambda g, inputs, outputs, grads, alpha: g.op("Mul", grads[0], 3))
+    model, sizes = registered.Layer(function), (3, 5, 2)
+    batches = [torch.randn(rows, 4) for rows in sizes]
+    with monkeypatch.context() as without:
+        without.delenv("TORCH2ORT_CACHE_DIR")
+        own = torch2ort.ORTModule(copy.deepcopy(model))
+        expected = [registered.gradients(own, x) for x in batches]
+    first = torch2ort.ORTModule(copy.deepcopy(model))
+    for x in batches:
+        first(x)
+    nothing_is_traced()
+    for _ in range(2):
+        module = torch2ort.ORTModule(copy.deepcopy(model))
+        found = [registered.gradients(module, x) for x in batches]
+        assert_same(found, expected, "gradients")
+        monkeypatch.setattr(planning, "lower_half", None)
+
+
+def times(factor):
+    return lambda g, inputs, outputs, grads, alpha: g.op("Mul", grads[0], factor)
+
+
+def test_another_registered_gradient_is_another_entry(cache) -> None:
+    model, x = registered.Layer(torch.celu), torch.randn(3, 4)
+    found = []
+    for factor in (2, 3):
+        torch2ort.register_gradient("Celu", times(factor), override=True)
+        found.append(registered.gradients(torch2ort.ORTModule(copy.deepcopy(model)), x))
+    assert_same([gradient * 3 for gradient in found[0]], [gradient * 2 for gradient in found[1]], "gradients")

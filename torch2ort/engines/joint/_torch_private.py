@@ -7,7 +7,9 @@
 | torch._guards.tracing, TracingContext | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0, 2.15.0 |
 | torch.fx.experimental.symbolic_shapes (ShapeEnv, DimDynamic, StatelessSymbolicContext) | 2.13.0 |
+| torch.fx.experimental.symbolic_shapes._constrain_range_for_size | 2.13.0 |
 | torch._dynamo.source.ConstantSource | 2.13.0 |
+| torch._check | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ with private_names("torch"):
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+        _constrain_range_for_size,
+    )
 
 
 def joint_graph(
@@ -58,23 +65,32 @@ def fake_constant(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
     return mode.from_tensor(value, static_shapes=True)
 
 
-def varying_sizes(hints: Sequence[int]) -> tuple[FakeTensorMode, list[Any]]:
+def varying_sizes(hints: Sequence[int], *, decided: int = 0) -> tuple[FakeTensorMode, list[Any]]:
     """A mode with a size of its own, symbolic, for each number.
 
     Args:
         hints: what each was in the sample.
+        decided: how many more there are, which values in tensors decide.
     """
     from torch._dynamo.source import ConstantSource  # slow to import; few graphs out of the cache need it
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
     dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
-    sizes = [
+    sizes: list[Any] = [
         mode.from_tensor(
             torch.empty(hint), source=ConstantSource(f"size_{i}"), symbolic_context=dynamic
         ).shape[0]
         for i, hint in enumerate(hints)
     ]
+    for _ in range(decided):
+        sizes.append(mode.shape_env.create_unbacked_symint())  # type: ignore[union-attr]
+        _constrain_range_for_size(sizes[-1], min=0)
     return mode, sizes
+
+
+def take_for_equal(size: Any, other: Any) -> None:
+    """Have torch know that two sizes are one, at least one of which is symbolic."""
+    torch._check(size == other)
 
 
 def input_position(description: Any) -> int | None:

@@ -17,11 +17,18 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
-from torch2ort.sizes.symbols import has_hint, size_hint
-from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
+from torch2ort.sizes.guessed import forget_assumed
+from torch2ort.sizes.symbols import expression_of, size_hint
+from torch2ort.symbolics.registered.own_gradients import (
+    MAPPED_CALL,
+    MAPPED_CALL_GRAD,
+    MappedCall,
+    mapped_call,
+)
 
 _GETITEM = "getitem"
 # Position of the argument that is the key of a site, which no other process knows.
+_MAPPED = (MAPPED_CALL, MAPPED_CALL_GRAD)
 _SITES = {DIFFERENTIABLE_PYTHON_OP: 1, PYTHON_OP_GRAD: 2}
 
 
@@ -39,19 +46,22 @@ def stored_joint(joint: Joint, feeds: Sequence[int], calls: Mapping[str, Site]) 
     names = {site.key: name for name, site in calls.items()}
     traces: dict[str, int] = {}
     nodes = []
+    mapped: dict[str, Any] = {}
     try:
         for node in joint.graph_module.graph.nodes:
             if node.op == "output":
                 continue
             trace = traces.setdefault(node.meta.get("stack_trace") or "", len(traces))
             nodes.append([node.name, *_call(node, names), _dump_value(node.meta["val"]), trace])
+            if node.target is MAPPED_CALL:
+                mapped[node.args[-1]] = mapped_call(node.args[-1]).stored()
     except UnstorableError as error:
         raise Unkeyable(f"the joint graph holds {error}") from error
     sizes = sizes_of(joint.inputs)
-    if not all(map(has_hint, sizes_of(joint.graph_module.graph.nodes).values())):
-        raise Unkeyable("values in tensors decide sizes of the model")
     data = {
         "sizes": {symbol: size_hint(size) for symbol, size in sizes.items()},
+        "decided": sorted(_symbols(joint) - sizes.keys()),
+        "mapped": mapped,
         "nodes": nodes,
         "traces": list(traces),
         "inputs": [[node.name, i] for node, i in joint.inputs.items()],
@@ -75,8 +85,9 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
     data = json.loads(text)
     graph = torch.fx.Graph()
     found: dict[str, torch.fx.Node] = {}
-    mode, made = private.varying_sizes(list(data["sizes"].values()))
-    sizes = dict(zip(data["sizes"], made, strict=True))
+    mode, made = private.varying_sizes(list(data["sizes"].values()), decided=len(data["decided"]))
+    sizes = dict(zip([*data["sizes"], *data["decided"]], made, strict=True))
+    mapped: dict[str, MappedCall] = {}
     with mode:
         for name, target, args, kwargs, value, trace in data["nodes"]:
             if target is None:
@@ -86,6 +97,12 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
                 given = _load(args, found, sizes)
                 if function in _SITES and given[_SITES[function]] in calls:
                     given[_SITES[function]] = calls[given[_SITES[function]]].key
+                elif function in _MAPPED:
+                    name_of_call = given[-1]
+                    if function is MAPPED_CALL:
+                        results = _load_value(value, sizes)
+                        mapped[name_of_call] = MappedCall.loaded(data["mapped"][name_of_call], results)
+                    given[-1] = mapped[name_of_call].key
                 node = graph.create_node("call_function", function, name=name)
                 # Handed over at once, torch would warn of sizes among them.
                 node.args, node.kwargs = tuple(given), _load(kwargs, found, sizes)
@@ -100,8 +117,20 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
         written={i: found[name] for i, name in data["written"]},
         gradients={i: found[name] for i, name in data["gradients"]},
         shared=frozenset(data["shared"]),
+        sites=tuple(mapped.values()),
     )
+    _note_sizes_of_gradients(joint)
     return joint, data["feeds"]
+
+
+def _note_sizes_of_gradients(joint: Joint) -> None:
+    """Have torch know, as in the process that traced, that a gradient has the sizes of its output."""
+    graph = joint.graph_module.graph
+    for node, i in joint.tangents.items():
+        for size, other in zip(node.meta["val"].shape, joint.outputs[i].meta["val"].shape, strict=True):
+            if isinstance(size, torch.SymInt) or isinstance(other, torch.SymInt):
+                private.take_for_equal(size, other)
+    forget_assumed(graph)
 
 
 def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, Any, Any]:
@@ -109,8 +138,6 @@ def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, An
     if node.op == "placeholder":
         return None, [], _dump({})
     args = list(node.args)
-    if node.target in (MAPPED_CALL, MAPPED_CALL_GRAD):
-        raise UnstorableError("a call with a gradient that was registered")
     if node.target is operator.getitem:
         return _GETITEM, _dump(args), _dump({})
     if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
@@ -151,6 +178,23 @@ def _load(value: Any, nodes: Mapping[str, torch.fx.Node], sizes: Mapping[str, An
     if isinstance(value, dict) and "varies" in value:
         return _load_size(value, sizes)
     return load_constant(value)
+
+
+def _symbols(joint: Joint) -> set[str]:
+    """The symbols of all sizes in a joint graph: of inputs, and of what values in tensors decide."""
+    found: set[str] = set()
+
+    def note(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            found.update(map(str, expression_of(value).free_symbols))
+        elif isinstance(value, torch.Tensor):
+            list(map(note, (*value.shape, *value.stride())))
+        return value
+
+    for node in joint.graph_module.graph.nodes:
+        if node.op != "output":
+            torch.fx.node.map_aggregate((node.args, node.kwargs, node.meta["val"]), note)
+    return found
 
 
 def _dump_size(size: int | torch.SymInt) -> Any:

@@ -29,7 +29,7 @@ from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.operators import checked_index, extreme, must_compute
-from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL
+from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 from torch2ort.symbolics.shared_memory import writes_outside
 from torch2ort.symbolics.sites import arguments_of, is_random
 from torch2ort.symbolics.source import source_line
@@ -56,7 +56,7 @@ class Joint:
         written: position among the program's inputs -> node of its new value.
         gradients: position among the program's inputs -> node of its gradient.
         shared: positions of the outputs that are a view, an input or another output in eager PyTorch.
-        sites: the calls of PyTorch's kernels, kept alive.
+        sites: the calls of PyTorch's kernels, and those with registered gradients, kept alive.
     """
 
     graph_module: torch.fx.GraphModule
@@ -66,7 +66,7 @@ class Joint:
     written: dict[int, torch.fx.Node]
     gradients: dict[int, torch.fx.Node]
     shared: frozenset[int]
-    sites: Sequence[Site] = ()
+    sites: Sequence[Site | MappedCall] = ()
 
 
 class _Flat(torch.nn.Module):

@@ -6,6 +6,7 @@ call's own translation and the registered gradients say.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 
@@ -54,10 +56,27 @@ class MappedCall:
         self.key = f"mapped_call_{next(_serial)}"
         self.fake = fake
         self.needed = tuple(needed)
+        self._model = model
         self._graph = model.graph
         self._opset = model.opset_imports[""]
         self._carrying = gradient_nodes(model, self._trained())
         _calls[self.key] = self
+
+    def stored(self) -> dict[str, Any]:
+        """The call as JSON, but for what it gives for tensors without data."""
+        model = ir.to_proto(self._model).SerializeToString()
+        return {"model": base64.b64encode(model).decode(), "needed": list(self.needed)}
+
+    @classmethod
+    def loaded(cls, data: Mapping[str, Any], results: Sequence[torch.Tensor]) -> MappedCall:
+        """What :meth:`stored` wrote, with the gradients that are registered in this process.
+
+        Args:
+            data: what it wrote.
+            results: what the call gives, without data.
+        """
+        model = ir.from_proto(onnx.load_from_string(base64.b64decode(data["model"])))
+        return cls(model, data["needed"], lambda tensors: results)
 
     @property
     def is_registered(self) -> bool:
@@ -109,6 +128,11 @@ class MappedCall:
 
 
 _calls: weakref.WeakValueDictionary[str, MappedCall] = weakref.WeakValueDictionary()
+
+
+def mapped_call(key: str) -> MappedCall:
+    """The live call of that key; ``KeyError`` if it is gone."""
+    return _calls[key]
 
 
 class _Copied:
