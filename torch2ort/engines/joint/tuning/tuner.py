@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -86,11 +87,12 @@ class Tuner:
         self._left, self._clock = BUDGET if budget is None else budget, clock
         self._machine = machine(options)
 
-    def tune(self, graph: torch.fx.Graph) -> Rewriting:
+    def tune(self, graph: torch.fx.Graph, level: int = logging.INFO) -> Rewriting:
         """Have operators run as was measured to be faster than by the rule.
 
         Args:
             graph: of a half, functional; changed in place.
+            level: of what the log says.
         """
         rewriting = Rewriting(graph)
         arrange(rewriting, graph)
@@ -100,9 +102,9 @@ class Tuner:
                 groups.setdefault(description(node), []).append(node)
         # What weighs most goes first, should the time not be enough.
         order = sorted(groups, key=lambda text: -len(groups[text]) * elements(groups[text][0]))
-        counts = Counter(self._decide(rewriting, text, groups[text]) for text in order)
+        counts = Counter(self._decide(rewriting, text, groups[text], level) for text in order)
         told = ", ".join(f"{count} {how}" for how, count in counts.items())
-        logger.info("autotune: of %d operators, %s.", len(order), told or "none")
+        logger.log(level, "autotune: of %d operators, %s.", len(order), told or "none")
         graph.lint()
         return rewriting
 
@@ -133,14 +135,15 @@ class Tuner:
         other, _ = cast("tuple[Half, str]", region(graph))
         lay(other.graph_module.graph)
         by_rule, laid_out = (
-            Program.of(half, self.tune(half.graph_module.graph), self._target) for half in (standing, other)
+            Program.of(half, self.tune(half.graph_module.graph, logging.DEBUG), self._target)
+            for half in (standing, other)
         )
         return layouts(by_rule, laid_out, standing, self._options, most)
 
     def _is_measured(self, node: torch.fx.Node) -> bool:
         return node.target in self._table and is_fixed(node) and elements(node) >= _FEW
 
-    def _decide(self, rewriting: Rewriting, text: str, nodes: Sequence[torch.fx.Node]) -> str:
+    def _decide(self, rewriting: Rewriting, text: str, nodes: Sequence[torch.fx.Node], level: int) -> str:
         """Rewrite equal operators, or leave them to the rule; returns which."""
         node, alternatives = nodes[0], self._table[cast(OpOverload, nodes[0].target)]
         seconds = self._seconds(
@@ -155,7 +158,8 @@ class Tuner:
         if alternative is None:
             return "by the rule"
         share = seconds[alternative.name] / seconds[RULE]
-        logger.info(
+        logger.log(
+            level,
             "autotune: %d of %s: %s, in %.2f of the time by the rule (%.0f microseconds).",
             *(len(nodes), words(node), alternative.words, share, seconds[RULE] * 1e6),
         )
