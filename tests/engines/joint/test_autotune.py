@@ -15,6 +15,7 @@ from torch import nn
 
 import torch2ort
 from tests.engines.joint.test_regions import Of, step
+from tests.support.regions import interpret
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.choose import target_of
 from torch2ort.engines.joint._torch_private import FakeTensorMode
@@ -155,6 +156,14 @@ def test_images_run_channels_last_where_that_is_faster(fastest, tmp_path):
     # The picture and three results on their ways in and out of the layout; nothing in between.
     (file,) = tmp_path.glob("*_forward_optimized.onnx")
     assert sum(node.op_type == "Transpose" for node in onnx.load(file).graph.node) <= 4
+
+
+def test_what_fused_regions_leave_is_decided(fastest, monkeypatch):
+    regions, logged = interpret(monkeypatch), fastest("kernel")
+    model = Images()
+    torch.testing.assert_close(step(tuned(model, fuse=True), PICTURES), step(copy.deepcopy(model), PICTURES))
+    assert regions
+    assert [line for line in logged.messages if "of aten.convolution.default of [2, 3, 6, 8]" in line]
 
 
 def test_a_layout_holds_for_a_backward_of_another_process(fastest, tmp_path):

@@ -96,7 +96,8 @@ class Planner:
         source, mapped = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
         joint = inline(joint, every=target.inlines_functions)
-        if tuner is not None:
+        if tuner is not None and fuses is None:
+            # A region takes what lies between convolutions, in the order of its dimensions.
             tuner.lay_out(joint.graph_module.graph)
         position = {name: i for i, name in enumerate(graph.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]

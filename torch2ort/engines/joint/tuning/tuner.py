@@ -51,7 +51,12 @@ class _Known:
     """What this process measured or read, by the digest of its key: seconds by way."""
 
     seconds: dict[str, Mapping[str, float]] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def first(self, digest: str, seconds: Mapping[str, float]) -> Mapping[str, float]:
+        """What was noted of the same before, else these, which are noted."""
+        with self.lock:
+            return self.seconds.setdefault(digest, seconds)
 
 
 _KNOWN = _Known()
@@ -178,17 +183,15 @@ class Tuner:
             make: gives the ways, if the seconds that there are suffice for them.
         """
         key = Key.of(what, {**self._machine, "measured": text})
-        with _KNOWN.lock:
-            seconds = _KNOWN.seconds.get(key.digest) or self._kept(key)
-            if seconds is None and self._left > 0:
-                seconds = self._measured(make)
-                if seconds is not None and self._store is not None:
-                    keep(self._store, key, _KIND, Kept({"seconds": dict(seconds)}, {}))
-                    # Another process may have been first, and two of them should run the same.
-                    seconds = self._kept(key) or seconds
-            if seconds is not None:
-                _KNOWN.seconds[key.digest] = seconds
-        return seconds
+        # Not locked while it is measured: that waits for exports of other threads.
+        seconds = _KNOWN.seconds.get(key.digest) or self._kept(key)
+        if seconds is None and self._left > 0:
+            seconds = self._measured(make)
+            if seconds is not None and self._store is not None:
+                keep(self._store, key, _KIND, Kept({"seconds": dict(seconds)}, {}))
+                # Another process may have been first, and two of them should run the same.
+                seconds = self._kept(key) or seconds
+        return None if seconds is None else _KNOWN.first(key.digest, seconds)
 
     def _measured(self, make: Callable[[float], Mapping[str, Way]]) -> Mapping[str, float] | None:
         start, left = self._clock(), self._left
