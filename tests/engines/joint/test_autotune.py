@@ -158,6 +158,12 @@ def test_images_run_channels_last_where_that_is_faster(fastest, tmp_path):
     assert sum(node.op_type == "Transpose" for node in onnx.load(file).graph.node) <= 4
 
 
+def test_a_model_in_channels_last_is_computed_so(fastest):
+    fastest(RULE)
+    model, x = Images().to(memory_format=LAST), PICTURES.to(memory_format=LAST)
+    torch.testing.assert_close(step(tuned(model), x), step(copy.deepcopy(model), x))
+
+
 def test_what_fused_regions_leave_is_decided(fastest, monkeypatch):
     regions, logged = interpret(monkeypatch), fastest("kernel")
     model = Images()
