@@ -78,6 +78,12 @@ CODE = {
         m.layer(x), None, None, m.norm.weight, m.norm.bias, training=True
     ),
     "attention": lambda m, x: F.scaled_dot_product_attention(*[m.layer(x)[None, None]] * 3),
+    "attention with a bias that is trained": lambda m, x: F.scaled_dot_product_attention(
+        *[m.layer(x)[None, None]] * 3, attn_mask=m.norm.weight[None, None, None, :3]
+    ),
+    "attention of several types": lambda m, x: F.scaled_dot_product_attention(
+        x[None, None], *[m.layer(x)[None, None]] * 2, attn_mask=x[:, :3] > 0
+    ),
     "einsum": lambda m, x: torch.einsum("ij,kj->ik", x, m.layer.weight) + m.layer(x),
     "cat": lambda m, x: torch.cat([m.layer(x), x]),
     "cross entropy": lambda m, x: F.cross_entropy(m.layer(x) * 300, LABELS),

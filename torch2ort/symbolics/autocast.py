@@ -9,7 +9,7 @@ What casts inside of its kernel (a recurrent net, ``nn.Bilinear``) runs in that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -166,10 +166,11 @@ class _Settler:
         if plain is not None and plain.calls == casted.calls:
             return
         if private.has_autocast(node.target, state.kinds):
-            plain = probe.log(None, casted.casts)
-            if plain is not None and plain.calls == casted.rest:
-                self._cast(node, casted.casts)
-                return
+            for casts in _possible(casted.casts, {} if plain is None else plain.casts, state):
+                same = probe.log(None, casts)
+                if same is not None and same.calls == casted.without(casts):
+                    self._cast(node, casts)
+                    return
         elif node.target._can_decompose():  # type: ignore[union-attr]
             self._expand(node, state)
             return
@@ -225,6 +226,24 @@ class _Settler:
         _replace(node, torch.fx.node.map_arg(parts.output_node().args[0], copies.__getitem__))
 
 
+def _possible(
+    casts: dict[torch.fx.Node, torch.dtype], own: Mapping[torch.fx.Node, torch.dtype], state: Autocast
+) -> Iterator[dict[torch.fx.Node, torch.dtype]]:
+    """Which casts may be those of autocast: all, or some.
+
+    A kernel may cast arguments of its own accord, as attention does in half precision with a mask.
+
+    Args:
+        casts: the first ones of arguments under autocast.
+        own: those without it.
+        state: of autocast.
+    """
+    lower = {dtype for _, _, dtype in state.devices}
+    yield casts
+    yield {node: dtype for node, dtype in casts.items() if own.get(node) is not dtype}
+    yield {node: dtype for node, dtype in casts.items() if dtype in lower}
+
+
 def _replace(node: torch.fx.Node, result: Any) -> None:
     if isinstance(result, torch.fx.Node):
         node.replace_all_uses_with(result)
@@ -269,13 +288,21 @@ class _Log(NamedTuple):
 
     Attributes:
         calls: of each operator itself and the dtypes of what it took and gave.
-        rest: those but for the first cast of each argument.
-        casts: the arguments that were cast, and to what.
+        first: the arguments that were cast, and which call was the first to.
     """
 
     calls: list[Any]
-    rest: list[Any]
-    casts: dict[torch.fx.Node, torch.dtype]
+    first: dict[torch.fx.Node, int]
+
+    @property
+    def casts(self) -> dict[torch.fx.Node, torch.dtype]:
+        """What each argument that was cast became first."""
+        return {node: self.calls[i][2][0] for node, i in self.first.items()}
+
+    def without(self, nodes: Collection[torch.fx.Node]) -> list[Any]:
+        """The calls but for the first cast of each of ``nodes``."""
+        dropped = {self.first[node] for node in nodes}
+        return [call for i, call in enumerate(self.calls) if i not in dropped]
 
 
 class _Probe:
@@ -310,16 +337,14 @@ class _Probe:
                     self._node.target(*arguments, **keywords)  # type: ignore[operator]
                 except (RuntimeError, TypeError):
                     return None
-        found: dict[torch.fx.Node, torch.dtype] = {}
-        calls, rest = [], []
-        for operator, taken, result in recorded.calls:
+        first: dict[torch.fx.Node, int] = {}
+        calls = []
+        for i, (operator, taken, result) in enumerate(recorded.calls):
             calls.append((operator, *([t.dtype for t in tensors] for tensors in (taken, result))))
             source = names.get(id(taken[0])) if operator is _CAST and taken else None
-            if source is None or source in found:
-                rest.append(calls[-1])
-            else:
-                found[source] = result[0].dtype
-        return _Log(calls, rest, found)
+            if source is not None:
+                first.setdefault(source, i)
+        return _Log(calls, first)
 
     def _value(self, node: torch.fx.Node, dtype: torch.dtype | None) -> Any:
         value = node.meta["val"]
