@@ -88,6 +88,18 @@ class Numpy(torch.autograd.Function):
         return torch.from_numpy(3 * x.numpy() ** 2) * grad
 
 
+class Noisy(torch.autograd.Function):
+    """Draws random numbers in forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1
+
+
 class Base(torch.autograd.Function):
     """The parent of :class:`Derived`."""
 

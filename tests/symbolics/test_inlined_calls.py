@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 import torch2ort
+from tests.support.functions import Noisy, Numpy
 
 FACTOR = 3.0
 
@@ -61,26 +61,6 @@ class Global(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * FACTOR
-
-
-class Numpy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return torch.from_numpy(np.tanh(x.detach().numpy()))
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
-class Noisy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x + torch.rand_like(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
 
 
 class Mixed(torch.autograd.Function):
@@ -193,7 +173,7 @@ def test_what_cannot_be_inlined_is_refused_by_name(name):
         result = function.apply(x)
         return result[0] if isinstance(result, tuple) else result
 
-    full = f"{__name__}.{function.__name__}"
+    full = f"{function.__module__}.{function.__name__}"
     with pytest.raises(torch2ort.ExportError) as error:
         torch2ort.export(Model(call).eval(), X)
     assert str(error.value) == (
@@ -207,10 +187,10 @@ def test_an_option_inlines_every_function_that_can_be_and_says_what_cannot(caplo
     with caplog.at_level("INFO", "torch2ort"):
         exported = torch2ort.export(model, X, options=EVERY)
     torch.testing.assert_close(exported(X), model(X))
-    assert [op.func_name for op in exported.python_ops] == [f"{__name__}.Numpy"]
+    assert [op.func_name for op in exported.python_ops] == ["tests.support.functions.Numpy"]
     assert (
-        f"{__name__}.Numpy stays opaque, as PyTorch does not trace it without data (RuntimeError: .numpy() "
-        f"is not supported for tensor subclasses.)"
+        "tests.support.functions.Numpy stays opaque, as PyTorch does not trace it without data "
+        "(RuntimeError: .numpy() is not supported for tensor subclasses.)"
     ) in caplog.messages
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import onnx
 import pytest
 import torch
 
 import torch2ort
+from tests.support.functions import Noisy, Numpy
 from tests.support.regions import interpret
 
 pytestmark = pytest.mark.joint("it alone inlines")
@@ -60,16 +60,6 @@ class Sloped(torch.autograd.Function):
         return grad * SLOPE
 
 
-class Numpy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return torch.from_numpy(np.tanh(x.detach().numpy()))
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 class Two(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -78,16 +68,6 @@ class Two(torch.autograd.Function):
     @staticmethod
     def backward(ctx, first, second):
         return first + second
-
-
-class Noisy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x + torch.rand_like(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 1
 
 
 class Constant(torch.autograd.Function):
@@ -185,7 +165,7 @@ def test_an_option_inlines_what_can_be(tmp_path):
         torch.manual_seed(3)
         seeded.append(step(module))
     torch.testing.assert_close(*seeded)
-    assert calls(tmp_path) == {f"{__name__}.Noisy"}
+    assert calls(tmp_path) == {"tests.support.functions.Noisy"}
 
 
 def test_with_the_option_a_global_that_backward_reads_is_watched(monkeypatch):
@@ -238,7 +218,7 @@ def test_what_cannot_be_inlined_is_refused_by_name(name):
         result = function.apply(x)
         return result[0] if isinstance(result, tuple) else result
 
-    full = f"{__name__}.{function.__name__}"
+    full = f"{function.__module__}.{function.__name__}"
     try:
         with pytest.raises(torch2ort.ExportError) as error:
             step(on_ort(Model(call)))
