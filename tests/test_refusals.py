@@ -188,3 +188,22 @@ def test_an_error_of_tracing_alone_names_the_line_and_the_way_out():
     )
     assert isinstance(caught.value.__cause__, AttributeError)
     torch.testing.assert_close(torch2ort.export(MakesAMask(), (x, x))(x, x), MakesAMask()(x, x))
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+@pytest.mark.parametrize("wrap", [torch2ort.export, lambda model, x: torch2ort.ORTModule(model)(x)])
+def test_branches_are_refused_with_what_to_do(wrap):
+    with pytest.raises(torch2ort.ExportError) as caught:
+        wrap(Branching(), torch.ones(2, 4))
+    line = Branching.forward.__code__.co_firstlineno + 1
+    assert str(caught.value) == (
+        f"Branching: {__file__}:{line} in forward (return torch.cond(x.sum() > 0, torch.sin, torch.cos, "
+        "(x,))) has a part of it traced by dynamo, as torch.cond and torch.while_loop do, which a graph "
+        "cannot do. "
+        "Compute both branches and choose with torch.where, unroll the loop, or put that part of the model "
+        "into a torch.autograd.Function"
+    )

@@ -386,6 +386,9 @@ def _failure(model: torch.nn.Module, call: FlatCall, error: Exception) -> Export
             f"{name}: forward makes a sparse tensor{users_line(error)}, which a graph cannot hold. Use "
             f"dense tensors, or put that part of the model into a torch.autograd.Function"
         )
+    if isinstance(error.__context__, ExportError):
+        # Dynamo, through which it came, adds lines to it and makes an error of its own of it.
+        return ExportError(_first_line(error.__context__))
     unknown = private.without_fake_kernel(error)
     if unknown is not None:
         return ExportError(

@@ -27,6 +27,11 @@ _TRACES = "torch2ort.capture.trace"
 _LIBRARIES = ("torch", "torch2ort")
 _SEEDS = "Seed before the call, and leave torch's random state alone in forward"
 
+_BRANCHES = (
+    "Compute both branches and choose with torch.where, unroll the loop, or put that part of the model into "
+    "a torch.autograd.Function"
+)
+
 
 @contextlib.contextmanager
 def refused_calls(model: torch.nn.Module) -> Iterator[None]:
@@ -48,6 +53,10 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
 
         def __getattr__(self, attribute: str) -> Any:
             if attribute in ("manual_seed", "seed", "set_state") and is_forwards():
+                if _is_of_dynamo(sys._getframe(2)):
+                    refuse(
+                        "has a part of it traced by dynamo, as torch.cond and torch.while_loop do", _BRANCHES
+                    )
                 refuse("sets torch's random state", _SEEDS)
             return getattr(generator, attribute)
 
@@ -141,6 +150,11 @@ def _is_users_call(frame: FrameType | None) -> bool:
     while frame is not None and is_pythons(real_path(frame.f_code.co_filename)):
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code.co_filename)
+
+
+def _is_of_dynamo(frame: FrameType | None) -> bool:
+    """Whether a frame is dynamo's, which leaves the random state as it was."""
+    return frame is not None and str(frame.f_globals.get("__name__", "")).startswith("torch._dynamo.")
 
 
 def is_forwards() -> bool:
