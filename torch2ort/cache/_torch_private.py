@@ -9,9 +9,9 @@
 | torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
 | the attribute _torchdynamo_wrapper_id of functions | 2.11-2.15.0 |
 | torch._ops.OpOverload, OpOverloadPacket | 2.11-2.15.0 |
-| torch._library.custom_ops.OPDEFS, CustomOpDef (_opoverload, _abstract_fn, ...) | 2.13.0 |
-| torch._library.simple_registry.singleton, and the fake_impl.kernel.func of its entries | 2.13.0 |
-| torch._C._dispatch_dump, text of its lines | 2.13.0 |
+| torch._library.custom_ops.OPDEFS, CustomOpDef (_opoverload, _abstract_fn, ...) | 2.11-2.15.0 |
+| torch._library.simple_registry.singleton, and the fake_impl.kernel.func of its entries | 2.11-2.15.0 |
+| torch._C._dispatch_dump, text of its lines | 2.11-2.15.0 |
 | torch.Tensor._version, torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
 | torch._dynamo.mutation_guard, which wraps methods of torch.nn.Module when dynamo first runs | 2.13.0 |

@@ -5,7 +5,7 @@
 | ExportedProgram._guards_code | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.11-2.15.0 |
-| torch._subclasses.fake_tensor.UnsupportedOperatorException, text of CustomOpDef's error | 2.13.0 |
+| torch._subclasses.fake_tensor.UnsupportedOperatorException, text of CustomOpDef's error | 2.11-2.15.0 |
 | torch.nn.modules.batchnorm._BatchNorm | 2.11-2.15.0 |
 | torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0, 2.15.0 |
 | torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0, 2.15.0 |

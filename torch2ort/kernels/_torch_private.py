@@ -6,7 +6,7 @@
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._VF.lstm, gru, rnn_tanh, rnn_relu | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.unset_fake_temporarily, torch._C._DisablePythonDispatcher | 2.13.0 |
-| torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey | 2.13.0 |
+| torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey | 2.11-2.15.0 |
 """
 
 from __future__ import annotations

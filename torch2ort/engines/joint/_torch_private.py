@@ -7,9 +7,9 @@
 | torch._guards.tracing, TracingContext | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0, 2.15.0 |
 | torch.fx.experimental.symbolic_shapes (ShapeEnv, DimDynamic, StatelessSymbolicContext) | 2.13.0 |
-| torch.fx.experimental.symbolic_shapes._constrain_range_for_size | 2.13.0 |
+| torch.fx.experimental.symbolic_shapes._constrain_range_for_size | 2.11-2.15.0 |
 | torch._dynamo.source.ConstantSource | 2.13.0 |
-| torch._check | 2.13.0 |
+| torch._check | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
