@@ -123,6 +123,22 @@ def test_a_large_derivative_is_taken_apart_where_that_is_faster(fastest):
     ]
 
 
+def test_a_product_with_factors_is_not_turned(fastest):
+    fastest("turned")
+    model = Of(lambda m, x: torch.addmm(m.a.bias, x, m.a.weight.t(), beta=0.5, alpha=2.0), a=nn.Linear(8, 6))
+    torch.testing.assert_close(step(tuned(model), ROWS), step(copy.deepcopy(model), ROWS))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_gradient_is_a_transposed_convolution_in_each_rank(rank, fastest):
+    logged = fastest("transposed")
+    kind = {1: nn.Conv1d, 3: nn.Conv3d}[rank]
+    model = Of(lambda m, x: m.a(x), a=kind(2, 3, 2, stride=3, dilation=2, padding=1))
+    x = torch.randn(2, 2, *range(7, 7 + rank))
+    torch.testing.assert_close(step(tuned(model), x), step(copy.deepcopy(model), x))
+    assert "ConvTranspose" in logged.text
+
+
 @pytest.mark.parametrize("operator", [torch.sigmoid, F.silu, F.gelu, torch.tanh], ids=lambda o: o.__name__)
 def test_numbers_far_from_zero_are_exact_whoever_does_it(operator, monkeypatch):
     def other(found, clock):

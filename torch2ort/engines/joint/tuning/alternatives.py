@@ -80,7 +80,10 @@ def _in_parts(function: Callable[..., torch.fx.Node]) -> Callable[[Rewriting, to
     """
 
     def rewrite(rewriting: Rewriting, node: torch.fx.Node) -> None:
-        result = function(_Parts(node), *node.args, **node.kwargs)
+        if node.kwargs:
+            # Factors, or a type for the result.
+            raise NotPossibleError
+        result = function(_Parts(node), *node.args)
         node.replace_all_uses_with(result)
         node.graph.erase_node(node)
 
@@ -141,6 +144,8 @@ def _transposed(rewriting: Rewriting, node: torch.fx.Node) -> None:
     gradient, input, weight, _, stride, padding, dilation, is_transposed, _, groups, mask = node.args
     if is_transposed or not cast("list[bool]", mask)[0]:
         raise NotPossibleError
+    if len({len(cast("list[int]", sizes)) for sizes in (stride, padding, dilation)}) > 1:
+        raise NotPossibleError  # one number for all dimensions
     size, kernel, given = (cast(torch.fx.Node, n).meta["val"].shape[2:] for n in (input, weight, gradient))
     # Of the last positions that no window reaches.
     more = [

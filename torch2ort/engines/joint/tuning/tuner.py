@@ -196,12 +196,16 @@ class Tuner:
     def _measured(self, make: Callable[[float], Mapping[str, Way]]) -> Mapping[str, float] | None:
         start, left = self._clock(), self._left
         try:
-            return self._time_of(make(left))
+            found = make(left)
         except TooLongError:
-            return None
-        finally:
-            # What was measured for it inside is counted once.
-            self._left = left - (self._clock() - start)
+            found = {}
+        except Exception as error:  # a kernel may refuse random numbers
+            logger.debug("autotune: what runs by the rule is not measured: %s", error)
+            found = {}
+        seconds = self._time_of(found) if found else None
+        # What was measured for it inside is counted once.
+        self._left = left - (self._clock() - start)
+        return seconds
 
     def _kept(self, key: Key) -> Mapping[str, float] | None:
         entry = None if self._store is None else self._store.read(key.digest)
