@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnxruntime
 import pytest
 import torch
 
@@ -115,6 +116,14 @@ def test_an_export_holds_operators_alone(name):
     exported = torch2ort.export(model, X)
     torch.testing.assert_close(exported(X), model(X))
     assert exported.python_ops == ()
+
+
+def test_a_plain_session_runs_the_file(tmp_path):
+    model = Model(CALLS["twice"]).eval()
+    torch2ort.export(model, X, options=EVERY).save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(X))
 
 
 @of_registered
