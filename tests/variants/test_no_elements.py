@@ -36,6 +36,7 @@ CALLS = {
     "logsumexp": lambda h: h.logsumexp(-1),
     "argmax": lambda h: (h, h.argmax(-1), h.argmin(-1, keepdim=True)),
     "group norm": lambda h: torch.nn.functional.group_norm(h, 2),
+    "repeat_interleave": lambda h: h[:, ::2].repeat_interleave(2, 1) + h.repeat_interleave(2, 0)[::2],
     "copy": copied,
     "sort": lambda h: h.sort(-1).values,
     "topk": lambda h: h.topk(3, -1).values,

@@ -25,6 +25,20 @@ def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return NotImplemented if self.dim() else self.clone()
 
 
+@decomposes(aten.repeat_interleave.self_int)
+def repeat_interleave(
+    self: torch.Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> torch.Tensor:
+    """An axis more, and all sizes by name: what holds no elements leaves none of them to be found out."""
+    del output_size  # checked by eager while it traced
+    if dim is None:
+        self, dim = self.reshape(-1), 0
+    dim %= self.dim()
+    sizes = [*self.shape[:dim], self.shape[dim] * repeats, *self.shape[dim + 1 :]]
+    repeated = self.unsqueeze(dim + 1).expand(*self.shape[: dim + 1], repeats, *self.shape[dim + 1 :])
+    return repeated.reshape(sizes)
+
+
 @decomposes(aten.split.Tensor)
 def split(self: torch.Tensor, split_size: int, dim: int = 0) -> list[torch.Tensor]:
     """Slices, where the size varies and ONNX's Split could not say how many parts there are."""
