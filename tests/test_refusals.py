@@ -165,6 +165,18 @@ def test_a_backward_hook_of_a_submodule_is_refused_also_after_a_first_step():
     wrapped(x).sum().backward()
 
 
+def test_a_backward_hook_of_every_module_is_refused_by_name():
+    wrapped = torch2ort.ORTModule(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
+    handle = torch.nn.modules.module.register_module_full_backward_hook(lambda module, given, made: None)
+    try:
+        with pytest.raises(torch2ort.ExportError) as caught:
+            wrapped(torch.ones(2, 4, requires_grad=True))
+    finally:
+        handle.remove()
+    said = "every module has a backward hook, by torch.nn.modules.module"
+    assert str(caught.value) == f"Sequential: {said}{HOOK}"
+
+
 class MakesAMask(torch.nn.Module):
     """As libraries do, it makes no mask while it is compiled, and then has none."""
 

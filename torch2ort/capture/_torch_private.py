@@ -12,6 +12,7 @@
 | torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.nn.modules.module._global_buffer_registration_hooks | 2.11-2.15.0 |
+| torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
 | torch.overrides._get_current_function_mode_stack | 2.11-2.15.0 |
 | torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.11-2.15.0 |
 | torch._C._set_grad_enabled, _InferenceMode, which torch.autograd.grad_mode calls | 2.11-2.15.0 |
@@ -50,6 +51,7 @@ with private_names("torch"):
     need(torch.export.ExportedProgram, "_guards_code")
     need(torch.nn.modules.transformer, "_detect_is_causal_mask")
     need(torch.nn.modules.module, "_global_buffer_registration_hooks")
+    need(torch.nn.modules.module, "_global_backward_hooks", "_global_backward_pre_hooks")
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -190,3 +192,9 @@ def no_autocast_nodes(ended: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         PreDispatchTorchFunctionMode.__torch_function__ = recorded  # type: ignore[method-assign]
+
+
+def all_modules_have_backward_hooks() -> bool:
+    """Whether somebody registered a hook on the gradients of every module of the process."""
+    module = torch.nn.modules.module
+    return bool(module._global_backward_hooks or module._global_backward_pre_hooks)

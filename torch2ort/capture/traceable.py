@@ -172,9 +172,11 @@ _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad
 
 
 def backward_hook(model: torch.nn.Module) -> str | None:
-    """Name of a module below ``model`` that has a hook on its gradients, or ``None``."""
+    """What has a hook on the gradients of a module below ``model``, or ``None``."""
+    if private.all_modules_have_backward_hooks():
+        return "every module has a backward hook, by torch.nn.modules.module,"
     name: str
     for name, module in model.named_modules():
         if name and (module._backward_hooks or module._backward_pre_hooks):
-            return name
+            return f"its module '{name}' has a backward hook,"
     return None

@@ -59,8 +59,8 @@ def build(
     """
     refuse_untraceable(model)
     hooked = backward_hook(model)
-    if target.differentiates and hooked is not None:
-        _refuse_hook(model, f"its module '{hooked}' has a backward hook")
+    if _is_trained(target) and hooked is not None:
+        _refuse_hook(model, hooked)
     modes = Modes.now()
     settings = {
         "modes of PyTorch": modes.description(),
@@ -93,6 +93,11 @@ def build(
     return built
 
 
+def _is_trained(target: Target) -> bool:
+    """Whether an engine gets gradients, of the graph or of the program behind it."""
+    return target.differentiates or target.keeps_program
+
+
 def _dim_specs(sizes: Sizes) -> list[DimSpec]:
     """What to ask torch.export for, so that the same sizes vary."""
     varying = torch.export.Dim.AUTO
@@ -123,10 +128,9 @@ def _export(
             leaves=not with_hooks,
             fixed_sizes=target.keeps_program,
         )
-        trained = target.differentiates or target.keeps_program
-        if trained and traced.hooked:
-            _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient")
-        if trained and traced.outside:
+        if _is_trained(target) and traced.hooked:
+            _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient,")
+        if _is_trained(target) and traced.outside:
             _refuse_outside(model, traced.outside)
         program = None
         with off():
@@ -215,6 +219,6 @@ def _refuse_outside(model: torch.nn.Module, what: str) -> None:
 
 def _refuse_hook(model: torch.nn.Module, what: str) -> None:
     raise ExportError(
-        f"{type(model).__name__}: {what}, which a graph cannot call. Hooks of the model itself and of its "
+        f"{type(model).__name__}: {what} which a graph cannot call. Hooks of the model itself and of its "
         f"parameters work; for others put the computation into the backward of a torch.autograd.Function"
     )
