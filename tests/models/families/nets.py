@@ -504,7 +504,7 @@ for _name, (_kind, _batch) in OTHERS.items():
 
 @family(
     "fourier",
-    refused="aten._fft_r2c.default at ..., in forward: spectrum = torch.fft.rfft(self.lift(x), dim=1) "
+    refused="aten....default at ..., in forward: spectrum = torch.fft.rfft(self.lift(x), dim=1) "
     "computes with complex numbers, which an ONNX graph that is trained cannot hold. Put the complex part of "
     "the model into a torch.autograd.Function, which keeps PyTorch's kernels",
 )

@@ -18,6 +18,7 @@ from torch2ort.engines.joint.masks import share_positions
 from torch2ort.engines.joint.reach import Reach, traced_reach
 from torch2ort.engines.joint.sizes import is_number, refuse_assumed, settle_sizes
 from torch2ort.engines.joint.whole import keep_whole
+from torch2ort.engines.no_gradient import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.source import Source
 from torch2ort.kernels.result_types import tell_eagers_types
@@ -31,7 +32,7 @@ from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.operators import checked_index, extreme, must_compute
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 from torch2ort.symbolics.shared_memory import writes_outside
-from torch2ort.symbolics.sites import arguments_of, is_random
+from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import draw_in_order_of_memory
 from torch2ort.symbolics.unread_checks import keep_unread_checks
@@ -305,19 +306,15 @@ def _refuse(program: torch.fx.GraphModule) -> None:
                 what = "reads a number out of a tensor"
             elif isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 what = f"is on {value.device}"
-            elif isinstance(value, torch.Tensor) and (value.is_complex() or value.is_sparse):
-                what = "gives complex or sparse numbers"
+            elif isinstance(value, torch.Tensor) and value.is_sparse:
+                what = "gives sparse numbers"
             else:
                 continue
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} {what}, which the joint engine does not take. Train "
                 f"with onnxruntime-training (engine='ort_training'), or in eager PyTorch"
             )
-        if _has_sparse_gradient(node):
-            raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} has sparse=True, but the gradients of a graph are "
-                f"dense. Make the table with sparse=False, or put the look-up into a torch.autograd.Function"
-            )
+        refuse_sparse_and_complex(node)
         if is_number(node.meta.get("val")):
             continue
         if node.op not in ("placeholder", "call_function", "output") or not _is_known(node):
@@ -326,10 +323,6 @@ def _refuse(program: torch.fx.GraphModule) -> None:
                 f"not differentiate it. Train with onnxruntime-training (engine='ort_training'), or put it "
                 f"into a torch.autograd.Function"
             )
-
-
-def _has_sparse_gradient(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, private.OpOverload) and arguments_of(node).get("sparse") is True
 
 
 def _is_known(node: torch.fx.Node) -> bool:

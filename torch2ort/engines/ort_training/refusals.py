@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from torch2ort.engines.no_gradient import refuse_sparse_and_complex
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.symbolics.half_precision import HALF, computes_in_half, floating_dtypes
-from torch2ort.symbolics.sites import arguments_of, is_operator
 from torch2ort.symbolics.source import source_line
 
 
@@ -19,17 +19,7 @@ def refuse_untrainable(node: torch.fx.Node) -> None:
     Raises:
         UnsupportedOperatorError: names the operator, its line, and what to do.
     """
-    if is_operator(node) and arguments_of(node).get("sparse") is True:
-        raise UnsupportedOperatorError(
-            f"{node.target} at {source_line(node)} has sparse=True, but the gradients of a graph are "
-            f"dense. Make the table with sparse=False, or put the look-up into a torch.autograd.Function"
-        )
-    if any(d.is_complex for d in floating_dtypes(node)):
-        raise UnsupportedOperatorError(
-            f"{node.target} at {source_line(node)} computes with complex numbers, which an ONNX graph "
-            f"that is trained cannot hold. Put the complex part of the model into a "
-            f"torch.autograd.Function, which keeps PyTorch's kernels"
-        )
+    refuse_sparse_and_complex(node)
     if computes_in_half(node):
         half = next(iter(floating_dtypes(node) & HALF))
         raise UnsupportedOperatorError(
