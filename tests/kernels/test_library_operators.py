@@ -16,7 +16,7 @@ from torch2ort.errors import EngineError, ExportError, ModelLoadError, Unsupport
 from torch2ort.graph.nodes import load_sites
 from torch2ort.kernels.resolve import bind_classes
 
-ops = torch.ops.torch2ort_tests
+ops = torch.ops.kernels_tests
 
 
 class Model(torch.nn.Module):
@@ -231,7 +231,7 @@ def test_what_no_graph_can_hold_is_refused_by_name(name) -> None:
     module = torch2ort.ORTModule(Model(body))
     with pytest.raises(UnsupportedOperatorError) as caught:
         module(torch.ones(3, 4))
-    assert str(caught.value).startswith(f"torch2ort_tests.{name}.default at {__file__}:")
+    assert str(caught.value).startswith(f"kernels_tests.{name}.default at {__file__}:")
     assert str(caught.value).endswith(f" {reason}")
 
 
@@ -241,10 +241,10 @@ def test_an_operator_without_a_fake_kernel_is_refused_with_what_to_register(oper
         torch2ort.ORTModule(Model(lambda m, h: operator(h)))(torch.ones(3, 4))
     name = "custom_without_fake" if operator is own.custom_without_fake else "without_fake"
     said = str(caught.value)
-    assert said.startswith(f"Model: the operator torch2ort_tests::{name} at {__file__}:")
+    assert said.startswith(f"Model: the operator kernels_tests::{name} at {__file__}:")
     assert said.endswith(
         f" has no kernel for tensors without data, which tells a trace the types and sizes of its results. "
-        f"Register one with torch.library.register_fake('torch2ort_tests::{name}')"
+        f"Register one with torch.library.register_fake('kernels_tests::{name}')"
     )
 
 
@@ -263,7 +263,7 @@ def test_a_fake_kernel_that_is_wrong_is_told_in_the_first_run(operator, given, r
     for size in rows[:-1]:
         module(torch.ones(size, 4))
     name = operator.__qualname__ if hasattr(operator, "__qualname__") else str(operator)
-    name = f"torch2ort_tests::{name.rpartition('.')[2]}"
+    name = f"kernels_tests::{name.rpartition('.')[2]}"
     with pytest.raises(EngineError) as caught:
         module(torch.ones(3, 4))
     assert str(caught.value) == (
@@ -279,14 +279,14 @@ def test_a_file_calls_none(tmp_path) -> None:
     with pytest.raises(ExportError) as caught:
         module.exported.save(tmp_path / "model.onnx")
     assert str(caught.value) == (
-        "torch2ort_tests::cube is an operator of a library, which no file may call. Register a translation "
+        "kernels_tests::cube is an operator of a library, which no file may call. Register a translation "
         "with torch2ort.register_symbolic, or put the call into a torch.autograd.Function"
     )
     (site,) = load_sites(module.exported.proto.graph).values()
     with pytest.raises(ModelLoadError) as caught:
         bind_classes([site])
     assert str(caught.value) == (
-        "the model calls torch2ort_tests::cube, an operator of a library, which no file may call, as it may "
+        "the model calls kernels_tests::cube, an operator of a library, which no file may call, as it may "
         "do anything. If the model is yours, put the call into a torch.autograd.Function"
     )
 
@@ -315,7 +315,7 @@ class Sine(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 4)
 
     def forward(self, x):
-        return own.sine(torch.ops.torch2ort_tests.halves(self.layer(x))[0]).exp()
+        return own.sine(torch.ops.kernels_tests.halves(self.layer(x))[0]).exp()
 
 
 _ANOTHER = """
@@ -371,6 +371,6 @@ def test_a_derivative_that_cannot_be_seen_is_not_cached(cached) -> None:
     module = torch2ort.ORTModule(Model(BODIES["by its name"]))
     module(torch.ones(3, 4)).sum().backward()
     assert module.exported.cache.bypass_reason.endswith(
-        "the derivative of the operator torch2ort_tests::cube was registered by the operator's name, so that "
+        "the derivative of the operator kernels_tests::cube was registered by the operator's name, so that "
         "its code cannot be compared between processes; define it with torch.library.custom_op."
     )

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 custom_op = torch.library.custom_op
-_library = torch.library.Library("torch2ort_tests", "FRAGMENT")
+_library = torch.library.Library("kernels_tests", "FRAGMENT")
 
 
 # --- numpy in forward, and another such operator in backward
 
 
-@custom_op("torch2ort_tests::sine", mutates_args=())
+@custom_op("kernels_tests::sine", mutates_args=())
 def sine(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.sin(x.numpy()))
 
@@ -22,7 +22,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-@custom_op("torch2ort_tests::cosine", mutates_args=())
+@custom_op("kernels_tests::cosine", mutates_args=())
 def cosine(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.cos(x.numpy()))
 
@@ -42,7 +42,7 @@ sine.register_autograd(lambda ctx, grad: grad * cosine(ctx.saved_tensors[0]), se
 # --- several results, of which some have no gradient
 
 
-@custom_op("torch2ort_tests::parts", mutates_args=())
+@custom_op("kernels_tests::parts", mutates_args=())
 def parts(x: torch.Tensor, power: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x**power, x.argmax(-1), x.abs()
 
@@ -69,7 +69,7 @@ parts.register_autograd(_parts_backward, setup_context=_keep_parts)
 # --- lists, tensors that may be left out, and values of each kind
 
 
-@custom_op("torch2ort_tests::weighted", mutates_args=())
+@custom_op("kernels_tests::weighted", mutates_args=())
 def weighted(
     tensors: list[torch.Tensor],
     factors: list[float],
@@ -107,7 +107,7 @@ def _weighted_backward(ctx, grad):
 weighted.register_autograd(_weighted_backward, setup_context=_keep_weighted)
 
 
-@custom_op("torch2ort_tests::halves", mutates_args=())
+@custom_op("kernels_tests::halves", mutates_args=())
 def halves(x: torch.Tensor) -> list[torch.Tensor]:
     return [part.clone() for part in x.chunk(2, -1)]
 
@@ -123,7 +123,7 @@ halves.register_autograd(lambda ctx, grads: torch.cat(grads, -1))
 # --- random numbers, in forward and in backward
 
 
-@custom_op("torch2ort_tests::noisy", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+@custom_op("kernels_tests::noisy", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def noisy(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rand_like(x)
 
@@ -139,7 +139,7 @@ noisy.register_autograd(lambda ctx, grad: noisy(grad))
 # --- backward that reads numbers, and leaves gradients out
 
 
-@custom_op("torch2ort_tests::gated", mutates_args=())
+@custom_op("kernels_tests::gated", mutates_args=())
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x * gate
 
@@ -162,7 +162,7 @@ gated.register_autograd(
 # --- no formula
 
 
-@custom_op("torch2ort_tests::no_formula", mutates_args=())
+@custom_op("kernels_tests::no_formula", mutates_args=())
 def no_formula(x: torch.Tensor) -> torch.Tensor:
     return x.exp()
 
@@ -175,7 +175,7 @@ def _(x):
 # --- a size that values decide
 
 
-@custom_op("torch2ort_tests::positive", mutates_args=())
+@custom_op("kernels_tests::positive", mutates_args=())
 def positive(x: torch.Tensor) -> torch.Tensor:
     return x[x > 0]
 
@@ -196,7 +196,7 @@ positive.register_autograd(_positive_backward, setup_context=keep_first)
 # --- products, whose types autocast decides
 
 
-@custom_op("torch2ort_tests::product", mutates_args=())
+@custom_op("kernels_tests::product", mutates_args=())
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x @ weight
 
@@ -217,7 +217,7 @@ product.register_autograd(
 torch.library.register_autocast(product, "cpu", torch.bfloat16)
 
 
-@custom_op("torch2ort_tests::product_of_types", mutates_args=())
+@custom_op("kernels_tests::product_of_types", mutates_args=())
 def product_of_types(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x @ weight
 
@@ -240,7 +240,7 @@ product_of_types.register_autograd(
 # --- one whose derivative tests register
 
 
-@custom_op("torch2ort_tests::doubled", mutates_args=())
+@custom_op("kernels_tests::doubled", mutates_args=())
 def doubled(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
@@ -252,7 +252,7 @@ def times(factor: int):
     return lambda ctx, grad: grad * factor
 
 
-@custom_op("torch2ort_tests::custom_without_fake", mutates_args=())
+@custom_op("kernels_tests::custom_without_fake", mutates_args=())
 def custom_without_fake(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
@@ -265,12 +265,12 @@ def _defined(schema, kernel, fake=None, key="CPU"):
     name = schema.partition("(")[0]
     _library.impl(name, kernel, key)
     if fake is not None:
-        torch.library.register_fake(f"torch2ort_tests::{name}", fake, lib=_library)
+        torch.library.register_fake(f"kernels_tests::{name}", fake, lib=_library)
 
 
 _defined("cube(Tensor x) -> Tensor", lambda x: x**3, torch.empty_like)
 torch.library.register_autograd(
-    "torch2ort_tests::cube",
+    "kernels_tests::cube",
     lambda ctx, grad: 3 * grad * ctx.saved_tensors[0] ** 2,
     setup_context=keep_first,
     lib=_library,
