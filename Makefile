@@ -62,7 +62,7 @@ test: build build-stock  ## Run the tests, and those of the joint engine on both
 test-long: build build-stock  ## Run the tests that take minutes, and more of the tests on today's onnxruntime
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[deepspeed]'
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) -m long
-	$(BIN)/python $(PYTEST) tests/dynamo tests/stock
+	$(BIN)/python $(PYTEST) tests/dynamo tests/kernels/test_library_operators.py tests/stock tests/training_files
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --engine joint -m long tests/dynamo
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),loops]'
