@@ -234,12 +234,24 @@ INSIDE = {
 }
 
 
+def has_lstm() -> bool:
+    """Whether this processor has the LSTM that autocast calls: oneDNN's in bfloat16."""
+    try:
+        with under():
+            nn.LSTM(1, 1)(torch.zeros(1, 1, 1))
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in ("LSTM", "Bilinear") else pytest.mark.long) for n in INSIDE]
 )
 def test_what_casts_inside_of_its_kernel_does_so_in_a_graph(name) -> None:
     model = Before(INSIDE[name]())
     module = torch2ort.ORTModule(copy.deepcopy(model))
+    if name == "LSTM" and not has_lstm():
+        pytest.skip("oneDNN has no LSTM in bfloat16 on this processor: eager raises, too")
     for length in (3, 5, 4):
         model.zero_grad()
         module.zero_grad()
@@ -257,13 +269,14 @@ def test_what_casts_inside_of_its_kernel_does_so_in_a_graph(name) -> None:
             assert (a - e).norm() <= (3e-2 if name in ("GRU", "RNN", "projection") else 1e-6) * e.norm()
 
 
-def test_an_lstm_without_a_kernel_for_the_type_raises_eagers_error() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_lstm_without_a_kernel_for_the_type_raises_eagers_error(dtype) -> None:
     layer, x = nn.LSTM(6, 4), torch.randn(3, 2, 6)
-    with under(torch.float16):
+    with under(dtype):
         try:
             layer(x)
         except RuntimeError as error:
-            # oneDNN has one on processors with AVX-512 FP16 alone.
+            # oneDNN has one on processors with AVX-512 BF16 or FP16 alone.
             with pytest.raises(RuntimeError, match=re.escape(str(error))):
                 torch2ort.ORTModule(layer)(x)
 
