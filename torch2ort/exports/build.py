@@ -59,7 +59,7 @@ def build(
     """
     refuse_untraceable(model)
     hooked = backward_hook(model)
-    if _is_trained(target) and hooked is not None:
+    if target.is_trained and hooked is not None:
         _refuse_hook(model, hooked)
     modes = Modes.now()
     settings = {
@@ -93,11 +93,6 @@ def build(
     return built
 
 
-def _is_trained(target: Target) -> bool:
-    """Whether an engine gets gradients, of the graph or of the program behind it."""
-    return target.differentiates or target.keeps_program
-
-
 def _dim_specs(sizes: Sizes) -> list[DimSpec]:
     """What to ask torch.export for, so that the same sizes vary."""
     varying = torch.export.Dim.AUTO
@@ -128,9 +123,9 @@ def _export(
             leaves=not with_hooks,
             fixed_sizes=target.keeps_program,
         )
-        if _is_trained(target) and traced.hooked:
+        if target.is_trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient,")
-        if _is_trained(target) and traced.outside:
+        if target.is_trained and traced.outside:
             _refuse_outside(model, traced.outside)
         program = None
         with off():

@@ -20,11 +20,14 @@ _OF_TORCH = frozenset(
 _RESULTS = frozenset({"Tensor", "List[Tensor]"})
 
 
-def is_of_library(operator: Any) -> bool:
+def is_foreign(operator: Any) -> bool:
     """Whether ``operator`` is an overload that somebody registered besides those of torch."""
-    if not isinstance(operator, OpOverload):
-        return False
-    return operator.namespace not in _OF_TORCH and operator.name() not in LIBRARY_OPERATORS
+    return isinstance(operator, OpOverload) and operator.namespace not in _OF_TORCH
+
+
+def is_of_library(operator: Any) -> bool:
+    """Whether ``operator`` is such an overload, and none that a file may name."""
+    return is_foreign(operator) and operator.name() not in LIBRARY_OPERATORS
 
 
 def unfit(operator: OpOverload) -> str | None:

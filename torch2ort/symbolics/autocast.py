@@ -23,7 +23,7 @@ from torch2ort.pythonop.autocast import Autocast, entered
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.gradients import carrying, is_required
 from torch2ort.symbolics.sites import SiteMaker
-from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.source import origin_of, source_line
 from torch2ort.symbolics.target import Target
 
 aten = torch.ops.aten
@@ -60,12 +60,11 @@ def settle_autocast(
         return []
     _refuse_fast_path(graph_module, model, gradients=gradients)
     sites: list[Site] = []
-    trained = target.differentiates or target.keeps_program
     for module in casted:
         # A region is one without gradients, or inside of one.
         is_clear = module is graph_module or not _has_regions_with_gradient(graph_module)
         inputs = module.graph.find_nodes(op="placeholder") if module is graph_module else ()
-        carries = carrying(module.graph, filter(is_required, inputs)) if trained else None
+        carries = carrying(module.graph, filter(is_required, inputs)) if target.is_trained else None
         maker = None
         if target.has_kernels and is_clear:
             maker = SiteMaker(module.graph, carries, has_libraries=target.has_libraries)
@@ -194,7 +193,7 @@ class _Settler:
             return self._kept[key]
         with self._graph.inserting_before(node):
             cast = self._graph.call_function(_CAST, (source,), {"dtype": dtype})
-        cast.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        cast.meta = origin_of(node)
         value = source.meta["val"]
         with value.fake_mode:
             cast.meta["val"] = value.to(dtype)

@@ -21,7 +21,7 @@ from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.index_bounds import is_within
 from torch2ort.symbolics.sites import arguments_of
-from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.source import origin_of, source_line
 
 aten = torch.ops.aten
 
@@ -197,7 +197,7 @@ def _made(
     check: Check,
 ) -> torch.fx.Node:
     made = graph.call_function(operators.checked_index, (tensors[check.index], tensors, check.to_json()))
-    made.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+    made.meta = origin_of(node)
     made.meta["val"] = found.index.meta["val"]
     return made
 

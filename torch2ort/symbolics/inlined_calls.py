@@ -14,10 +14,9 @@ from torch2ort.pythonop.interception import suspended
 from torch2ort.pythonop.registry import exporter_of, is_inlined
 from torch2ort.symbolics.inlining import inline
 from torch2ort.symbolics.sites import is_random
+from torch2ort.symbolics.source import origin_of
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
-# What says where in the model a node is from.
-OF_CODE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
 
 
 class NotInlinedError(Exception):
@@ -146,18 +145,21 @@ def _inline(node: torch.fx.Node, site: Site) -> None:
 
     graph = node.graph
     known = set(graph.nodes)
+
+    def made() -> list[torch.fx.Node]:
+        return [n for n in graph.nodes if n not in known]
+
     try:
         with graph.inserting_before(node):
             results = inline(graph, forward, cast("list[torch.fx.Node]", node.args[0]))
-        made = [n for n in graph.nodes if n not in known]
-        for operator in made:
+        for operator in made():
             refuse_random(operator)
     except Exception as error:
-        for operator in reversed([n for n in graph.nodes if n not in known]):
+        for operator in reversed(made()):
             graph.erase_node(operator)
         raise error if isinstance(error, NotInlinedError) else not_traced(error) from error
-    for operator in made:
-        operator.meta.update({k: node.meta[k] for k in OF_CODE if k in node.meta})
+    for operator in made():
+        operator.meta.update(origin_of(node))
     for user in list(node.users):
         user.replace_all_uses_with(results[cast(int, user.args[1])])
         graph.erase_node(user)

@@ -9,6 +9,7 @@ import torch
 
 from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics.source import origin_of
 
 aten = torch.ops.aten
 _SAME = frozenset({aten.alias.default, aten.detach.default})
@@ -35,6 +36,13 @@ def order_of(node: torch.fx.Node) -> list[int] | None:
     """The order in which ``node`` takes the dimensions of its argument; ``None`` if it permutes nothing."""
     permutes = _ORDERS.get(node.target)
     return None if permutes is None else permutes(node, node.meta["val"].dim())
+
+
+def permuted(node: torch.fx.Node, order: Sequence[int]) -> torch.fx.Node:
+    """``node`` with its dimensions in another order, by a new node where its graph inserts."""
+    made = node.graph.call_function(aten.permute.default, (node, list(order)))
+    made.meta = {**origin_of(node), "val": node.meta["val"].permute(*order)}
+    return made
 
 
 def inverse(order: Sequence[int]) -> list[int]:

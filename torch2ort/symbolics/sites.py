@@ -26,7 +26,7 @@ from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.library_calls import refuse_unfit_operator
 from torch2ort.symbolics.permuted import inverse, order_of, order_of_memory, unpermuted
-from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.source import origin_of, source_line
 
 # Operators that read tensors in any order of memory. Derivatives may not: native_group_norm_backward takes
 # its tensors to lie alike, which autograd sees to.
@@ -205,7 +205,7 @@ class SiteMaker:
         self, origin: torch.fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> torch.fx.Node:
         result: torch.fx.Node = self._graph.call_function(target, args, kwargs)
-        result.meta = {k: v for k, v in origin.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        result.meta = origin_of(origin)
         values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         assert self._mode is not None
         with self._mode:

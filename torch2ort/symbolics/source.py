@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -14,6 +15,14 @@ _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)'
     r'(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'
 )
+
+# What the nodes of a trace say of the model's code; of a joint graph's backward, what forward's say.
+_ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
+
+
+def origin_of(node: torch.fx.Node) -> dict[str, Any]:
+    """What the metadata of ``node`` says of the model's code, for a node that stands for it."""
+    return {name: node.meta[name] for name in _ORIGIN if name in node.meta}
 
 
 def source_line(node: torch.fx.Node) -> str:

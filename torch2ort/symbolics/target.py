@@ -128,6 +128,11 @@ class Target:
         return self.gradients.source is GradientSource.PROGRAM
 
     @property
+    def is_trained(self) -> bool:
+        """Whether an engine gets gradients, of the graph or of the program behind it."""
+        return self.differentiates or self.keeps_program
+
+    @property
     def is_half(self) -> bool:
         """Whether the graph is a half of a step."""
         return self.gradients.source is GradientSource.HALVES

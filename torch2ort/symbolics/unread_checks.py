@@ -17,6 +17,7 @@ from torch2ort.symbolics.indices import add_check, unproven_indices
 from torch2ort.symbolics.policy import may_raise
 from torch2ort.symbolics.shared_memory import writes_outside
 from torch2ort.symbolics.sites import is_random
+from torch2ort.symbolics.source import origin_of
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -75,7 +76,7 @@ def have_computed(graph: torch.fx.Graph, value: torch.fx.Node) -> None:
         value: a node that gives a tensor, or several.
     """
     tensor = value.meta["val"]
-    origin = {k: v for k, v in value.meta.items() if k in ("stack_trace", "nn_module_stack")}
+    origin = origin_of(value)
 
     def add(target: Any, arguments: tuple[Any, ...], result: torch.Tensor) -> torch.fx.Node:
         made = graph.call_function(target, arguments)

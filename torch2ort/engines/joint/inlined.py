@@ -24,7 +24,6 @@ from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
 from torch2ort.pythonop.interception import suspended
 from torch2ort.symbolics.inlined_calls import (
-    OF_CODE,
     NotInlinedError,
     applied,
     is_chosen,
@@ -32,6 +31,7 @@ from torch2ort.symbolics.inlined_calls import (
     refuse_random,
     refuse_to_inline,
 )
+from torch2ort.symbolics.source import origin_of
 
 # Constants that are equal where their texts are.
 _SIMPLE = (bool, int, float, str)
@@ -232,7 +232,4 @@ def _copy(
         for node in traced.graph.nodes:
             if node in wanted:
                 made = values[node] = place.graph.node_copy(node, values.__getitem__)
-                made.meta = {
-                    **{k: place.meta[k] for k in OF_CODE if k in place.meta},
-                    "val": node.meta["val"],
-                }
+                made.meta = {**origin_of(place), "val": node.meta["val"]}

@@ -20,7 +20,7 @@ from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.symbolics.operators import must_compute
-from torch2ort.symbolics.permuted import inverse, order_of_memory
+from torch2ort.symbolics.permuted import inverse, order_of_memory, permuted
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
@@ -141,7 +141,7 @@ class Split:
         if self._sizes is not None:
             values[self._sizes] = _zeros(graph, self._sizes, sizes)
         for node in self._lying:
-            values[node] = _permuted(graph, values[node], self._lying[node])
+            values[node] = permuted(values[node], self._lying[node])
         graph.output(tuple(values[n] for n in outputs))
         return Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
 
@@ -175,7 +175,7 @@ class Split:
         for node, order in self._lying.items():
             values[node].meta["val"] = values[node].meta["val"].permute(order)
         for node, order in self._lying.items():
-            values[node] = _permuted(graph, values[node], inverse(order))
+            values[node] = permuted(values[node], inverse(order))
         sizes = SizeNodes(graph)
         gradients = {i: n for i, n in joint.gradients.items() if not present.is_zero(n)}
         outputs = tuple(dict.fromkeys(gradients.values()))
@@ -280,12 +280,6 @@ def _order_in_memory(node: torch.fx.Node) -> list[int] | None:
         return None
     order = order_of_memory(value)
     return None if order is None or order == sorted(order) else order
-
-
-def _permuted(graph: torch.fx.Graph, node: torch.fx.Node, order: list[int]) -> torch.fx.Node:
-    made = graph.call_function(aten.permute.default, (node, order))
-    made.meta = {**node.meta, "val": node.meta["val"].permute(order)}
-    return made
 
 
 def _zeros(graph: torch.fx.Graph, node: torch.fx.Node, sizes: SizeNodes) -> torch.fx.Node:

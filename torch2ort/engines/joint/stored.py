@@ -27,8 +27,8 @@ from torch2ort.symbolics.registered.own_gradients import (
 )
 
 _GETITEM = "getitem"
-# Position of the argument that is the key of a site, which no other process knows.
 _MAPPED = (MAPPED_CALL, MAPPED_CALL_GRAD)
+# Position of the argument that is the key of a site, which no other process knows.
 _SITES = {DIFFERENTIABLE_PYTHON_OP: 1, PYTHON_OP_GRAD: 2}
 
 

@@ -8,13 +8,11 @@ kernel each is what a call of a Function is: its derivative is opaque, and PyTor
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
-from torch2ort.kernels.functions import LIBRARY_OPERATORS
-from torch2ort.kernels.library_operators import is_of_library
+from torch2ort.kernels.library_operators import is_foreign
 from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import Site
 from torch2ort.symbolics.gradients import carrying
@@ -61,7 +59,7 @@ def keep_whole(
     """
     # Where PyTorch's kernels are not there, those of libraries are neither.
     has_libraries = not if_differentiated
-    chosen = [n for n in graph.nodes if _stays_whole(n) or (has_libraries and _is_foreign(n.target))]
+    chosen = [n for n in graph.nodes if _stays_whole(n) or (has_libraries and is_foreign(n.target))]
     if not chosen:
         return []
     carried = carrying(graph, required)
@@ -71,11 +69,6 @@ def keep_whole(
     for node in chosen:
         maker.replace(node)
     return maker.sites
-
-
-def _is_foreign(target: Any) -> bool:
-    """Whether an operator is none of torch's, one that files may name among them."""
-    return is_of_library(target) or (isinstance(target, OpOverload) and target.name() in LIBRARY_OPERATORS)
 
 
 def _stays_whole(node: torch.fx.Node) -> bool:

@@ -16,6 +16,7 @@ from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.tuning.described import signature
 from torch2ort.pythonop import Site
 from torch2ort.symbolics.sites import SiteMaker
+from torch2ort.symbolics.source import origin_of
 
 aten = torch.ops.aten
 
@@ -67,7 +68,7 @@ class _Parts:
         """A call of an operator."""
         with self._node.graph.inserting_before(self._node):
             made = self._node.graph.call_function(target, args)
-        made.meta = {k: v for k, v in self._node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        made.meta = origin_of(self._node)
         made.meta["val"] = target(*torch.fx.node.map_arg(args, lambda n: n.meta["val"]))
         return made
 

@@ -18,7 +18,7 @@ from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.split import Half
 from torch2ort.engines.joint.tuning.alternatives import Rewriting
 from torch2ort.engines.joint.tuning.described import is_fixed
-from torch2ort.symbolics.permuted import order_of, order_of_memory, unpermuted
+from torch2ort.symbolics.permuted import order_of, order_of_memory, permuted, unpermuted
 from torch2ort.symbolics.sites import arguments_of
 
 aten = torch.ops.aten
@@ -125,9 +125,9 @@ def arrange(rewriting: Rewriting, graph: torch.fx.Graph) -> None:
             for position in _IMAGES[cast(OpOverload, node.target)]:
                 given = cast(torch.fx.Node, node.args[position])
                 with graph.inserting_before(node):
-                    node.update_arg(position, _permuted(_as_it_lies(given, lying), _STANDING))
+                    node.update_arg(position, permuted(_as_it_lies(given, lying), _STANDING))
             with graph.inserting_after(image):
-                lying[image] = _permuted(image, _LYING)
+                lying[image] = permuted(image, _LYING)
             kernels.append(node)
         else:
             _compute_lying(node, lying)
@@ -148,7 +148,7 @@ def _compute_lying(node: torch.fx.Node, lying: dict[torch.fx.Node, torch.fx.Node
             torch.fx.node.map_arg(node.kwargs, given),
         )
         made.meta = {**node.meta, "val": node.meta["val"].permute(_LYING)}
-        back = _permuted(made, _STANDING)
+        back = permuted(made, _STANDING)
     for user in [user for user in node.users if order_of(user) == _LYING]:
         user.replace_all_uses_with(made)
         graph.erase_node(user)
@@ -163,20 +163,12 @@ def _as_it_lies(node: torch.fx.Node, lying: dict[torch.fx.Node, torch.fx.Node]) 
     source, order = unpermuted(node)
     if order == _STANDING:
         return source
-    turned = _permuted(node, _LYING)
+    turned = permuted(node, _LYING)
     # Whoever looks for what a value is a permutation of is to find the copy, not what it was made of.
     copy = node.graph.call_function(aten.clone.default, (turned,))
     copy.meta = {**turned.meta, "val": turned.meta["val"].contiguous()}
     lying[node] = copy
     return copy
-
-
-def _permuted(node: torch.fx.Node, order: list[int]) -> torch.fx.Node:
-    made = node.graph.call_function(aten.permute.default, (node, order))
-    kept = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
-    made.meta = {k: v for k, v in node.meta.items() if k in kept}
-    made.meta["val"] = node.meta["val"].permute(order)
-    return made
 
 
 def _given(node: torch.fx.Node) -> Iterable[torch.fx.Node]:
