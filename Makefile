@@ -91,7 +91,7 @@ test-matrix: build  ## Run tests on every torch, Python and onnxruntime that is 
 	$(BIN)/nox --session wheel
 	$(BIN)/nox --session matrix $(NOX_ARGS); status=$$?; $(BIN)/nox --session table; exit $$status
 
-test-newest: build  ## Run tests on the newest torch and the newest Python
+test-newest: build  ## Run tests on the newest torch, and on the newest and the oldest Python
 	$(BIN)/nox --session wheel
 	$(BIN)/nox --session newest $(NOX_ARGS); status=$$?; $(BIN)/nox --session table -- newest; exit $$status
 

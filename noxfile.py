@@ -45,7 +45,7 @@ def matrix(session: nox.Session, row: versions.Row) -> None:
 @nox.session
 @nox.parametrize("row", versions.NEWEST, ids=[row.name for row in versions.NEWEST])
 def newest(session: nox.Session, row: versions.Row) -> None:
-    """Test the newest torch, and the newest Python with it."""
+    """Test the newest torch, the newest Python with it, and the oldest Python."""
     _try(session, row)
 
 
