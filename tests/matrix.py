@@ -114,7 +114,7 @@ MATRIX = (
     *(Row("3.11", PINNED, f"onnxruntime=={runtime}") for runtime in ("1.20.1", "1.22.1", "1.24.4", "1.31.1")),
     *(Row(python, torch, "onnxruntime") for python in OTHER_PYTHONS for torch in (PINNED, "")),
 )
-# What the newest versions break, and on the oldest Python what a later one takes: `import torch2ort`, for one.
+# What the newest versions break, and what the oldest Python lacks: `import torch2ort` has failed there.
 NEWEST = (
     Row("3.11", "", ENGINE, whole=False),
     Row("3.13", "", "onnxruntime", whole=False),

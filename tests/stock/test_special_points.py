@@ -65,8 +65,9 @@ def test_a_transposed_product_stands_beside_a_kernel_of_pytorch():
     torch.testing.assert_close(torch2ort.export(model, x)(x), model(x))
 
 
-@pytest.mark.parametrize("number", [-20.0, -50.0, -88.0])
-def test_a_probability_that_is_small_is_not_zero(number):
+@pytest.mark.parametrize("number", [-17.0, -20.0, -50.0, -88.0])
+@pytest.mark.parametrize("kind", [torch.nn.Sigmoid, torch.nn.SiLU, torch.nn.GLU])
+def test_a_probability_that_is_small_is_not_zero(kind, number):
     x = torch.full((16,), number)
-    model = torch.nn.Sigmoid().eval()
+    model = kind().eval()
     torch.testing.assert_close(torch2ort.export(model, x)(x), model(x), rtol=1e-5, atol=0)

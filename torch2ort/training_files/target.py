@@ -121,12 +121,6 @@ def _product(letters: str) -> Callable[[ir.Value, ir.Value], ir.Value]:
     return translate
 
 
-def _silu(self: ir.Value) -> ir.Value:
-    """A quotient, as PyTorch has it; of a sigmoid's product runtimes make an operator without doubles."""
-    one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
-    return op("Div", self, op("Add", one, op("Exp", op("Neg", self))))
-
-
 # PyTorch has composites of these two, which no table takes apart.
 
 
@@ -154,7 +148,6 @@ _TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.mm.default: _product("ab,bc->ac"),
     aten.gelu.default: _gelu,
     aten.mish_backward.default: _mish_backward,
-    aten.silu.default: _silu,
     aten.silu_backward.default: _silu_backward,
     aten.max_pool2d_with_indices.default: _max_pool(2),
     aten.max_pool3d_with_indices.default: _max_pool(3),

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from torch2ort.symbolics.graph_builder import constant, op
+from torch2ort.symbolics.graph_builder import constant, op, ops
 from torch2ort.symbolics.translations.registry import translates
 
 aten = torch.ops.aten
@@ -24,11 +24,30 @@ def erfc(self: ir.Value) -> ir.Value:
     return op("Sub", constant(np.array(1, self.dtype.numpy())), erf(self))  # type: ignore[union-attr]
 
 
+# ONNX Runtime's Sigmoid is zero from -18 on, where a float has many numbers left. A quotient is exact there.
+
+
 @translates(aten.sigmoid.default)
 def sigmoid(self: ir.Value) -> ir.Value:
-    """Exact for large negative numbers too, which ONNX Runtime's operator gives zero for."""
-    one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
-    return op("Div", one, op("Add", one, op("Exp", op("Neg", self))))
+    """``1 / (1 + exp(-x))``."""
+    return _times_sigmoid(constant(np.array(1, self.dtype.numpy())), self)  # type: ignore[union-attr]
+
+
+@translates(aten.silu.default)
+def silu(self: ir.Value) -> ir.Value:
+    """``x / (1 + exp(-x))``, of which no runtime makes an operator that has no kernel for doubles."""
+    return _times_sigmoid(self, self)
+
+
+@translates(aten.glu.default)
+def glu(self: ir.Value, dim: int = -1) -> ir.Value:
+    """The first half over ``1 + exp(-second half)``."""
+    halves = ops("Split", self, axis=dim, num_outputs=2, dtypes=(None, None))
+    return _times_sigmoid(*halves)
+
+
+def _times_sigmoid(factor: ir.Value, of: ir.Value) -> ir.Value:
+    return op("Div", factor, op("Add", op("Exp", op("Neg", of)), 1.0))
 
 
 @translates(aten.clamp_min.default, aten.clamp_min.Tensor)
