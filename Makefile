@@ -12,6 +12,8 @@ STOCK_EXTRAS := cpu,test-core
 # Tests of one file stay in one process, so that what a module sets up is set up once.
 WORKERS ?= 2
 PYTEST := -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile
+# What onnxruntime-training leaves to a stock onnxruntime in `make test`.
+LEFT_TO_STOCK = $(patsubst --ignore=%,%,$(file < tests/main_suite.txt))
 CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_ext/*/*.h)
 
 .DEFAULT_GOAL := help
@@ -62,8 +64,9 @@ test: build build-stock  ## Run the tests, and those of the joint engine on both
 test-long: build build-stock  ## Run the tests that take minutes, and more of the tests on today's onnxruntime
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[deepspeed]'
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) -m long
-	$(BIN)/python $(PYTEST) tests/dynamo tests/kernels/test_library_operators.py tests/stock tests/training_files
+	$(BIN)/python $(PYTEST) $(LEFT_TO_STOCK)
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --engine joint -m long tests/dynamo
+	$(BIN)/python $(PYTEST) --engine joint tests/runtime/test_chains.py
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
 	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),loops]'
 	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) tests/loops

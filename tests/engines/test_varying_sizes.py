@@ -122,6 +122,13 @@ PROGRAMS = {
     "random numbers": lambda m, x, h: F.dropout(h, 0.5) * torch.rand_like(h) + torch.rand(x.shape[0], 1),
     "several outputs": lambda m, x, h: (h, h.view(-1), Square.apply(h).sum(0), (h * 3).detach()),
 }
+# Of these others of the table are the like.
+ALIKE = frozenset(
+    {
+        "arange of the size", "expand", "gather", "outer product", "parts", "pooling", "scatter", "slices",
+        "stack", "triangle",
+    }
+)  # fmt: skip
 # What holds for one size alone.
 ALONE = {
     "a size that Python reads": lambda m, x, h: h * int(x.shape[0]),
@@ -134,9 +141,11 @@ def batch(rows: int) -> tuple[torch.Tensor]:
     return (torch.randn(rows, 4, requires_grad=True),)
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_two_graphs_serve_all_sizes(program) -> None:
-    assert graphs_of(Then(program), SIZES, batch) == [0, 1, 1, 1, 0]
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in ALIKE else ()) for name in PROGRAMS]
+)
+def test_two_graphs_serve_all_sizes(name) -> None:
+    assert graphs_of(Then(PROGRAMS[name]), SIZES, batch) == [0, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("program", ALONE.values(), ids=ALONE)

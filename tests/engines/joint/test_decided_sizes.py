@@ -77,6 +77,10 @@ BODIES = {
     "two selections": lambda m, h, k: (h[k].sum(0) * h[~k].exp().sum(0)).sum(),
     "repeated": lambda m, h, k: h.repeat_interleave(k.long() + 1, 0).square().sum(),
 }
+# Of these others of the table are the like.
+ALIKE = frozenset(
+    {"columns", "equal masks", "masked_select of rows", "numbers", "put back", "two selections"}
+)
 # How many rows there are, and which of them are selected: a graph for its sizes, one for sizes that vary, and
 # selections of all, one and none.
 CALLS = ((6, 0b101101), (9, 0b111111111), (7, 0b0000100), (5, 0))
@@ -99,10 +103,12 @@ def wrapped(model):
     return torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(engine="joint"))
 
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_what_values_select_trains_like_eager(body):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in ALIKE else ()) for name in BODIES]
+)
+def test_what_values_select_trains_like_eager(name):
     torch.manual_seed(0)
-    model = Model(body)
+    model = Model(BODIES[name])
     torch.testing.assert_close(
         results(wrapped(model), CALLS), results(model, CALLS), equal_nan=True, check_stride=False
     )
