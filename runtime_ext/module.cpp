@@ -68,6 +68,15 @@ PyObject* CountHolders(PyObject*, PyObject* tensor) {
   return PyLong_FromLong(HoldersOfOwnMemory(tensor));
 }
 
+PyObject* CountWrites(PyObject*, PyObject* tensor) {
+  if (!CheckConfigured()) return nullptr;
+  if (!IsTensor(tensor)) {
+    PyErr_Format(PyExc_TypeError, "expected a tensor, got %.200s", TypeName(tensor).c_str());
+    return nullptr;
+  }
+  return PyLong_FromLong(CountedWrites(tensor));
+}
+
 // The policy without a runtime: torch tensors in, torch tensors out, through the same exchange structs.
 PyObject* CallDirectly(PyObject* args, const char* format,
                        bool (*policy)(Site*, Loans&, std::vector<Managed>*)) {
@@ -111,6 +120,7 @@ PyMethodDef methods[] = {
      METH_VARARGS | METH_KEYWORDS, nullptr},
     {"find_layout", LearnLayout, METH_VARARGS, nullptr},
     {"holders", CountHolders, METH_O, nullptr},
+    {"writes", CountWrites, METH_O, nullptr},
     {"begin", Begin, METH_O, nullptr},
     {"take_error", TakeError, METH_NOARGS, nullptr},
     {"training_runners", TrainingRunners, METH_NOARGS, nullptr},

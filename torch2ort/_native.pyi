@@ -53,11 +53,11 @@ def configure(
     """
 
 def find_layout(own: tuple[Tensor, ...], foreign: tuple[Tensor, ...]) -> bool:
-    """Finds by trial where torch counts who holds a tensor, so that no call needs to ask through Python.
+    """Finds by trial where torch counts who holds a tensor and who wrote to it, so that no call needs to ask.
 
     Args:
         own: Tensors on the CPU whose memory torch's own allocator gave, at least two, each of a storage of
-            its own that nobody else holds. None: what was found is forgotten.
+            its own that nobody else holds; they are filled with zeros. None: what was found is forgotten.
         foreign: Tensors over memory that something else gave, at least one.
 
     Returns:
@@ -69,6 +69,12 @@ def holders(tensor: Tensor) -> int:
 
     -1 if that is not known: :func:`find_layout` found nothing, torch's own allocator for the CPU did not give
     the memory, or more than its Python object holds the tensor.
+    """
+
+def writes(tensor: Tensor) -> int:
+    """How often torch wrote to the memory of ``tensor``, as its ``_version`` says.
+
+    -1 if that is not known: :func:`find_layout` found nothing, or torch does not count, as in inference mode.
     """
 
 class Context:

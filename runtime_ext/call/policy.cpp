@@ -51,6 +51,9 @@ Managed ExportContiguous(PyObject* tensor) {
 }
 
 long WritesTo(PyObject* tensor) {
+  // A subclass may answer otherwise.
+  long counted = Py_TYPE(tensor) == config.tensor_type ? CountedWrites(tensor) : -1;
+  if (counted >= 0) return counted;
   Ref version = Ref::Steal(PyObject_GetAttr(tensor, method_names.version));
   if (version) return PyLong_AsLong(version.get());
   if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;

@@ -20,8 +20,15 @@ struct Layout {
   size_t data;     // in a storage: the address of the memory
   size_t free;     // in a storage: the function that frees it
 };
+// The same of what counts the writes to a tensor.
+struct CounterLayout {
+  size_t counter;  // in torch's own tensor: the address of the counter
+  size_t writes;   // in that: the count, four bytes
+};
 
 bool known = false;
+bool writes_known = false;
+CounterLayout counter_layout;
 Layout layout;
 Address torch_frees = nullptr;  // that function, for torch's own memory
 
@@ -150,6 +157,58 @@ int Try(const std::vector<Sample>& own, const std::vector<Sample>& foreign, size
   return 0;
 }
 
+// Whether at a distance of a sample's tensor lies the address of what counts the writes to it: a detached
+// tensor has the same, `data` one of its own. -1 with an exception set.
+int HasCounter(const Sample& sample, size_t distance) {
+  Address counter = PointerAt(sample.impl, distance);
+  if (counter == nullptr || counter == sample.storage) return 0;
+  Ref detached = Ref::Steal(PyObject_CallMethod(sample.tensor, "detach", nullptr));
+  Ref data = detached ? Ref::Steal(PyObject_GetAttrString(sample.tensor, "data")) : Ref();
+  if (!data) return -1;
+  auto of = [&](const Ref& tensor) {
+    return PointerAt(PointerAt(AddressOf(tensor.get()), layout.tensor), distance);
+  };
+  Address other = of(data);
+  return of(detached) == counter && other != counter && other != nullptr ? 1 : 0;
+}
+
+// Whether the number in there is what torch says, now and after each of two writes. -1 with an exception set.
+int CountsWrites(const Sample& sample, const CounterLayout& place) {
+  for (int written = 0; written <= 2; ++written) {
+    if (written > 0 && !Ref::Steal(PyObject_CallMethod(sample.tensor, "zero_", nullptr))) return -1;
+    Ref version = Ref::Steal(PyObject_GetAttrString(sample.tensor, "_version"));
+    if (!version) return -1;
+    long expected = PyLong_AsLong(version.get());
+    if (expected == -1 && PyErr_Occurred()) return -1;
+    Address counter = PointerAt(sample.impl, place.counter);
+    if (static_cast<long>(CountAt(counter, place.writes)) != expected) return 0;
+  }
+  return 1;
+}
+
+// Finds where writes are counted, given the rest of the layout. False with an exception set.
+bool FindWrites(const std::vector<Sample>& samples) {
+  // Behind the functions of a counter and how many hold it.
+  constexpr size_t kFrom = 8, kTo = 24;
+  for (size_t distance = 0; distance < kLooked; distance += sizeof(Address)) {
+    int all = 1;
+    for (const Sample& sample : samples) all = all == 1 ? HasCounter(sample, distance) : all;
+    if (all < 0) return false;
+    for (size_t writes = kFrom; all == 1 && writes < kTo; writes += sizeof(uint32_t)) {
+      int counts = 1;
+      for (const Sample& sample : samples) {
+        counts = counts == 1 ? CountsWrites(sample, {distance, writes}) : counts;
+      }
+      if (counts < 0) return false;
+      if (counts == 0) continue;
+      counter_layout = {distance, writes};
+      writes_known = true;
+      return true;
+    }
+  }
+  return true;
+}
+
 Address StorageOf(PyObject* tensor, Address* impl) {
   *impl = PointerAt(AddressOf(tensor), layout.tensor);
   return *impl == nullptr ? nullptr : PointerAt(*impl, layout.storage);
@@ -158,7 +217,7 @@ Address StorageOf(PyObject* tensor, Address* impl) {
 }  // namespace
 
 int FindLayout(PyObject* own, PyObject* foreign, PyObject* use_count) {
-  known = false;
+  known = writes_known = false;
   std::vector<Sample> ours, others;
   if (!Ask(own, &ours) || !Ask(foreign, &others)) return -1;
   if (ours.empty()) return 0;
@@ -169,7 +228,7 @@ int FindLayout(PyObject* own, PyObject* foreign, PyObject* use_count) {
   if (PyErr_Occurred()) return -1;
   int found = Try(ours, others, tensor_size, use_count);
   known = found == 1;
-  return found;
+  return known && !FindWrites(ours) ? -1 : found;
 }
 
 long TensorHolders(PyObject* tensor) {
@@ -200,6 +259,13 @@ int ShareStorage(PyObject* a, PyObject* b) {
   Address impl = nullptr;
   Address first = StorageOf(a, &impl), second = StorageOf(b, &impl);
   return first == nullptr || second == nullptr ? -1 : first == second;
+}
+
+long CountedWrites(PyObject* tensor) {
+  if (!writes_known) return -1;
+  Address impl = PointerAt(AddressOf(tensor), layout.tensor);
+  Address counter = impl == nullptr ? nullptr : PointerAt(impl, counter_layout.counter);
+  return counter == nullptr ? -1 : static_cast<long>(CountAt(counter, counter_layout.writes));
 }
 
 }  // namespace torch2ort

@@ -1,6 +1,7 @@
-// Who holds a tensor's memory, read where torch counts it. Asked through Python, the question costs more than
-// all else that a call of a small Function does. torch's headers are not used: where things lie is found by
-// trial, with tensors whose answers are known, and what is not found so is asked through Python as before.
+// Who holds a tensor's memory, and how often it was written to, read where torch counts it. Asked through
+// Python, the question costs more than all else that a call of a small Function does. torch's headers are not
+// used: where things lie is found by trial, with tensors whose answers are known, and what is not found so is
+// asked through Python as before.
 #pragma once
 
 #include "python.h"
@@ -23,5 +24,8 @@ long StorageHolders(PyObject* tensor);
 long HoldersOfOwnMemory(PyObject* tensor);
 // Whether two tensors stand on one storage: 1 or 0, or -1 if that is not known here.
 int ShareStorage(PyObject* a, PyObject* b);
+// How often torch wrote to the tensor or a view of it since it was made, or -1 if that is not known here,
+// such as for a tensor of inference mode, of which torch does not count it.
+long CountedWrites(PyObject* tensor);
 
 }  // namespace torch2ort

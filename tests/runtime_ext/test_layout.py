@@ -1,4 +1,4 @@
-"""The extension reads who holds a tensor's memory where torch counts it."""
+"""The extension reads who holds a tensor's memory, and who wrote to it, where torch counts that."""
 
 from __future__ import annotations
 
@@ -80,9 +80,32 @@ def test_a_tensor_that_more_than_its_object_holds_is_not_counted(hold: Callable[
     assert native.holders(tensor) == 1
 
 
+WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "nothing": lambda x: None,
+    "a write": lambda x: x.add_(1),
+    "two writes": lambda x: x.add_(1).mul_(2),
+    "a write to a view": lambda x: x.view(2, 3).zero_(),
+    "a write to a part of a detached tensor": lambda x: x.detach()[2:].fill_(3),
+    "a write that is not told of": lambda x: x.data.add_(1),
+    "other memory": lambda x: setattr(x, "data", torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_it_counts_writes_as_torch_does(write: Callable[[torch.Tensor], Any]) -> None:
+    tensor = result()
+    write(tensor)
+    assert native.writes(tensor) == tensor._version
+
+
+def test_writes_of_inference_mode_are_not_counted() -> None:
+    with torch.inference_mode():
+        assert native.writes(result()) == -1
+
+
 @pytest.mark.usefixtures("layout_unknown")
 def test_nothing_is_counted_before_it_was_found() -> None:
-    assert native.holders(result()) == -1
+    assert (native.holders(result()), native.writes(result())) == (-1, -1)
 
 
 def test_it_is_not_found_where_it_does_not_fit() -> None:
@@ -99,6 +122,8 @@ def test_it_is_not_found_where_it_does_not_fit() -> None:
 def test_a_count_needs_a_tensor() -> None:
     with pytest.raises(TypeError, match=r"^expected a tensor, got list$"):
         native.holders([1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^expected a tensor, got list$"):
+        native.writes([1])  # type: ignore[arg-type]
 
 
 WORKSPACES: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -7,6 +7,7 @@ What ``forward`` computes may depend on them (``torch.is_grad_enabled()``, ``h.r
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -34,10 +35,10 @@ class Modes(NamedTuple):
 
     @classmethod
     def now(cls) -> Modes:
-        """The switches of this thread."""
+        """The switches of this thread; one object for all that are equal."""
         inference = torch.is_inference_mode_enabled()
         gradients = torch.is_grad_enabled() and not inference
-        return cls(gradients, inference, torch.get_deterministic_debug_mode(), Autocast.now())
+        return _of(gradients, inference, torch.get_deterministic_debug_mode(), Autocast.now())
 
     @property
     def deterministic(self) -> bool:
@@ -50,6 +51,9 @@ class Modes(NamedTuple):
             f"gradients {self.gradients}, inference {self.inference}, determinism {self.determinism}, "
             f"autocast {self.autocast.description()}"
         )
+
+
+_of = functools.cache(Modes)
 
 
 @contextlib.contextmanager

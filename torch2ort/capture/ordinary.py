@@ -57,6 +57,11 @@ def refuse_untraceable(model: torch.nn.Module) -> None:
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
+def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all are of PyTorch's own classes themselves."""
+    return _PLAIN.issuperset(map(type, tensors))
+
+
 def refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> None:
     """Refuse arguments that are no plain strided tensors, for which operators mean something else.
 

@@ -24,4 +24,9 @@ def backward_keeps_graph() -> bool:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Counter that every in-place write to ``tensor`` raises; 0 for one of inference mode, which has none."""
-    return 0 if tensor.is_inference() else int(tensor._version)
+    try:
+        return tensor._version
+    except RuntimeError:
+        if tensor.is_inference():
+            return 0
+        raise

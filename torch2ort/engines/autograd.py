@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from torch2ort.engines import _torch_private as private
 from torch2ort.engines.interface import Engine
-from torch2ort.engines.moving import MovingFeeds, Places
+from torch2ort.engines.moving import Places
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
@@ -69,7 +69,7 @@ class Boundary(torch.autograd.Function):
                 "the graph a second time"
             )
         saved.check_feeds(ctx.engine.needed)
-        MovingFeeds.of(ctx.engine).look(ctx.places, ctx.copied)
+        ctx.engine.moving.look(ctx.places, ctx.copied)
         saved.check_outputs()
         keep = private.backward_keeps_graph()
         verification = ctx.verification
@@ -82,13 +82,16 @@ class Boundary(torch.autograd.Function):
         return (None, None, None, *result)
 
 
-def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> set[int]:
+def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> Collection[int]:
     """Positions of the feeds whose changes before backward are expected, or could not be seen.
 
     Raises:
         RuntimeError: backward reads a tensor of inference mode, which eager PyTorch refuses, too.
     """
     unseen = [i for i, feed in enumerate(feeds) if feed.is_inference()]
+    moving = engine.moving.to_copy(engine.needed)
+    if not unseen and not moving:
+        return engine.copied
     if not set(unseen).isdisjoint(engine.needed):
         raise RuntimeError(
             "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference "
@@ -96,4 +99,4 @@ def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> set[int]:
             "normal tensor and use it in autograd, or use `torch.no_grad()` instead of "
             "`torch.inference_mode()`."
         )
-    return {*engine.copied, *unseen, *MovingFeeds.of(engine).to_copy(engine.needed)}
+    return {*engine.copied, *unseen, *moving}

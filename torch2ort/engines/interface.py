@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from torch2ort.engines.moving import MovingFeeds
 from torch2ort.engines.saved import Saved
 
 
@@ -25,6 +26,7 @@ class Engine(Protocol):
         copied: positions of the feeds that the model itself writes to and that backward reads: what
             it reads is a copy from before.
         weights: names of the tensors that are fed behind the model's inputs.
+        moving: whether feeds lie elsewhere in backward than they did in forward.
     """
 
     differentiable: tuple[int, ...]
@@ -32,6 +34,7 @@ class Engine(Protocol):
     read_outputs: tuple[int, ...]
     copied: tuple[int, ...]
     weights: tuple[str, ...]
+    moving: MovingFeeds
 
     def anew(self) -> Engine:
         """The same engine with sessions of its own."""

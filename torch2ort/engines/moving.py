@@ -8,9 +8,7 @@ the address that forward was given, and so do the contexts of Functions. Their b
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 
@@ -26,14 +24,6 @@ class MovingFeeds:
     def __init__(self) -> None:
         self._move = False
         self._looks = 0
-
-    @staticmethod
-    def of(engine: Any) -> MovingFeeds:
-        """Those of an engine."""
-        known = _KNOWN.get(engine)
-        if known is None:
-            known = _KNOWN[engine] = MovingFeeds()
-        return known
 
     def to_copy(self, needed: Collection[int]) -> Collection[int]:
         """Positions of the feeds of which backward has to read a copy.
@@ -55,7 +45,9 @@ class MovingFeeds:
         moved = before.moved()
         self._looks += 1
         self._move = self._move or bool(moved) or _by_deepspeed(before.feeds)
-        for position in moved.difference(copied):
+        for position in moved:
+            if position in copied:
+                continue
             tensor = before.feeds[position]
             kind = f"a tensor of {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"
             raise EngineError(
@@ -83,12 +75,10 @@ class Places:
         self.feeds = feeds
         self._addresses = [(i, feeds[i].data_ptr()) for i in needed]
 
-    def moved(self) -> frozenset[int]:
+    def moved(self) -> list[int]:
         """Positions of those that lie elsewhere now."""
-        return frozenset(i for i, address in self._addresses if self.feeds[i].data_ptr() != address)
-
-
-_KNOWN: weakref.WeakKeyDictionary[Any, MovingFeeds] = weakref.WeakKeyDictionary()
+        feeds = self.feeds
+        return [i for i, address in self._addresses if feeds[i].data_ptr() != address]
 
 
 def _by_deepspeed(feeds: Sequence[torch.Tensor]) -> bool:

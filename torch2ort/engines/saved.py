@@ -25,7 +25,7 @@ class Saved:
 
     def __init__(self, feeds: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> None:
         self.feeds = feeds
-        self._versions = [private.version_of(feed) for feed in feeds]
+        self._versions = list(map(private.version_of, feeds))
         self._outputs = outputs
 
     def check_feeds(self, positions: Iterable[int]) -> None:

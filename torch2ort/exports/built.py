@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -48,3 +49,8 @@ class Built:
     shelf: Shelf | None = None
     effects: Effects = NO_EFFECTS
     program: Program | None = None
+
+    @functools.cached_property
+    def is_tied(self) -> bool:
+        """Whether an output is, views or requires a gradient of something that no run of the graph makes."""
+        return any(self.origins) or any(self.views) or bool(self.dead_ends)

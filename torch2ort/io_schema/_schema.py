@@ -172,6 +172,11 @@ class Schema:
         return hash(self._tokens)
 
     @cached_property
+    def _is_tensor(self) -> bool:
+        """Whether the data is a tensor itself."""
+        return len(self._nodes) == 1 and self._nodes[0].kind == "tensor"
+
+    @cached_property
     def _matcher(self) -> Matcher:
         return matcher_of(self._nodes)
 
@@ -200,6 +205,8 @@ def unflatten(tensors: Iterable[Any], schema: Schema) -> Any:
         SchemaError: There are more or fewer tensors than the schema has.
     """
     given = list(tensors)
+    if schema._is_tensor and len(given) == 1:
+        return given[0]
     values, positions = schema._template
     if len(given) != len(positions):
         raise SchemaError(_wrong_count(given, schema))

@@ -26,16 +26,17 @@ class Autocast(NamedTuple):
 
     @classmethod
     def now(cls) -> Autocast:
-        """The settings of this thread."""
-        return cls(
-            tuple([(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]),
+        """The settings of this thread; one object for all that are equal."""
+        return _of(
+            tuple(map(torch.is_autocast_enabled, DEVICES)),
+            tuple(map(torch.get_autocast_dtype, DEVICES)),
             torch.is_autocast_cache_enabled(),
         )
 
     @staticmethod
     def is_on_now() -> bool:
         """:attr:`is_on` of the settings of this thread; several calls a step ask."""
-        return any([torch.is_autocast_enabled(device) for device in DEVICES])
+        return True in map(torch.is_autocast_enabled, DEVICES)
 
     @property
     def is_on(self) -> bool:
@@ -55,6 +56,11 @@ class Autocast(NamedTuple):
     def dump(self) -> dict[str, str]:
         """The kinds of devices on which it is on, with its dtypes, as JSON holds them."""
         return {kind: str(dtype).removeprefix("torch.") for kind, on, dtype in self.devices if on}
+
+
+@functools.cache
+def _of(on: tuple[bool, ...], dtypes: tuple[torch.dtype, ...], cache: bool) -> Autocast:
+    return Autocast(tuple(zip(DEVICES, on, dtypes, strict=True)), cache)
 
 
 def loaded(data: dict[str, str]) -> Autocast | None:

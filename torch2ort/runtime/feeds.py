@@ -44,7 +44,7 @@ class Feeds:
         return values
 
     def _value(self, tensor: torch.Tensor) -> Any:
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             raise EngineError(
                 f"a tensor is on {tensor.device}; the installed engine runs on the CPU. "
                 f"Move the model and its inputs with .cpu()"

@@ -4,6 +4,7 @@
 | --- | --- |
 | torch._subclasses: fake_tensor.FakeTensor, functional_tensor.FunctionalTensor | 2.13.0, 2.15.0 |
 | torch._C._functorch.peek_interpreter_stack | 2.13.0, 2.15.0 |
+| torch._C._len_torch_dispatch_stack | 2.11-2.15.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0, 2.15.0 |
 | torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.11-2.15.0 |
 | torch.autograd.Variable._execution_engine.queue_callback | 2.11-2.15.0 |
@@ -26,6 +27,7 @@ with private_names("torch"):
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     need(torch._C._functorch, "peek_interpreter_stack")
+    need(torch._C, "_len_torch_dispatch_stack")
     need(torch.autograd.forward_ad, "_current_level")
     need(torch.autograd.Variable._execution_engine, "queue_callback")
 
@@ -40,7 +42,7 @@ def in_transform() -> bool:
 
 def dispatch_modes() -> list[Any]:
     """The dispatch modes that are on, the outermost first."""
-    return _get_current_dispatch_mode_stack()
+    return _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
 
 
 def in_forward_mode() -> bool:

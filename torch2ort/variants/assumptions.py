@@ -49,7 +49,10 @@ class Assumed:
 
     def while_functions_run(self) -> contextlib.AbstractContextManager[None]:
         """Note what Functions write to their own state inside of the block."""
-        return _FunctionsRun(self.guards)
+        return _FunctionsRun(self.guards) if self.guards.of_functions else _NOTHING_TO_NOTE
+
+
+_NOTHING_TO_NOTE = contextlib.nullcontext()
 
 
 class _FunctionsRun:

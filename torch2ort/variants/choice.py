@@ -50,6 +50,8 @@ class Choice:
 
     def of(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
         """The tensors to feed, the present state and its graph: for numbers that vary, if there is one."""
+        if not given.schema.constants:
+            return given.tensors, *self._variant(given)
         tensors, schema, numbers = self._numbers.lift(given.tensors, given.schema)
         if numbers and given.schema not in self._with_constants and not self.assumptions.asks_types:
             try:
@@ -66,8 +68,7 @@ class Choice:
                 self._numbers.refuse(given.schema)
             else:
                 return tensors, assumed, variant
-        if given.schema.constants:
-            self._with_constants.add(given.schema)
+        self._with_constants.add(given.schema)
         return given.tensors, *self._variant(given)
 
     def _variant(self, given: Given) -> tuple[Assumed, Variant]:

@@ -11,7 +11,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort.capture.dead_ends import put_dead_ends
 from torch2ort.capture.modes import Modes
-from torch2ort.capture.ordinary import refuse_tensors
+from torch2ort.capture.ordinary import are_plain, refuse_tensors
 from torch2ort.capture.origins import put_back
 from torch2ort.capture.views import put_views
 from torch2ort.engines.autograd import Boundary
@@ -67,7 +67,9 @@ class Runner:
             # As a part of a model that is exported whole, whose weights are.
             return self._run(args, kwargs, None)
         modules, parted = sharded_below(self.model), parted_by_deepspeed(self.model)
-        with gathered(modules) if modules else nullcontext(), parted.whole() if parted else nullcontext():
+        if not modules and parted is None:
+            return self._run(args, kwargs, None)
+        with gathered(modules), parted.whole() if parted else nullcontext():
             return self._run(args, kwargs, parted)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], parted: Parted | None) -> Any:
@@ -76,7 +78,7 @@ class Runner:
             self._signature = io_schema.Signature.of(self.model.forward)
         bound = self._signature.bind(args, kwargs)
         tensors, schema = self._flatten(bound)
-        if any(isinstance(tensor, private.TRACED) for tensor in tensors):
+        if not are_plain(tensors) and any(isinstance(tensor, private.TRACED) for tensor in tensors):
             # As a part of a model that is exported whole, it is the module that it wraps.
             return self.model.forward(*args, **kwargs)
         refuse_tensors(tensors, schema)
@@ -101,7 +103,7 @@ class Runner:
         if len(fetched) > count:
             self._write_back(built, tensors, fetched[count:])
         outputs = fetched[:count]
-        if any(built.origins) or any(built.views) or built.dead_ends:
+        if built.is_tied:
             known = dict(zip(names, weights, strict=True))
             put_back(outputs, built.origins, tensors, known)
             put_views(outputs, built.views, built.tracked, tensors, known, built.interface.sizes.dims)

@@ -24,6 +24,8 @@ def sharded_below(model: torch.nn.Module) -> list[Any]:
     Raises:
         ExportError: FSDP does something with one of them that a graph would not.
     """
+    if not _is_possible():
+        return []
     found = {name: module for name, module in _sharded(model) if name}
     for name, module in found.items():
         _refuse_below(type(model).__name__, name, module)
@@ -63,9 +65,13 @@ def gathered(modules: list[Any]) -> Iterator[None]:
             module.reshard()
 
 
+def _is_possible() -> bool:
+    """Whether there are processes to part weights among; every call of a model asks."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _sharded(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
+    if _is_possible():
         from torch.distributed.fsdp import FSDPModule
 
         yield from ((name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule))

@@ -214,6 +214,7 @@ class Armed:
 
     Attributes:
         moves: counts what was replaced by something as good, such as a tensor by another of its form.
+        of_functions: whether there is anything that only Functions read.
     """
 
     def __init__(
@@ -234,6 +235,7 @@ class Armed:
         self._ties = self._tied()
         # Where those begin that only Functions read.
         self._functions = sum(not g.of_functions for g in self._guards)
+        self.of_functions = self._functions < len(self._guards)
         # Positions of the guards on dictionaries, once somebody asks.
         self._of_owner: dict[int, int] | None = None
         self.moves = 0
@@ -262,16 +264,13 @@ class Armed:
             index = self._native.first_changed(index + 1)
         return None
 
-    @property
-    def of_functions(self) -> bool:
-        """Whether there is anything that only Functions read."""
-        return self._functions < len(self._guards)
-
     def changed_of_functions(self) -> list[int]:
         """The guards that do not hold, of what only Functions read."""
-        changed = []
+        changed: list[int] = []
+        if not self.of_functions:
+            return changed
         index = self._functions - 1
-        while self.of_functions and (index := self._native.first_changed(index + 1)) >= 0:
+        while (index := self._native.first_changed(index + 1)) >= 0:
             changed.append(index)
         return changed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 
 from torch2ort.engines.joint.plan import BackwardPlan
 from torch2ort.engines.joint.plans import Plans
+from torch2ort.engines.joint.reach import Edge
 from torch2ort.engines.joint.session import Bindings, HalfSession
+from torch2ort.engines.moving import MovingFeeds
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.exports.built import Built
@@ -53,10 +55,12 @@ class _Backward:
     Attributes:
         plan: of it.
         session: runs it; ``None`` if it computes nothing.
+        gradients: see :meth:`JointEngine._reached`, of a run in which no Function returned ``None``.
     """
 
     plan: BackwardPlan
     session: HalfSession | None
+    gradients: list[tuple[int, int, bool]]
 
 
 class JointEngine:
@@ -101,6 +105,7 @@ class JointEngine:
         self._donated = plan.donated if self._forward.takes_memory else ()
         self._fed = tuple(place for i, place in enumerate(plan.kept) if i not in self._donated)
         self._feeds = Feeds(len(self._graph.inputs))
+        self._feed_count = len(self._graph.feeds)
         names = plan.half.outputs
         self._bools = bool_outputs(plan.half.proto.graph, [names[i] for i in plan.fetched])
         self._nodes = {site.key: node for node, site in plan.half.calls.items()}
@@ -111,6 +116,7 @@ class JointEngine:
         self.read_outputs = plan.read_outputs
         self.copied = tuple(i for i in plan.needed if i in written)
         self.weights = tuple(self._graph.weights.values())
+        self.moving = MovingFeeds()
         if self._startup is not None:
             self._startup.expects_more = True
 
@@ -143,7 +149,7 @@ class JointEngine:
         self, state: JointState, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
     ) -> list[torch.Tensor | None]:
         """See :class:`torch2ort.engines.interface.Engine`."""
-        missing = frozenset(i for i in self._plan.tangents if gradients[i] is None)
+        missing = frozenset([i for i in self._plan.tangents if gradients[i] is None])
         known = self._backwards.get(missing)
         if known is not None:
             return self._half(known, state, gradients, keep=keep)
@@ -171,20 +177,32 @@ class JointEngine:
         del values
         undefined = [(self._call(site), argument) for site, argument in run.undefined]
         run.arrivals = None
-        reached = self._plan.reach.inputs(plan.given, undefined)
         if not keep:
             run.clear()
         tensors = to_tensors(results, ())
-        taken: set[int] = set()
-        found: list[torch.Tensor | None] = [None] * len(self._graph.feeds)
-        for feed, position in plan.gradients.items():
-            if feed in reached:
-                # Two tensors that get one gradient must not share its memory: each may be written to.
-                found[feed] = tensors[position].clone() if position in taken else tensors[position]
-                taken.add(position)
+        found: list[torch.Tensor | None] = [None] * self._feed_count
+        for feed, position, again in self._reached(plan, undefined) if undefined else backward.gradients:
+            # Two tensors that get one gradient must not share its memory: each may be written to.
+            found[feed] = tensors[position].clone() if again else tensors[position]
         if undefined:
             refuse_nan(found, LEFT_OUT)
         return found
+
+    def _reached(self, plan: BackwardPlan, undefined: Collection[Edge]) -> list[tuple[int, int, bool]]:
+        """The feeds that a gradient reaches.
+
+        Args:
+            plan: of the backward.
+            undefined: arguments for which a Function's backward returned ``None``.
+
+        Returns:
+            Positions of the feed and of its gradient among the half's outputs, and whether a feed before has
+            the same gradient.
+        """
+        reached = self._plan.reach.inputs(plan.given, undefined)
+        pairs = [(feed, position) for feed, position in plan.gradients.items() if feed in reached]
+        first = {position: feed for feed, position in reversed(pairs)}
+        return [(feed, position, first[position] != feed) for feed, position in pairs]
 
     def _names_of_inputs(self) -> dict[str, str]:
         """What people call the inputs of the forward half."""
@@ -223,5 +241,5 @@ class JointEngine:
                     donated=self._donated,
                     readable=self._names_in_backward(plan),
                 )
-        known = self._backwards[missing] = _Backward(plan, session)
+        known = self._backwards[missing] = _Backward(plan, session, self._reached(plan, ()))
         return known

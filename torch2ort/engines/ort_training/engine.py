@@ -16,6 +16,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from torch2ort.cache.store.shelf import Shelf
+from torch2ort.engines.moving import MovingFeeds
 from torch2ort.engines.ort_training.gradient_graph import (
     GradientGraph,
     build_gradient_graph,
@@ -163,6 +164,7 @@ class TrainingEngine:
         )
         self.copied, self._read = _copied_and_read(graph)
         self.weights = tuple(graph.weights.values())
+        self.moving = MovingFeeds()
         self._feeds = Feeds(len(graph.inputs))
         self._bools = bool_outputs(graph.proto.graph, graph.fetches)
         self._lock: Any = python_op_lock if graph.sites else contextlib.nullcontext()
