@@ -3,6 +3,7 @@
 #include "call/policy.h"
 #include "call/run.h"
 #include "custom_op/custom_op.h"
+#include "direct/direct_call.h"
 #include "guards.h"
 #include "interception.h"
 #include "tensors/layout.h"
@@ -144,7 +145,7 @@ PyMODINIT_FUNC PyInit__native() {
   Ref module = Ref::Steal(PyModule_Create(&definition));
   if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) ||
       !InitChain(module.get()) || !InitRun(module.get()) || !InitGuards(module.get()) ||
-      !InitCustomOp(module.get())) {
+      !InitDirectCall(module.get()) || !InitCustomOp(module.get())) {
     return nullptr;
   }
   return module.release();

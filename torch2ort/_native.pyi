@@ -258,6 +258,53 @@ class Chain:
         """
 
 @final
+class DirectCall:
+    """An operator of PyTorch that a node of the custom operator calls in C++, without Python.
+
+    The first call of each node goes to the site all the same, whose call policy checks what the operator
+    does. So do all after one that failed in C++ and not in the site.
+
+    Attributes:
+        site: does the same in Python.
+    """
+
+    site: Site
+
+    def __new__(
+        cls,
+        *,
+        site: Site,
+        operator: str,
+        overload: str,
+        arguments: list[Any],
+        results: list[tuple[bool, tuple[int, ...]]],
+        function: str,
+        numbers: list[float],
+    ) -> DirectCall:
+        """Looks up what the call needs of the torch that was imported.
+
+        Args:
+            site: A call that keeps no context, writes to nothing, and gives memory of its own.
+            operator: ``"aten::mm"``.
+            overload: ``""`` for the default one.
+            arguments: One an argument of the operator's schema: ``None``, a bool, int, float or str, a list
+                of such, ``("optional", item)`` where the schema allows none, ``("tensor", i)`` for the site's
+                tensor ``i``, ``("permuted", i, order)`` for its dimensions in another order, ``("size", i,
+                dimension, sign)``, ``("dtype", "float32")``, ``("layout", "strided")``, ``("memory_format",
+                "channels_last")``, ``("device", "cpu")``.
+            results: Of each of the operator's results, which are the site's outputs, whether it is computed,
+                and the order that its dimensions are given in; ``()`` for its own.
+            function: ``""``, or the function of torch's C interface that is called instead of the dispatcher,
+                with the tensors in ``arguments`` and with ``numbers``: two of them behind three tensors for
+                one that writes its result to memory that it is given, else one result is its own.
+            numbers: See there.
+
+        Raises:
+            NotImplementedError: This torch has not what the call needs.
+            ValueError: The arguments are of no such form.
+        """
+
+@final
 class Run:
     """The contexts of one forward run, one a site. ``len()`` counts them; an empty run is false.
 
@@ -322,7 +369,7 @@ def aten_executor() -> tuple[int, int]:
 
 def configure_custom_op(
     *,
-    resolve: Callable[[str, str, str], Site | Chain],
+    resolve: Callable[[str, str, str], Site | Chain | DirectCall],
     is_grad_enabled: Callable[[], bool],
     set_grad_enabled: Callable[[bool], object],
     stream: Callable[[int, int], AbstractContextManager[object]],

@@ -70,7 +70,6 @@ class Computation {
 
  private:
   OrtStatus* Lend(size_t index);
-  OrtStatus* Sizes(const OrtValue* value, const int64_t** sizes, size_t* rank);
   OrtStatus* EnterStream(OnStream* stream);
   OrtStatus* Write(size_t index, const DLTensor& tensor, Managed* gift);
   OrtStatus* WriteOutputs(std::vector<Managed>* outputs, std::vector<Ref>* storages);
@@ -83,45 +82,13 @@ class Computation {
   const OrtApi* api_;
   OrtKernelContext* context_;
   DLDevice device_{kDLCPU, 0};
-  std::vector<std::unique_ptr<int64_t[]>> sizes_;  // where the runtime does not lend its own
+  Sizes sizes_;
   Loans loans_;
 };
 
-OrtStatus* Computation::Sizes(const OrtValue* value, const int64_t** sizes, size_t* rank) {
-  if (kernel_.has_shape_reference) {
-    OrtElementType type;
-    return api_->GetTensorElementTypeAndShapeDataReference(value, &type, sizes, rank);
-  }
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  T2O_RETURN_IF_ERROR(api_->GetTensorTypeAndShape(value, &info));
-  OrtStatus* status = api_->GetDimensionsCount(info, rank);
-  if (status == nullptr) {
-    sizes_.push_back(std::make_unique<int64_t[]>(*rank));
-    *sizes = sizes_.back().get();
-    status = api_->GetDimensions(info, sizes_.back().get(), *rank);
-  }
-  api_->ReleaseTensorTypeAndShapeInfo(info);
-  return status;
-}
-
 OrtStatus* Computation::Lend(size_t index) {
-  const OrtValue* value = nullptr;
-  T2O_RETURN_IF_ERROR(api_->KernelContext_GetInput(context_, index, &value));
-  if (value == nullptr) {
-    return Fail(api_, kernel_.where + ": input " + std::to_string(index) + " is missing");
-  }
-  const int64_t* sizes = nullptr;
-  size_t rank = 0;
-  void* data = nullptr;
-  T2O_RETURN_IF_ERROR(Sizes(value, &sizes, &rank));
-  T2O_RETURN_IF_ERROR(api_->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
-  if (kernel_.on_cuda) {
-    const OrtMemoryInfo* memory = nullptr;
-    T2O_RETURN_IF_ERROR(api_->GetTensorMemoryInfo(value, &memory));
-    T2O_RETURN_IF_ERROR(api_->MemoryInfoGetId(memory, &device_.device_id));
-  }
-  DLDataType dtype = kernel_.input_dtypes[index];
-  DLTensor tensor{data, device_, static_cast<int32_t>(rank), dtype, const_cast<int64_t*>(sizes), nullptr, 0};
+  DLTensor tensor{};
+  T2O_RETURN_IF_ERROR(ReadInput(kernel_, context_, index, &device_, &sizes_, &tensor));
   loans_[kernel_.slots[index]] = torch2ort::Lend(tensor, nullptr, nullptr);
   return nullptr;
 }
@@ -233,10 +200,26 @@ OrtStatus* Computation::Run() {
   return WriteOutputs(&outputs, &storages);
 }
 
-}  // namespace
+OrtStatus* SizesOf(const Kernel& kernel, const OrtValue* value, Sizes* kept, const int64_t** sizes,
+                   size_t* rank) {
+  const OrtApi* api = kernel.api;
+  if (kernel.has_shape_reference) {
+    OrtElementType type;
+    return api->GetTensorElementTypeAndShapeDataReference(value, &type, sizes, rank);
+  }
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  T2O_RETURN_IF_ERROR(api->GetTensorTypeAndShape(value, &info));
+  OrtStatus* status = api->GetDimensionsCount(info, rank);
+  if (status == nullptr) {
+    kept->push_back(std::make_unique<int64_t[]>(*rank));
+    *sizes = kept->back().get();
+    status = api->GetDimensions(info, kept->back().get(), *rank);
+  }
+  api->ReleaseTensorTypeAndShapeInfo(info);
+  return status;
+}
 
-OrtStatus* ComputeKernel(void* object, OrtKernelContext* context) {
-  const Kernel& kernel = *static_cast<Kernel*>(object);
+OrtStatus* ComputeInPython(const Kernel& kernel, OrtKernelContext* context) {
   if (!PythonRuns()) {
     return Fail(kernel.api, kernel.where + ": the Python interpreter has ended");
   }
@@ -246,6 +229,46 @@ OrtStatus* ComputeKernel(void* object, OrtKernelContext* context) {
   } catch (const std::exception& error) {
     return Fail(kernel.api, kernel.where + ": " + error.what());
   }
+}
+
+}  // namespace
+
+OrtStatus* ReadInput(const Kernel& kernel, OrtKernelContext* context, size_t index, DLDevice* device,
+                     Sizes* kept, DLTensor* tensor) {
+  const OrtApi* api = kernel.api;
+  const OrtValue* value = nullptr;
+  T2O_RETURN_IF_ERROR(api->KernelContext_GetInput(context, index, &value));
+  if (value == nullptr) {
+    return Fail(api, kernel.where + ": input " + std::to_string(index) + " is missing");
+  }
+  const int64_t* sizes = nullptr;
+  size_t rank = 0;
+  void* data = nullptr;
+  T2O_RETURN_IF_ERROR(SizesOf(kernel, value, kept, &sizes, &rank));
+  T2O_RETURN_IF_ERROR(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  if (kernel.on_cuda) {
+    const OrtMemoryInfo* memory = nullptr;
+    T2O_RETURN_IF_ERROR(api->GetTensorMemoryInfo(value, &memory));
+    T2O_RETURN_IF_ERROR(api->MemoryInfoGetId(memory, &device->device_id));
+  }
+  *tensor = {
+      data,    *device, static_cast<int32_t>(rank), kernel.input_dtypes[index], const_cast<int64_t*>(sizes),
+      nullptr, 0};
+  return nullptr;
+}
+
+OrtStatus* ComputeKernel(void* object, OrtKernelContext* context) {
+  Kernel& kernel = *static_cast<Kernel*>(object);
+  Way way = kernel.way.load(std::memory_order_relaxed);
+  OrtStatus* status = nullptr;
+  if (way == Way::kDirect && ComputeDirectly(kernel, context, &status)) return status;
+  status = ComputeInPython(kernel, context);
+  // The call policy has seen now that the operator writes to no argument. What fails in C++ alone is not
+  // tried again.
+  if (way != Way::kPython && status == nullptr) {
+    kernel.way.store(way == Way::kUntried ? Way::kDirect : Way::kPython, std::memory_order_relaxed);
+  }
+  return status;
 }
 
 }  // namespace torch2ort

@@ -40,8 +40,8 @@ PyObject* Resolve(const std::string& name, const std::string& key, const std::st
   Ref callee = Ref::Steal(PyObject_CallFunction(
       custom_op_config.resolve, "s#s#s#", name.data(), static_cast<Py_ssize_t>(name.size()), key.data(),
       static_cast<Py_ssize_t>(key.size()), description.data(), static_cast<Py_ssize_t>(description.size())));
-  if (callee && !IsCallable(callee.get())) {
-    PyErr_Format(PyExc_TypeError, "the resolver returned %.200s, neither a Site nor a Chain",
+  if (callee && !IsCallable(callee.get()) && !PyObject_TypeCheck(callee.get(), direct_call_type)) {
+    PyErr_Format(PyExc_TypeError, "the resolver returned %.200s, no Site, Chain or DirectCall",
                  TypeName(callee.get()).c_str());
     return nullptr;
   }
@@ -180,6 +180,11 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
   Gil gil;
   kernel->callee = Resolve(name, key, ReadAttribute(api, info, "site"));
   if (kernel->callee == nullptr) return StatusOfException(api, kernel->where, kernel->keeps_errors);
+  if (PyObject_TypeCheck(kernel->callee, direct_call_type)) {
+    kernel->direct = kernel->callee;
+    kernel->callee = Ref::Share(AsDirectCall(kernel->direct)->site).release();
+    if (!kernel->on_cuda && !kernel->backward) kernel->way = Way::kUntried;
+  }
   if (kernel->backward) return BindBackward(kernel, info);
   for (const InputSpec* input : InputsOf(kernel->callee)) {
     kernel->slots.push_back(kernel->tensors++);
@@ -213,6 +218,7 @@ void DestroyKernel(void* object) {
   if (kernel->callee != nullptr && PythonRuns()) {
     Gil gil;
     Py_DECREF(kernel->callee);
+    Py_XDECREF(kernel->direct);
   }
   delete kernel;
 }

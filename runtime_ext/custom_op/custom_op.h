@@ -1,18 +1,28 @@
 // com.microsoft::PythonOp for a stock ONNX Runtime: an operator that runs Functions through the call policy.
 #pragma once
 
+#include <atomic>
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "call/chain.h"
 #include "custom_op/ort_api.h"
+#include "direct/direct_call.h"
 #include "python.h"
 
 namespace torch2ort {
 
 // Adds configure_custom_op and take_custom_op_error to the module.
 bool InitCustomOp(PyObject* module);
+
+// How a node is run.
+enum class Way : char {
+  kPython,
+  kUntried,  // in Python, as for any first call, and by its DirectCall once that has succeeded
+  kDirect,
+};
 
 // One node of a session.
 struct Kernel {
@@ -25,6 +35,8 @@ struct Kernel {
   bool writes_context;         // somebody may read the first output, which stands for the context
   std::string where;           // Function and node, for messages
   PyObject* callee = nullptr;  // owned
+  PyObject* direct = nullptr;  // owned; a DirectCall beside the callee, or null
+  std::atomic<Way> way{Way::kPython};
   std::vector<DLDataType> input_dtypes;
   size_t tensors = 0;         // that the call takes; some of them may be missing
   std::vector<size_t> slots;  // which of them each input is
@@ -102,7 +114,16 @@ OrtStatus* InferOutputs(const OrtCustomOp* op, OrtShapeInferContext* context);
 OrtStatus* InferTensors(OrtShapeInferContext* context, size_t first);
 OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** out);
 OrtStatus* ComputeKernel(void* object, OrtKernelContext* context);
+// Runs a node by its DirectCall. False if that did not work and nothing was given to the runtime that the
+// Python way could not give again; else `status` is what the run came to.
+bool ComputeDirectly(const Kernel& kernel, OrtKernelContext* context, OrtStatus** status);
 void DestroyKernel(void* object);
+
+// Sizes that the runtime does not lend, for as long as tensors point to them.
+using Sizes = std::vector<std::unique_ptr<int64_t[]>>;
+// An input as it lies in the runtime's memory. `device`: gets its number on CUDA.
+OrtStatus* ReadInput(const Kernel& kernel, OrtKernelContext* context, size_t index, DLDevice* device,
+                     Sizes* kept, DLTensor* tensor);
 
 // The operator by which a backward session gets what its forward left for it alone.
 OrtCustomOp DonatedOp();

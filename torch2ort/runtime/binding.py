@@ -19,6 +19,8 @@ import torch
 
 from torch2ort.errors import EngineError, ExportError
 from torch2ort.graph.nodes import function_of, python_op_nodes
+from torch2ort.kernels.direct import DirectArguments, direct_arguments
+from torch2ort.kernels.functions import AtenKernel
 from torch2ort.kernels.library import LibraryKernel
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.abstract_run.anew import anew
@@ -31,7 +33,9 @@ from torch2ort.runtime.chains import Chain
 from torch2ort.runtime.inplace import InplacePlan
 from torch2ort.runtime.training_kernel.context_table import pool
 
-Callee = native.Site | native.Chain
+# What a node of onnxruntime-training calls, and one of the custom operator.
+TrainingCallee = native.Site | native.Chain
+Callee = TrainingCallee | native.DirectCall
 
 _serial = itertools.count()
 # Names of nodes that are a key -> its number. For good, as onnxruntime keeps what was registered.
@@ -105,6 +109,47 @@ def native_site(
     return bound
 
 
+def runs_directly(site: Site) -> bool:
+    """Whether a node of the custom operator calls ``site`` in C++, as far as the call itself says."""
+    return _direct_arguments(site) is not None
+
+
+def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
+    """What a node of the custom operator calls for ``site``: in C++ where that can be.
+
+    Args:
+        site: the call.
+        bound: its native counterpart.
+    """
+    found = _direct_arguments(site)
+    if found is None:
+        return bound
+    try:
+        return native.DirectCall(
+            site=bound,
+            operator=found.operator,
+            overload=found.overload,
+            arguments=found.arguments,
+            results=found.results,
+            function=found.function,
+            numbers=list(found.numbers),
+        )
+    except NotImplementedError:
+        return bound
+
+
+def _direct_arguments(site: Site) -> DirectArguments | None:
+    """What the call is made of, if nothing but its result comes of it."""
+    result = site.known_result
+    if site.function is not AtenKernel or any(site.needs_input_grad) or site.mapped or site.fresh:
+        return None
+    if (site.autocast is not None and site.autocast.is_on) or not result.observed or result.sizes:
+        return None
+    if result.mutated or result.forward_map:
+        return None
+    return direct_arguments(site.arguments[0], tuple(t.dtype for t in result.inputs))
+
+
 @dataclass(frozen=True)
 class Bound:
     """What the PythonOp nodes of a session's graph call, for as long as this lives.
@@ -115,7 +160,7 @@ class Bound:
     """
 
     sites: dict[str, native.Site]
-    callees: dict[str, Callee]
+    callees: dict[str, TrainingCallee]
 
     @property
     def functions(self) -> dict[str, str]:
@@ -145,7 +190,7 @@ def bind_sites(
         protected = site.known_result.kept if training else ()
         plan = plans.get(name, InplacePlan())
         bound[name] = native_site(site, _key(name), training=training, protected=protected, plan=plan)
-    callees: dict[str, Callee] = dict(bound)
+    callees: dict[str, TrainingCallee] = dict(bound)
     for chain in chains:
         members = tuple(bound[name] for name in chain.members)
         for name in chain.members:

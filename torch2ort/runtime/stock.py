@@ -94,7 +94,8 @@ def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[bindin
         What the nodes call. They find it as long as this list lives.
     """
     binding.bind_nodes(graph, sites, training=False)
-    chains = {chain.name: chain for chain in join_python_ops(graph, sites)}
+    joined = {name: site for name, site in sites.items() if not binding.runs_directly(site)}
+    chains = {chain.name: chain for chain in join_python_ops(graph, joined)}
     names: dict[str, str] = {}
     callees: dict[str, binding.Callee] = {}
     for node in python_op_nodes(graph):
@@ -102,8 +103,10 @@ def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[bindin
         chain = chains.get(node.name)
         called = [sites[name] for name in (chain.members if chain else (node.name,))]
         members = tuple(_native_site(site, key) for site in called)
-        own = native.Chain(key=key, sites=members, links=chain.links) if chain else members[0]
-        callees[node.name] = own
+        if chain:
+            callees[node.name] = native.Chain(key=key, sites=members, links=chain.links)
+        else:
+            callees[node.name] = binding.directly(called[0], members[0])
         names[node.name] = ", ".join(site.func_name for site in called)
     return bind_callees(graph, callees, names)
 

@@ -19,7 +19,7 @@ from torch2ort.providers import session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
-from torch2ort.runtime.binding import Callee, bind_nodes, native_site
+from torch2ort.runtime.binding import Callee, bind_nodes, directly, native_site, runs_directly
 from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.determinism import name_undeterministic
@@ -66,9 +66,10 @@ def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> l
     """
     bind_nodes(graph, lowered.calls, training=False)
     sites: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
-    callees: dict[str, Callee] = {node: bindings.of(site) for node, site in sites.items()}
+    callees: dict[str, Callee] = {node: directly(site, bindings.of(site)) for node, site in sites.items()}
     names = {node: site.func_name for node, site in sites.items()}
-    chains = join_python_ops(graph, lowered.calls) + join_python_op_grads(graph, lowered.derivatives)
+    joined = {node: site for node, site in lowered.calls.items() if not runs_directly(site)}
+    chains = join_python_ops(graph, joined) + join_python_op_grads(graph, lowered.derivatives)
     for chain in chains:
         members = tuple(bindings.of(sites[node]) for node in chain.members)
         callees[chain.name] = native.Chain(key=secrets.token_hex(16), sites=members, links=chain.links)

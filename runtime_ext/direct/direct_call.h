@@ -1,0 +1,51 @@
+// An operator of PyTorch that a node calls in C++: without Python, its lock, or objects for the tensors.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "call/site.h"
+#include "direct/argument.h"
+
+namespace torch2ort {
+
+// What one result of the operator becomes.
+struct DirectResult {
+  bool computed = true;  // or left out by a mask: nobody reads it
+  std::vector<int64_t> order;
+};
+
+// Beside a site: what the site's forward does, so that it need not be called.
+struct DirectCall {
+  PyObject_HEAD PyObject* weak_references;
+  PyObject* site;
+  struct Plan* plan;
+};
+
+// Decided once. The operator is called through torch's dispatcher by its name, or by a function of its own
+// where it takes numbers that the dispatcher's C interface cannot pass.
+struct Plan {
+  const TorchAbi* torch = nullptr;
+  std::string name, overload;
+  std::vector<Argument> arguments;
+  std::vector<DirectResult> results;
+  void* function = nullptr;
+  bool writes = false;          // the function writes its result into a tensor that it is given
+  std::vector<double> numbers;  // the function's last arguments; the tensors stand in `arguments`
+};
+
+extern PyTypeObject* direct_call_type;
+bool InitDirectCall(PyObject* module);
+
+inline DirectCall* AsDirectCall(PyObject* self) { return reinterpret_cast<DirectCall*>(self); }
+
+// Calls the operator, gradients off. `out`: where the result goes, for a plan that writes. Gives one tensor a
+// result, or one without handle where the operator left it out. False if torch raised.
+bool CallOperator(const Plan& plan, const DLTensor* tensors, const DLTensor* out,
+                  std::vector<OwnedTensor>* results);
+
+// The sizes of the result of a plan that writes; false if the tensors do not fit each other.
+bool SizesOfProduct(const Plan& plan, const DLTensor* tensors, std::vector<int64_t>* sizes);
+
+}  // namespace torch2ort

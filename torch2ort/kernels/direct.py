@@ -1,0 +1,165 @@
+"""Calls of PyTorch's kernels that a node can make in C++, without Python.
+
+The extension calls operators through the C interface that torch keeps stable for compiled models (see
+``runtime_ext/direct/``). Here is decided which calls it can hold, and how its arguments are written down.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch2ort.kernels import _torch_private as private
+from torch2ort.kernels.functions import Call, decode_call
+
+
+@dataclass(frozen=True)
+class DirectArguments:
+    """What ``DirectCall`` of the extension is made of, beside its site.
+
+    Attributes:
+        operator: with its namespace.
+        overload: ``""`` for the default one.
+        arguments: one an argument of the schema, or the tensors alone if there is a function.
+        results: of each whether it is computed, and the order of its dimensions, empty for its own.
+        function: the function of the C interface to call instead of the dispatcher; ``""`` for none.
+        numbers: the numbers that this function takes.
+    """
+
+    operator: str
+    overload: str
+    arguments: list[Any]
+    results: list[tuple[bool, tuple[int, ...]]]
+    function: str = ""
+    numbers: tuple[float, ...] = ()
+
+
+class _UnwritableError(Exception):
+    """The C interface cannot hold an argument."""
+
+
+# Functions for operators that take Scalars, which the dispatcher's C interface has no form for.
+_FUNCTIONS = {
+    "aten::addmm": "aoti_torch_cpu_addmm_out",
+    "aten::baddbmm": "aoti_torch_cpu_baddbmm_out",
+    "aten::add.Tensor": "aoti_torch_cpu_add_Tensor",
+    "aten::mul.Scalar": "aoti_torch_cpu_mul_Scalar",
+    "aten::pow.Tensor_Scalar": "aoti_torch_cpu_pow_Tensor_Scalar",
+}
+# The same where a tensor is given as a Python number.
+_WITH_NUMBER = {
+    "aten::add.Tensor": "aoti_torch_cpu_add_Scalar",
+    "aten::mul.Tensor": "aoti_torch_cpu_mul_Scalar",
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def direct_arguments(text: str, dtypes: tuple[torch.dtype, ...]) -> DirectArguments | None:
+    """How the call that ``text`` describes is made in C++; ``None`` if it cannot be.
+
+    Args:
+        text: as :func:`~torch2ort.kernels.functions.decode_call` takes it.
+        dtypes: of its tensors.
+    """
+    call = decode_call(text)
+    schema = private.schema_of(call.operator)
+    returns = [str(r.type) for r in schema.returns]
+    if call.random or call.views or call.operator.namespace != "aten" or set(returns) != {"Tensor"}:
+        return None
+    mask = [True] * len(returns) if call.mask is None else list(call.mask)
+    orders = [tuple(order or ()) for order in call.orders] or [()] * len(returns)
+    if len(mask) != len(returns) or len(orders) != len(returns):
+        return None
+    results = list(zip(mask, orders, strict=True))
+    try:
+        given = _given(call)
+        if any(isinstance(v, (int, float)) and str(a.type) in ("Tensor", "number") for a, v in given):
+            function, tensors, numbers = _function(call, given, dtypes)
+            return DirectArguments(schema.name, schema.overload_name, tensors, results, function, numbers)
+        arguments = [_written(value, str(a.real_type), a.N, call.tensors) for a, value in given]
+        return DirectArguments(schema.name, schema.overload_name, arguments, results)
+    except _UnwritableError:
+        return None
+
+
+def _given(call: Call) -> list[tuple[Any, Any]]:
+    """Each argument of the schema with what the call has for it, defaults filled in."""
+    pairs = []
+    for i, argument in enumerate(private.schema_of(call.operator).arguments):
+        if argument.name in call.keywords:
+            value = call.keywords[argument.name]
+        elif i < len(call.arguments):
+            value = call.arguments[i]
+        elif argument.has_default_value():
+            value = argument.default_value
+        else:
+            raise _UnwritableError
+        pairs.append((argument, value))
+    return pairs
+
+
+def _function(
+    call: Call, given: Sequence[tuple[Any, Any]], dtypes: Sequence[torch.dtype]
+) -> tuple[str, list[Any], tuple[float, ...]]:
+    """The function for a call that takes numbers, its tensors and its numbers.
+
+    It takes numbers as floats, which makes no difference where all tensors are floating.
+    """
+    name = call.operator.name()
+    tensors = [_written(v, "Tensor", None, call.tensors) for _, v in given if isinstance(v, dict)]
+    numbers = [v for _, v in given if not isinstance(v, dict)]
+    expected = sum(str(a.type) == "Tensor" for a, _ in given)
+    function = (_FUNCTIONS if len(tensors) == expected else _WITH_NUMBER).get(name)
+    floating = all(dtype.is_floating_point for dtype in dtypes)
+    plain = all(isinstance(n, float) or (type(n) is int and abs(n) < 2**24) for n in numbers)
+    if function is None or not floating or not plain or any(call.orders):
+        raise _UnwritableError
+    return function, tensors, tuple(float(n) for n in numbers)
+
+
+def _written(value: Any, kind: str, length: int | None, tensors: int) -> Any:
+    """An argument as the extension takes it.
+
+    Args:
+        value: as the text of a call has it.
+        kind: the type that the schema has for it.
+        length: how often a single number stands for a list of them.
+        tensors: of the call, that whose sizes alone are read the last of them.
+    """
+    if kind.startswith("Optional["):
+        inner = kind.removeprefix("Optional[")[:-1]
+        return None if value is None else ("optional", _written(value, inner, length, tensors))
+    if kind.startswith("List["):
+        inner = kind.removeprefix("List[")[:-1]
+        items = value if isinstance(value, list) else [value] * (length or 0)
+        if not items and not isinstance(value, list):
+            raise _UnwritableError
+        return [_written(item, inner, None, tensors) for item in items]
+    if isinstance(value, dict):
+        return _of_dict(value, kind, tensors)
+    if kind in ("int", "SymInt") and type(value) is int and -(2**63) <= value < 2**63:
+        return value
+    if kind == "float" and type(value) in (int, float):
+        return float(value)
+    if kind in ("bool", "str") and type(value).__name__ == kind:
+        return value
+    raise _UnwritableError
+
+
+def _of_dict(value: dict[str, Any], kind: str, tensors: int) -> Any:
+    ((tag, content),) = value.items()
+    if tag == "tensor" and kind == "Tensor":
+        return (tag, content)
+    if tag == "permuted" and kind == "Tensor":
+        return (tag, content[0], tuple(content[1]))
+    if tag in ("size", "minus") and kind in ("int", "SymInt"):
+        return ("size", tensors - 1, content, 1 if tag == "size" else -1)
+    if (tag, kind) in (("dtype", "ScalarType"), ("layout", "Layout"), ("memory_format", "MemoryFormat")):
+        return (tag, content)
+    if tag == "device" and kind == "Device" and content == "cpu":
+        return (tag, content)
+    raise _UnwritableError
