@@ -547,6 +547,44 @@ def test_a_function_that_calls_another_inside():
     assert [site.function for site in module.exported.python_ops] == [CallsAnother]
 
 
+class Force(Function):
+    """The force of an energy, by autograd in forward; backward derives it once more."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            place = x.detach().requires_grad_()
+            (force,) = torch.autograd.grad((place**3).sum(), place, create_graph=True)
+        ctx.place, ctx.force = place, force
+        return force.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.autograd.grad(ctx.force, ctx.place, grad)[0]
+
+
+def test_a_function_whose_forward_calls_autograd():
+    check(lambda h, k, x: Force.apply(h) + k)
+
+
+class KeepsByAGraph(Function):
+    """Holds its argument by nothing but the graph of an operator inside."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            ctx.node = x.detach().requires_grad_().square().sum().grad_fn
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad * ctx.node.next_functions[0][0]._saved_self
+
+
+def test_an_argument_that_only_an_inner_graph_keeps_lives_until_backward():
+    check(lambda h, k, x: KeepsByAGraph.apply(h * 2) + torch.relu(h * 3) + k)
+
+
 class Noise(Function):
     @staticmethod
     def forward(ctx, x):

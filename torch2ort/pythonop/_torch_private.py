@@ -13,6 +13,7 @@
 | torch._C._storage_Use_Count, UntypedStorage._cdata, Tensor._base | 2.11-2.15.0 |
 | ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.free_symbols, free_unbacked_symbols | 2.11-2.15.0 |
+| torch._C._ForceDispatchKeyGuard, _dispatch_tls_local_{include,exclude}_set, DispatchKey(Set) | 2.11-2.15.0 |
 | Tensor._cdata; where tensors and storages count who holds them, which is found by trial | 2.11-2.15.0 |
 """
 
@@ -49,6 +50,15 @@ with private_names("torch"):
     need(ShapeEnv, "ignore_fresh_unbacked_symbols")
     need(torch.Tensor, "_base")
     need(torch._C._functorch, "is_functorch_wrapped_tensor")
+    from torch._C import DispatchKey, DispatchKeySet
+
+    need(torch._C, "_ForceDispatchKeyGuard")
+    need(torch._C, "_dispatch_tls_local_include_set")
+    need(torch._C, "_dispatch_tls_local_exclude_set")
+    _AUTOGRAD = [
+        DispatchKeySet(getattr(DispatchKey, name))
+        for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
+    ]
 
 # Answers a call of a Function's `apply`, or returns NotImplemented: (the class, args, keyword args or None).
 StandIn = Callable[[type, tuple[Any, ...], dict[str, Any] | None], Any]
@@ -70,6 +80,7 @@ __all__ = [
     "use_count",
     "uses_setup_context",
     "version_of",
+    "with_autograd",
     "without_fake_mode",
     "written_arguments",
 ]
@@ -80,6 +91,14 @@ _QUANTISING = re.compile(
 
 # Up to torch 2.13 `Function.apply` is Python code, which binds defaults and keywords before it calls C code.
 _BINDS_IN_PYTHON = isinstance(vars(torch.autograd.Function)["apply"], classmethod)
+
+
+def with_autograd() -> AbstractContextManager[Any]:
+    """Let autograd record operators also inside of an operator's fake kernel, where it is switched off."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for keys in _AUTOGRAD:
+        excluded = excluded - keys
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def makes_quantised(operator: Any) -> bool:

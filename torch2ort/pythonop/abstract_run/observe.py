@@ -79,7 +79,7 @@ def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -
     function = site.function
     if function is None:
         raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
-    with torch.no_grad(), entered(site.autocast):
+    with private.with_autograd(), torch.no_grad(), entered(site.autocast):
         if private.uses_setup_context(function):
             outputs = function.forward(*arguments)
             function.setup_context(context, tuple(arguments), outputs)
