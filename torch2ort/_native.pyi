@@ -339,6 +339,19 @@ class Run:
         Raises:
             ValueError: One of them is no such capsule.
         """
+    def feed(self, tensors: Sequence[Tensor]) -> None:
+        """Names tensors that forward is fed with and that nobody writes to before backward.
+
+        A Function that keeps an argument which begins where one of them does gets that memory, and no copy.
+        Nothing but the Function has to keep it alive.
+
+        Args:
+            tensors: Contiguous; each takes the place of those of the call before. Nobody gives them other
+                memory.
+
+        Raises:
+            TypeError: One of them is no tensor.
+        """
 
 def begin(run: Run | None) -> Run | None:
     """Makes ``run`` this thread's current run: where forward puts contexts and backward finds them.

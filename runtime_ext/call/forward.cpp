@@ -144,6 +144,8 @@ bool ForwardCall::ReceiveLoan(size_t i) {
   if (input.dtype.code == kDLBool && dtype.code == kDLUInt && dtype.bits == 8) dtype = input.dtype;
   if (!CheckDType(input, dtype)) return false;
   access_[i] = input.access;
+  // A copy spares the Function memory that the runtime takes back, or that it may not write to.
+  if (loans_[i]->lasting && !input.mutated && access_[i] == Access::kCopied) access_[i] = Access::kShared;
   devices_[i] = loans_[i]->dl_tensor.device;
   tensors_[i] = ReceiveTensor(site_, loans_[i], access_[i], &spans_[i]);
   return static_cast<bool>(tensors_[i]);

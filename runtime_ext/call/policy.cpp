@@ -150,7 +150,7 @@ bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access
   if (loan->holder_count() == others) return true;
   // With a copy from the start, the next calls are spared the costly exchange.
   if (exports == 0) *next = Access::kCopied;
-  return Privatize(site, loan, others, watched);
+  return loan->lasting || Privatize(site, loan, others, watched);
 }
 
 namespace {

@@ -15,10 +15,16 @@ struct Entry {
   PyObject* context;
 };
 
+struct Feed {
+  uintptr_t address;
+  PyObject* tensor;
+};
+
 struct Run {
   PyObject_HEAD PyObject* undefined;  // set of (site key, argument)
   PyObject* arrivals;                 // tells for a site key which gradients arrive; null: all
   std::vector<Entry>* entries;
+  std::vector<Feed>* feeds;
   std::vector<DLManagedTensor*>* donated;  // null where a backward has taken it
   char keeps;                              // contexts stay for another backward
   char partial;                            // some gradient of the model's outputs is missing
@@ -40,6 +46,7 @@ PyObject* RunNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   run->undefined = PySet_New(nullptr);
   if (run->undefined == nullptr) return nullptr;
   run->entries = new std::vector<Entry>;
+  run->feeds = new std::vector<Feed>;
   run->donated = new std::vector<DLManagedTensor*>;
   return self.release();
 }
@@ -53,6 +60,9 @@ int RunTraverse(PyObject* self, visitproc visit, void* arg) {
       Py_VISIT(entry.site);
       Py_VISIT(entry.context);
     }
+  }
+  if (AsRun(self)->feeds != nullptr) {
+    for (const Feed& feed : *AsRun(self)->feeds) Py_VISIT(feed.tensor);
   }
   return 0;
 }
@@ -70,6 +80,13 @@ void DropEntries(Run* run) {
   }
 }
 
+void DropFeeds(Run* run) {
+  if (run->feeds == nullptr) return;
+  std::vector<Feed> feeds;
+  feeds.swap(*run->feeds);
+  for (const Feed& feed : feeds) Py_DECREF(feed.tensor);
+}
+
 void DropDonated(Run* run) {
   if (run->donated == nullptr) return;
   std::vector<DLManagedTensor*> donated;
@@ -81,6 +98,7 @@ void DropDonated(Run* run) {
 
 int RunClear(PyObject* self) {
   DropEntries(AsRun(self));
+  DropFeeds(AsRun(self));
   DropDonated(AsRun(self));
   Py_CLEAR(AsRun(self)->undefined);
   Py_CLEAR(AsRun(self)->arrivals);
@@ -92,6 +110,7 @@ void RunDealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   RunClear(self);
   delete AsRun(self)->entries;
+  delete AsRun(self)->feeds;
   delete AsRun(self)->donated;
   PyObject_GC_Del(self);
   Py_DECREF(type);
@@ -99,8 +118,27 @@ void RunDealloc(PyObject* self) {
 
 PyObject* ClearMethod(PyObject* self, PyObject*) {
   DropEntries(AsRun(self));
+  DropFeeds(AsRun(self));
   DropDonated(AsRun(self));
   if (PySet_Clear(AsRun(self)->undefined) < 0) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* FeedMethod(PyObject* self, PyObject* tensors) {
+  Ref given = Ref::Steal(PySequence_Tuple(tensors));
+  if (!given || !CheckConfigured()) return nullptr;
+  DropFeeds(AsRun(self));
+  for (Py_ssize_t i = 0; i < PyTuple_Size(given.get()); ++i) {
+    PyObject* tensor = PyTuple_GetItem(given.get(), i);
+    DLTensor view;
+    if (!IsTensor(tensor)) {
+      PyErr_Format(PyExc_TypeError, "feed() takes tensors, not %.200s", TypeName(tensor).c_str());
+      return nullptr;
+    }
+    if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) return nullptr;
+    Span span = SpanOf(view);
+    if (span.size() > 0) AsRun(self)->feeds->push_back({span.begin, Ref::Share(tensor).release()});
+  }
   Py_RETURN_NONE;
 }
 
@@ -127,6 +165,7 @@ Py_ssize_t RunLength(PyObject* self) {
 PyMethodDef methods[] = {
     {"clear", ClearMethod, METH_NOARGS, nullptr},
     {"donate", DonateMethod, METH_O, nullptr},
+    {"feed", FeedMethod, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -222,6 +261,14 @@ Ref TakeContext(Site* site) {
                      "in it, or its backward has run already",
                site->name);
   return {};
+}
+
+PyObject* FeedAt(const void* address) {
+  if (current_run == nullptr) return nullptr;
+  for (const Feed& feed : *AsRun(current_run)->feeds) {
+    if (feed.address == reinterpret_cast<uintptr_t>(address)) return feed.tensor;
+  }
+  return nullptr;
 }
 
 Managed TakeDonated(size_t index) {

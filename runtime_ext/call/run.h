@@ -27,6 +27,10 @@ bool NoteUndefined(Site* site, size_t argument);
 // run its backward at all, else one truth value a tensor output. Empty with an exception set on failure.
 Ref ArrivalsAt(Site* site);
 
+// The tensor that begins at `address` of those which the current run was fed with, and which stay as they are
+// until its backward; null if there is none. Borrowed.
+PyObject* FeedAt(const void* address);
+
 // A value that the current run's forward left for its backward alone, which owns it from now on; a loan of
 // one that other backwards take again. Empty with the engine error set if there is none.
 Managed TakeDonated(size_t index);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "call/policy.h"
+#include "call/run.h"
 #include "custom_op/custom_op.h"
 
 namespace torch2ort {
@@ -89,8 +90,10 @@ class Computation {
 OrtStatus* Computation::Lend(size_t index) {
   DLTensor tensor{};
   T2O_RETURN_IF_ERROR(ReadInput(kernel_, context_, index, &device_, &sizes_, &tensor));
-  loans_[kernel_.slots[index]] = torch2ort::Lend(tensor, nullptr, nullptr);
-  return nullptr;
+  PyObject* feed = kernel_.backward ? nullptr : FeedAt(tensor.data);
+  Loan* loan = feed == nullptr ? torch2ort::Lend(tensor, nullptr, nullptr) : LendFeed(tensor, feed);
+  loans_[kernel_.slots[index]] = loan;
+  return loan == nullptr ? PythonError() : nullptr;
 }
 
 OrtStatus* Computation::EnterStream(OnStream* stream) {

@@ -52,6 +52,15 @@ PyObject* ImportLoan(Loan* loan) {
   return static_cast<PyObject*>(tensor);
 }
 
+Loan* LendFeed(const DLTensor& tensor, PyObject* feed) {
+  Managed owner = ExportTensor(feed);
+  if (owner == nullptr) return nullptr;
+  Loan* loan = LendVersioned(owner.release());
+  loan->dl_tensor = tensor;
+  loan->lasting = true;
+  return loan;
+}
+
 namespace {
 
 struct LoanOutput : DLManagedTensorVersioned {

@@ -37,6 +37,8 @@ struct Loan : DLManagedTensorVersioned {
   std::atomic<int> holders;
   void* owner;
   void (*give_back)(void* owner);
+  // The memory is the caller's own: it stays as it is for as long as the loan is held.
+  bool lasting = false;
 
   void Hold() { holders.fetch_add(1, std::memory_order_relaxed); }
   void Drop();
@@ -50,6 +52,8 @@ struct Loan : DLManagedTensorVersioned {
 Loan* Lend(const DLTensor& tensor, void* owner, void (*give_back)(void* owner));
 Loan* LendLegacy(DLManagedTensor* tensor);
 Loan* LendVersioned(DLManagedTensorVersioned* tensor);
+// A lasting loan of memory that `feed`, a torch tensor, keeps alive. Null with an exception set on failure.
+Loan* LendFeed(const DLTensor& tensor, PyObject* feed);
 
 // A tensor over the loan's memory: torch becomes a holder. Null with an exception set on failure.
 PyObject* ImportLoan(Loan* loan);

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.joint.plan import BackwardPlan
+from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan
 from torch2ort.engines.joint.plans import Plans
 from torch2ort.engines.joint.reach import Edge
 from torch2ort.engines.joint.session import Bindings, HalfSession
@@ -105,6 +105,7 @@ class JointEngine:
         self._donated = plan.donated if self._forward.takes_memory else ()
         self._fed = tuple(place for i, place in enumerate(plan.kept) if i not in self._donated)
         self._feeds = Feeds(len(self._graph.inputs))
+        self._saved_feeds = _saved_by_functions(plan)
         self._feed_count = len(self._graph.feeds)
         names = plan.half.outputs
         self._bools = bool_outputs(plan.half.proto.graph, [names[i] for i in plan.fetched])
@@ -129,6 +130,9 @@ class JointEngine:
         made = self._feeds.values(feeds)
         given = [made[source] if isinstance(source, int) else source for source in self._sources]
         state = JointState([])
+        if self._saved_feeds:
+            # Others, as `tensor.data = ...` gives the caller's tensor other memory.
+            state.run.feed([feeds[i].detach() for i in self._saved_feeds])
         results = self._forward.run(given, state.run)
         outputs = [to_tensor(results[i]) for i in self._plan.fetched]
         restore_bools(outputs, self._bools)
@@ -243,3 +247,18 @@ class JointEngine:
                 )
         known = self._backwards[missing] = _Backward(plan, session, self._reached(plan, ()))
         return known
+
+
+def _saved_by_functions(plan: ForwardPlan) -> tuple[int, ...]:
+    """Positions of the feeds that Functions get as they are and keep; who writes to one is an error."""
+    pairs = zip(plan.half.inputs, plan.sources, strict=True)
+    fed = {name: source for name, source in pairs if isinstance(source, int)}
+    kept = set()
+    for node in plan.half.proto.graph.node:
+        site = plan.half.calls.get(node.name)
+        if site is None or not any(site.needs_input_grad):
+            continue
+        for name, argument in zip(node.input, site.tensor_positions, strict=True):
+            if argument in site.known_result.kept and name in fed:
+                kept.add(fed[name])
+    return tuple(i for i in plan.needed if i in kept)
