@@ -111,6 +111,9 @@ class ExportedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph on ONNX Runtime, without gradients, in the mode that was exported.
 
+        Tensors are taken to lie in memory as the sample's did, which matters where ``forward`` draws random
+        numbers for one, or writes into a ``reshape`` of it.
+
         Buffers that the model updates are state, as in the model: a call starts from what the last one left.
         Calls of :attr:`torch2ort.ORTModule.exported` update the module's own buffers.
 

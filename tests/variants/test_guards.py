@@ -350,67 +350,6 @@ def test_a_module_that_forward_imports_is_guarded_once_it_is_there(
     assert_same(wrapped(x), model(x), "result after the change")
 
 
-class Lies(nn.Module):
-    """Asks how its input lies in memory."""
-
-    def __init__(self, compute: Any) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(2.0))
-        self.compute = compute
-
-    def forward(self, x):
-        return self.scale * self.compute(x)
-
-
-@pytest.mark.parametrize(
-    ("compute", "dims"),
-    [
-        (lambda x: x * (2 if x.is_contiguous() else 3), 2),
-        (lambda x: x * x.stride(0), 2),
-        (lambda x: x + (x.storage_offset() > 0), 2),
-        (lambda x: x if x.is_contiguous(memory_format=torch.channels_last) else 3 * x, 4),
-    ],
-    ids=["is_contiguous", "stride", "storage_offset", "channels_last"],
-)
-def test_how_an_input_lies_in_memory_counts_where_forward_asks(compute: Any, dims: int):
-    model = Lies(compute)
-    wrapped = torch2ort.ORTModule(model)
-    x = torch.randn(20, 4)[16:].t() if dims == 2 else torch.randn(2, 3, 4, 4)
-    other = x.contiguous() if dims == 2 else x.to(memory_format=torch.channels_last)
-    graphs = []
-    for given in (x, other, x):
-        assert_same(wrapped(given), model(given), "result")
-        graphs.append(wrapped.exported)
-    assert graphs[0] is graphs[2]
-    assert graphs[0] is not graphs[1]
-
-
-def test_how_an_input_lies_in_memory_does_not_count_else():
-    model = Lies(lambda x: x * 2)
-    wrapped = torch2ort.ORTModule(model)
-    x = torch.randn(4, 4)
-    assert_same(wrapped(x), model(x), "result")
-    first = wrapped.exported
-    assert_same(wrapped(x.t()), model(x.t()), "result of the transposed input")
-    assert wrapped.exported is first
-
-
-def test_reading_by_strides_what_has_gaps_is_refused():
-    model = Lies(lambda x: x.as_strided((2, 2), (1, 2)))
-    wrapped = torch2ort.ORTModule(model)
-    x = torch.randn(4, 4)
-    assert_same(wrapped(x), model(x), "result")
-    assert_same(wrapped(x.t()), model(x.t()), "result of the transposed input")
-    line = Lies.forward.__code__.co_firstlineno + 1
-    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
-        wrapped(torch.randn(4, 8)[:, ::2])
-    assert str(caught.value) == (
-        f"aten.as_strided.default at {__file__}:{line}, in forward: return self.scale * self.compute(x) "
-        "reads the memory of a tensor with strides (8, 2) and offset 0, and every value of a graph is "
-        "contiguous. Take as_strided of tensor.contiguous(), or index the tensor"
-    )
-
-
 def test_an_object_that_cannot_be_looked_at_is_named():
     class Closed:
         def __getattribute__(self, name: str) -> Any:

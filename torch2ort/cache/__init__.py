@@ -8,7 +8,6 @@ from torch2ort.cache.key.key import (
     Key,
     Unkeyable,
     dependencies,
-    model_key,
     named_tensors,
     tensor_of,
 )
@@ -33,7 +32,6 @@ __all__ = [
     "dependencies",
     "global_hook_tables",
     "keep",
-    "model_key",
     "named_tensors",
     "package_of_module",
     "tensor_of",

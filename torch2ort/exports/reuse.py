@@ -8,7 +8,7 @@ was made: keys are equal only if what stands there is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import onnx
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache.key.key import Key, Unkeyable, model_key, tensor_of
+from torch2ort.cache.key.key import Key, Unkeyable, dependencies, tensor_of
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import differences, nearest
 from torch2ort.cache.store.shelf import Kept, Shelf, keep
@@ -31,6 +31,7 @@ from torch2ort.graph.nodes import load_sites
 from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.sizes.memory import memory_form
 from torch2ort.startup import LOOK_UP, timed
 from torch2ort.warning import warn
 
@@ -38,6 +39,7 @@ _FILE = "graph.onnx"
 _KIND = "graph"
 _FAILED = "failed export"
 _VARIES = "varies like"
+_IN_MEMORY = " in memory "
 
 
 @timed(LOOK_UP)
@@ -135,14 +137,28 @@ def _bypassed(built: Built, reason: str) -> Built:
 def _keys(model: torch.nn.Module, call: Call, settings: Mapping[str, Any]) -> tuple[Key, ...]:
     """Keys to look under: for any size of the dimensions that vary, and for just these sizes."""
     sizes = [_describe_sizes(t, spec) for t, spec in zip(call.tensors, call.dim_specs, strict=True)]
-    key = model_key(model, call.tensors, call.schema, sizes, settings)
+    memory = [memory_form(tensor) for tensor in call.tensors]
+    found = dependencies(model, call.tensors, call.schema, _together(sizes, memory), settings)
+    key = found.key()
+    if found.reads_strides:
+        memory = [memory_form(t, strides=True, offset=found.reads_offsets) for t in call.tensors]
+        key = key.with_sizes(_together(sizes, memory))
     if not any(call.dim_specs):
         return (key,)
-    return key, key.with_sizes([f"{s} for {list(t.shape)}" for s, t in zip(sizes, call.tensors, strict=True)])
+    these = [f"{text} for {list(tensor.shape)}" for text, tensor in zip(sizes, call.tensors, strict=True)]
+    return key, key.with_sizes(_together(these, memory))
+
+
+def _together(sizes: Sequence[str], memory: Sequence[Hashable]) -> list[str]:
+    return [f"{size}{_IN_MEMORY}{lies}" for size, lies in zip(sizes, memory, strict=True)]
+
+
+def _memory_of(key: Key) -> list[str]:
+    return [text.partition(_IN_MEMORY)[2] for text in key.sizes]
 
 
 def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
-    """Fixed sizes, what is said about those that vary, and the order in memory."""
+    """Fixed sizes, and what is said about those that vary."""
     rules = dict(spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()))
     rules = {axis: rule for axis, rule in rules.items() if rule is not None}
     dims = []
@@ -154,13 +170,7 @@ def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
             # torch.export treats sizes 0 and 1 apart.
             bounds = [getattr(rule, name, None) for name in ("min", "max")]
             dims.append(f"{type(rule).__name__} {rule} {bounds} {_VARIES} {min(size, 2)}")
-    memory = _order(tensor) if rules else f"strides {list(tensor.stride())}"
-    return f"[{', '.join(dims)}] {memory}"
-
-
-def _order(tensor: torch.Tensor) -> str:
-    strides = tensor.stride()
-    return f"order {sorted(range(tensor.dim()), key=lambda axis: -strides[axis])}"
+    return f"[{', '.join(dims)}]"
 
 
 def _find(
@@ -176,7 +186,7 @@ def _find(
         found = _use(store, entry, key, model, call)
         if found is not None:
             return found, key
-    for key in _relatives(store, keys[0], call) if any_sizes else ():
+    for key in _relatives(store, keys[0]) if any_sizes else ():
         entry = store.read(key.digest)
         found = None if entry is None else _use(store, entry, key, model, call)
         if found is not None:
@@ -184,15 +194,14 @@ def _find(
     return None, free
 
 
-def _relatives(store: Store, key: Key, call: Call) -> Iterator[Key]:
+def _relatives(store: Store, key: Key) -> Iterator[Key]:
     """Keys of the graphs of the same model and kind of call in which sizes vary."""
     for manifest in store.find(key.family):
         relative = Key(manifest.name, manifest.digest, manifest.components, key.functions)
         if manifest.kind != _KIND or relative.family != key.family:
             continue
         varying = [_VARIES in size for size in relative.sizes]
-        ordered = (_order(t) in s for t, s in zip(call.tensors, relative.sizes, strict=True))
-        if any(varying) and all(same for varies, same in zip(varying, ordered, strict=True) if varies):
+        if any(varying) and _memory_of(relative) == _memory_of(key):
             yield relative
 
 

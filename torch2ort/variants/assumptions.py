@@ -19,6 +19,7 @@ from torch2ort.cache.key.guards import Armed, Change, Written
 from torch2ort.cache.key.key import INLINES_FUNCTIONS, Dependencies, Unkeyable, dependencies, named_tensors
 from torch2ort.cache.key.unread import NOTHING, Unread
 from torch2ort.errors import ExportError
+from torch2ort.sizes.memory import memory_form
 from torch2ort.variants.family import Family
 
 
@@ -88,7 +89,8 @@ class Assumptions:
         self._model = model
         self._settings = {INLINES_FUNCTIONS: inlines_functions}
         self._trust = trust
-        self._reads_memory = False
+        # Whether code may ask for the strides and the offset of a value, and not for its form alone.
+        self._reads_strides = self._reads_offsets = False
         # Whether code may ask for the very type of a value.
         self.asks_types = False
         self._known: dict[Hashable, list[Assumed]] = {}
@@ -138,8 +140,10 @@ class Assumptions:
                 walked.append((unread, found))
             return found
 
-        if walk(known[0].unread if known else NOTHING).reads_memory and not self._reads_memory:
-            self._reads_memory = True
+        read = walk(known[0].unread if known else NOTHING)
+        if read.reads_strides > self._reads_strides or read.reads_offsets > self._reads_offsets:
+            self._reads_strides |= read.reads_strides
+            self._reads_offsets |= read.reads_offsets
             known = self._under(key, tensors)
         for position, assumed in enumerate(known):
             if assumed.is_made_from(walk(assumed.unread)):
@@ -151,7 +155,8 @@ class Assumptions:
 
     def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[Assumed]:
         """The states to choose from: last used first."""
-        memory = tuple(map(_memory, tensors)) if self._reads_memory else None
+        strides, offset = self._reads_strides, self._reads_offsets
+        memory = tuple([memory_form(tensor, strides=strides, offset=offset) for tensor in tensors])
         return self._known.setdefault((key, memory), [])
 
     @exclusive.looking()
@@ -216,13 +221,3 @@ class Assumptions:
             )
         self.asks_types = self.asks_types or found.asks_types
         return found
-
-
-def _memory(tensor: torch.Tensor) -> Hashable:
-    """How a tensor lies in memory, the same for all sizes where that is possible."""
-    if tensor.layout is not torch.strided:
-        return tensor.layout
-    forms = [torch.contiguous_format]
-    forms += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(tensor.dim(), [])
-    contiguous = tuple(tensor.is_contiguous(memory_format=form) for form in forms)
-    return (contiguous, tensor.storage_offset(), None if any(contiguous) else tensor.stride())

@@ -94,6 +94,8 @@ class Choice:
         """Say that a number or text among the arguments makes an export of every call."""
         schema, *other = key
         before = self._constants.setdefault((schema.form, *other), [])
+        if schema in before:
+            return  # a tensor lies in memory in another way
         before.append(schema)
         if len(before) == _MANY_SETTINGS:
             path = before[-2].differing_path(schema, root="inputs")

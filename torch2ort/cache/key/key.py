@@ -28,7 +28,7 @@ from torch2ort.cache.key.values import Values, describe
 from torch2ort.cache.key.walk import Unkeyable, Walk
 from torch2ort.log import logger
 
-__all__ = ["Key", "Unkeyable", "model_key"]
+__all__ = ["Key", "Unkeyable", "dependencies"]
 
 # The setting by which the code of every Function is part of the graph.
 INLINES_FUNCTIONS = "inlines Functions"
@@ -38,11 +38,10 @@ _SIZES = "sizes of "
 _MAKERS = ("onnx", "onnx-ir", "onnxscript", "onnx-shape-inference", "optree", "sympy", "numpy")
 
 
-# Code that asks a tensor how it lies in memory reads one of these names, or raises an error for some orders.
-_OF_MEMORY = words(
-    """as_strided data_ptr dim_order is_contiguous is_non_overlapping_and_dense set_ storage storage_offset
-    stride untyped_storage view view_as"""
-)
+# Code that asks a tensor for the place of its elements reads one of these names: where they begin, and
+# how far from one another they are. Whether a view can be made of it, no name has to tell.
+_OF_OFFSETS = words("as_strided data_ptr set_ storage storage_offset untyped_storage")
+_OF_STRIDES = _OF_OFFSETS | words("dim_order is_contiguous is_non_overlapping_and_dense stride")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,8 @@ class Dependencies:
         refusals: why the components do not tell two processes apart; empty if they do.
         unseen: what may change without that a guard tells so; empty if all of it is guarded.
         is_partial: whether more is found once the model has run.
-        reads_memory: whether the model's code may ask how a tensor lies in memory.
+        reads_strides: whether the model's code may ask how a tensor lies in memory.
+        reads_offsets: whether it may ask where a tensor begins there.
         asks_types: whether it may ask for the very type of a value.
         guards: where all of it stands in this process.
         pinned: what only its identity tells, in the order of the walk, each with its component's name.
@@ -112,7 +112,8 @@ class Dependencies:
     refusals: Sequence[str]
     unseen: Sequence[str]
     is_partial: bool
-    reads_memory: bool
+    reads_strides: bool
+    reads_offsets: bool
     asks_types: bool
     guards: Sequence[Guard]
     pinned: Sequence[tuple[str, Any]]
@@ -224,32 +225,14 @@ def dependencies(
         tuple(walk.refusals),
         tuple(walk.unseen),
         walk.is_partial,
-        not _OF_MEMORY.isdisjoint(walk.names),
+        not _OF_STRIDES.isdisjoint(walk.names),
+        not _OF_OFFSETS.isdisjoint(walk.names),
         walk.asks_types,
         walk.guards.found(traced),
         [(finder.label, value) for finder, value in walk.guards.pinned],
         None if walk.any_name else frozenset(walk.names),
         traced_names,
     )
-
-
-def model_key(
-    model: torch.nn.Module,
-    tensors: Sequence[torch.Tensor],
-    schema: io_schema.Schema,
-    sizes: Sequence[str],
-    settings: Mapping[str, Any],
-) -> Key:
-    """The key of one export; arguments are those of :func:`dependencies`.
-
-    Returns:
-        The key; the same in each process and on each rank.
-
-    Raises:
-        Unkeyable: something that the graph depends on cannot be compared between processes; the message
-            says what, and what to do where that is known.
-    """
-    return dependencies(model, tensors, schema, sizes, settings).key()
 
 
 @exclusive.looking()
