@@ -4,6 +4,7 @@
 // so that backward frees activations while it runs.
 #include <cstring>
 #include <new>
+#include <string>
 
 #include "call/run.h"
 #include "custom_op/custom_op.h"
@@ -30,6 +31,10 @@ OrtStatus* Hand(const Donation& donation, OrtKernelContext* context) {
   Gil gil;
   Managed value = TakeDonated(donation.index);
   if (!value) return StatusOfException(api, "Donated", true);
+  if (value->dl_tensor.device.device_type != kDLCPU) {
+    return Fail(api, "Donated: value " + std::to_string(donation.index) + " of forward is on " +
+                         DeviceName(value->dl_tensor.device) + ", and a node on the CPU cannot hand it over");
+  }
   bool copies = KeepsContexts();
   // The memory is the runtime's once it has taken it; the sizes are then nobody's.
   DLTensor tensor = value->dl_tensor;

@@ -40,7 +40,7 @@ from torch2ort.pythonop.native import native
 STREAM = 0x5EED
 DEVICE_TYPE = 2  # DLPack's number of CUDA
 # Positions in OrtCustomOp, counted in pointers.
-PROVIDER, CREATE_KERNEL, COMPUTE = 3, 17, 18
+NAME, PROVIDER, CREATE_KERNEL, COMPUTE = 2, 3, 17, 18
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -125,7 +125,7 @@ class Stream:
 
 @dataclass
 class Node:
-    """A PythonOp node of an exported model, as the runtime describes it to the library."""
+    """A PythonOp or PythonOpGrad node, as the runtime describes it to the library."""
 
     proto: onnx.NodeProto
     inputs: Sequence[int]
@@ -137,7 +137,7 @@ class Node:
 
 
 class Runtime:
-    """The runtime: one node and one call at a time. To be made once a process."""
+    """The runtime: one call at a time. To be made once a process."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -154,11 +154,14 @@ class Runtime:
         self._fill_call()
         self._register()
 
-    def make(self, node: Node) -> Callable[..., list[Value]]:
+    def make(self, node: Node, provider: str = "CUDAExecutionProvider") -> Callable[..., list[Value]]:
         """A kernel of the library's for ``node``; ``RuntimeError`` with its message if it refuses."""
         self.node = node
+        named = node.proto.op_type.encode(), provider.encode()
         (fields,) = [
-            f for f in map(self._fields, self._operators) if self._provider(f) == b"CUDAExecutionProvider"
+            f
+            for f in map(self._fields, self._operators)
+            if (self._text(f, NAME), self._text(f, PROVIDER)) == named
         ][:1]
         create = CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)(fields[CREATE_KERNEL])
         kernel = c_void_p()
@@ -166,6 +169,7 @@ class Runtime:
         compute = CFUNCTYPE(c_void_p, c_void_p, c_void_p)(fields[COMPUTE])
 
         def call(*inputs: Value) -> list[Value]:
+            self.node = node
             self._given, self._made, self._values = list(inputs), {}, []
             self._check(compute(kernel, None))
             return [self._made[i] for i in sorted(self._made)]
@@ -181,9 +185,9 @@ class Runtime:
         return (c_void_p * (COMPUTE + 1)).from_address(operator)
 
     @staticmethod
-    def _provider(fields: Any) -> bytes:
-        name: bytes = CFUNCTYPE(c_char_p, c_void_p)(fields[PROVIDER])(ctypes.addressof(fields))
-        return name
+    def _text(fields: Any, slot: int) -> bytes:
+        text: bytes = CFUNCTYPE(c_char_p, c_void_p)(fields[slot])(ctypes.addressof(fields))
+        return text
 
     def _slot(self, number: int, *arguments: Any) -> Callable[[Any], Any]:
         """Put the function that follows into the table."""
@@ -328,7 +332,14 @@ class _Managed(ctypes.Structure):
 
 
 _EXCHANGE = b"dlpack_exchange_api"
+_get_pointer = PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _lent: list[Any] = []  # for good, as the library holds their addresses
+
+
+def on_device(capsule: Any) -> Any:
+    """A DLPack capsule of the host's, relabelled as one of the device's."""
+    _DLTensor.from_address(_get_pointer(capsule, b"dltensor")).device_type = DEVICE_TYPE
+    return capsule
 
 
 def lend_device_to_torch(lent: Device, on_host: Callable[[torch.Tensor], bool]) -> None:
@@ -342,11 +353,11 @@ def lend_device_to_torch(lent: Device, on_host: Callable[[torch.Tensor], bool]) 
         on_host: whether a tensor that the library asks about shall count as the host's.
     """
     capsule = torch.Tensor.__dlpack_c_exchange_api__
-    get = PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
     make = PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
-    theirs = (c_void_p * 7).from_address(get(capsule, _EXCHANGE))
+    theirs = (c_void_p * 7).from_address(_get_pointer(capsule, _EXCHANGE))
     from_object = PYFUNCTYPE(c_int, py_object, POINTER(POINTER(_Managed)))
     to_object = PYFUNCTYPE(c_int, POINTER(_Managed), c_void_p)
+    allocator = PYFUNCTYPE(c_int, POINTER(_DLTensor), POINTER(POINTER(_Managed)), c_void_p, c_void_p)
     view_of = PYFUNCTYPE(c_int, py_object, POINTER(_DLTensor))
 
     @from_object
@@ -369,8 +380,17 @@ def lend_device_to_torch(lent: Device, on_host: Callable[[torch.Tensor], bool]) 
         out[0].device_type = 1 if on_host(tensor) else DEVICE_TYPE
         return status
 
+    @allocator
+    def allocate(prototype, out, context, set_error):
+        assert prototype[0].device_type == DEVICE_TYPE
+        host = _DLTensor.from_buffer_copy(prototype[0])
+        host.device_type = 1
+        status = allocator(theirs[2])(host, out, context, set_error)
+        out[0].contents.tensor.device_type = DEVICE_TYPE
+        return status
+
     ours = (c_void_p * 7)(*theirs)
-    for slot, function in ((3, export), (4, receive), (5, view)):
+    for slot, function in ((2, allocate), (3, export), (4, receive), (5, view)):
         ours[slot] = ctypes.cast(function, c_void_p).value
     native.configure(
         exchange_api=make(ctypes.addressof(ours), _EXCHANGE, None),
@@ -382,13 +402,13 @@ def lend_device_to_torch(lent: Device, on_host: Callable[[torch.Tensor], bool]) 
         error_type=torch2ort.EngineError,
         inplace_error_type=torch2ort.InplaceMapError,
     )
-    for name in ("clone", "copy_"):
+    for name in ("clone", "copy_", "zero_"):
         _note(lent, name)
     cuda: Any = torch.cuda
     cuda.ExternalStream = lambda address, device: (address, device.index)
     cuda.stream = lambda stream: Stream(lent, *stream)
     cuda.is_current_stream_capturing = lambda: False
-    _lent.append((ours, export, receive, view))
+    _lent.append((ours, allocate, export, receive, view))
 
 
 def _note(device: Device, name: str) -> None:

@@ -34,6 +34,8 @@ _REGISTERED_ENTRY = "torch2ort.custom_ops"
 _READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks", "gradients"})
 _KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
 
+# Whether somebody called try_cuda().
+_tried: list[bool] = []
 # Sites of this process's own sessions by a random key, which no file can know.
 _bound: weakref.WeakValueDictionary[str, binding.Callee] = weakref.WeakValueDictionary()
 
@@ -146,12 +148,18 @@ def register_library(session_options: Any) -> None:
 
 
 def try_cuda() -> None:
-    """Let Functions run on the CUDAExecutionProvider, for good.
+    """Let Functions run on the CUDAExecutionProvider, and modules train on CUDA tensors, for good.
 
     They run on onnxruntime's stream and nobody waits for the device. It is refused before, because
     torch2ort's tests have run on an emulated device only: compare the results with eager PyTorch's.
     """
     native.try_cuda()
+    _tried.append(True)
+
+
+def cuda_is_tried() -> bool:
+    """Whether :func:`try_cuda` was called."""
+    return bool(_tried)
 
 
 def has_library(session_options: Any) -> bool:
@@ -169,8 +177,10 @@ def take_error(error: Exception) -> BaseException | None:
 
 
 @functools.cache
-def _external_stream(address: int, device: int) -> torch.cuda.ExternalStream:
-    return torch.cuda.ExternalStream(address, device=torch.device("cuda", device))
+def _external_stream(address: int, device: int) -> torch.cuda.Stream:
+    place = torch.device("cuda", device)
+    # Of address 0, which is CUDA's name of the default stream, ExternalStream makes one out of torch's pool.
+    return torch.cuda.ExternalStream(address, device=place) if address else torch.cuda.default_stream(place)
 
 
 @contextlib.contextmanager
