@@ -138,6 +138,20 @@ def test_an_export_keeps_out_what_libraries_log(caplog, monkeypatch):
     assert set(told) == {"of the model", "broken"}
 
 
+@pytest.mark.parametrize("asked", ["info", "devinfo"])
+def test_where_code_reads_a_value_the_error_is_all_but_for_developers(asked, capfd):
+    class Reads(Model):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else x
+
+    with pytest.raises(torch2ort.ExportError, match=r"^Reads: the model's Python code depends on a value"):
+        torch2ort.export(Reads(), torch.randn(2, 3), options=torch2ort.Options(log_level=asked))
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert ("def forward(self, arg0_1" in said.err) == (asked == "devinfo")
+    assert said.err == "" or asked == "devinfo"
+
+
 def test_at_devinfo_libraries_are_heard(caplog):
     apply_level(torch2ort.Options(log_level="devinfo"))
     with quiet():

@@ -17,14 +17,17 @@
 | torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.11-2.15.0 |
 | torch._C._set_grad_enabled, _InferenceMode, which torch.autograd.grad_mode calls | 2.11-2.15.0 |
 | torch._functorch._aot_autograd.utils, whose hook on buffers a failed export leaves there | 2.11.0 |
+| torch.export._trace, which prints how far a trace came | 2.13.0, 2.15.0 |
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +43,7 @@ with private_names("torch"):
         DynamicOutputShapeException,
         UnsupportedOperatorException,
     )
+    from torch.export import _trace as export_trace
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
@@ -62,6 +66,7 @@ __all__ = [
     "mask_is_a_mask",
     "modes_set_by",
     "no_autocast_nodes",
+    "no_graph_printed",
     "no_hooks_left",
     "nodes_noted",
     "pack_padded_sequence",
@@ -127,6 +132,23 @@ def no_hooks_left() -> Iterator[None]:
         for key in set(hooks) - before:
             if getattr(hooks[key], "__module__", "") == "torch._functorch._aot_autograd.utils":
                 del hooks[key]
+
+
+@contextlib.contextmanager
+def no_graph_printed() -> Iterator[None]:
+    """Keep torch.export from printing to stderr, in this thread, how far it came where code reads a value."""
+    thread = threading.get_ident()
+    before = getattr(export_trace, "print", builtins.print)
+
+    def printed(*values: Any, **settings: Any) -> None:
+        if threading.get_ident() != thread:
+            before(*values, **settings)
+
+    export_trace.print = printed  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        export_trace.print = before  # type: ignore[attr-defined]
 
 
 def is_compiled(model: torch.nn.Module) -> bool:

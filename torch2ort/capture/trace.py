@@ -43,7 +43,7 @@ from torch2ort.effects import (
     tried,
 )
 from torch2ort.errors import ExportError, Torch2OrtError
-from torch2ort.log import logger
+from torch2ort.log import DEVINFO, logger
 from torch2ort.pythonop import Site, check_interception
 from torch2ort.pythonop.abstract_run import answers
 from torch2ort.pythonop.abstract_run.fake import gives_size_of_one
@@ -329,6 +329,8 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         stack.enter_context(ordinary_tensors(model))
         stack.enter_context(traceable_modules(model))
         stack.enter_context(private.no_hooks_left())
+        if logger.getEffectiveLevel() > DEVINFO:
+            stack.enter_context(private.no_graph_printed())
         capture = stack.enter_context(Capture(training=model.training, model=model, sample=sample))
         call.capture = capture
         try:
