@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import hypothesis
 import pytest
 import torch
 
-from tests.support import engine
-from torch2ort.runtime import has_training
+from tests.support import device, engine
+from torch2ort.runtime import has_training, stock
 
 LONG = os.environ.get("TORCH2ORT_LONG", "0") not in ("", "0")
 
@@ -24,10 +25,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests run over an engine that is not the environment's first choice."""
     names = ["joint", *(["ort_training"] if has_training() else [])]
     parser.addoption("--engine", choices=names, help="what trains; the best that there is by default")
+    parser.addoption(
+        "--device",
+        choices=["cpu", "cuda", "emulated"],
+        default="cpu",
+        help="where tensors are made by default",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what was asked for where collection finds it."""
+    device.asked = config.getoption("device")
+    if device.asked == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError("--device cuda needs a GPU, and PyTorch sees none")
+    if device.asked == "cuda":
+        stock.try_cuda()
     engine.asked = config.getoption("engine")
     if engine.asked is not None:
         # For what fixtures of a whole file make.
@@ -71,5 +83,8 @@ def _same_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     # Not 0: once onnxruntime-training is imported, the first two dropout masks after seed 0 are equal.
     torch.manual_seed(1)
-    yield
+    if device.asked == "emulated":
+        device.emulate(monkeypatch)
+    with torch.device(device.asked) if device.asked == "cuda" else nullcontext():
+        yield
     torch.set_num_threads(threads)

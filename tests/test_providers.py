@@ -53,8 +53,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An onnxruntime that claims to have CUDA."""
-    names = ["CUDAExecutionProvider", *onnxruntime.get_available_providers()]
+    """An onnxruntime that claims to have CUDA, and one more for GPUs."""
+    names = ["CUDAExecutionProvider", "DmlExecutionProvider", *onnxruntime.get_available_providers()]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
 
 
@@ -213,8 +213,10 @@ BEYOND = (
 
 @pytest.mark.usefixtures("with_cuda")
 def test_a_provider_that_no_engine_runs_on_is_refused_when_the_module_is_made() -> None:
-    with pytest.raises(OptionError, match=f"^{re.escape(BEYOND)}$"):
-        torch2ort.ORTModule(Model(), options=Options(providers=["CUDAExecutionProvider"]))
+    # CUDA has words of its own: tests/engines/test_devices.py.
+    message = BEYOND.replace("CUDA", "Dml")
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        torch2ort.ORTModule(Model(), options=Options(providers=["DmlExecutionProvider"]))
 
 
 @pytest.mark.usefixtures("with_cuda")

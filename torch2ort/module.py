@@ -13,10 +13,12 @@ import torch
 from torch2ort import _torch_private as private
 from torch2ort.capture.ordinary import is_compiled, refuse_untraceable
 from torch2ort.engines.choose import engine_name, refuse_providers
+from torch2ort.engines.devices import refuse_untried
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.former_names import warn_of_former_names
 from torch2ort.options import Options, with_arguments
+from torch2ort.providers import CUDA
 from torch2ort.variants.profile import Profile
 from torch2ort.variants.runner import Runner
 
@@ -114,7 +116,8 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         _refuse(cls, model, args, kwargs)
         warn_of_former_names()
         options = with_arguments(options)
-        refuse_providers(options)
+        refuse_untried(options)
+        refuse_providers(options, CUDA)
         runner = Runner(model, options)
         namespace: dict[str, Any] = {
             "__doc__": type(model).__doc__,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-CPU = "CPUExecutionProvider"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 # A name, or a name with its options, each a pair, so that it can be hashed.
 Provider = str | tuple[str, tuple[tuple[str, str], ...]]

@@ -12,7 +12,9 @@ from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.exports.built import Built
 from torch2ort.options import DEFAULT_OPSET, Options
 from torch2ort.providers import CPU, name_of
-from torch2ort.runtime import has_training, onnxruntime, training_pybind
+from torch2ort.runtime import InferenceEngine, has_training, onnxruntime, training_pybind
+from torch2ort.runtime.cuda.inference import DeviceInference
+from torch2ort.runtime.cuda.sessions import device_of
 from torch2ort.runtime.probe import can_run
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
@@ -66,14 +68,18 @@ def _refuse_contradictions(options: Options) -> None:
         )
 
 
-def refuse_providers(options: Options) -> None:
+def refuse_providers(options: Options, *besides: str) -> None:
     """Refuse providers that an engine cannot train on.
+
+    Args:
+        options: with the providers.
+        besides: others that the caller can.
 
     Raises:
         OptionError: names the first.
     """
     for name in map(name_of, options.providers or ()):
-        if name not in PROVIDERS:
+        if name not in PROVIDERS and name not in besides:
             raise OptionError(
                 f"Option 'providers' names {name!r}; ORTModule and torch.compile run on "
                 f"{' and '.join(PROVIDERS)} alone so far, as the values that go from forward to backward, "
@@ -103,7 +109,13 @@ def live_target(options: Options, *, differentiate: bool = False) -> Target:
 
 def inference_target(options: Options) -> Target:
     """What a graph must be that an ORTModule runs without gradients: it rounds where eager rounds."""
-    return replace(live_target(options), rounds_as_eager=True)
+    target = replace(live_target(options), rounds_as_eager=True)
+    if device_of(options.providers).type == "cpu":
+        return target
+    from torch2ort.engines.joint.target import is_left_to_pytorch  # see engine_of
+
+    # As in training: CUDA's kernels of onnxruntime need not look at indices, as the CPU's do.
+    return replace(target, gradients=GradientRules(needs_kernel=is_left_to_pytorch))
 
 
 def training_target(options: Options) -> Target:
@@ -134,4 +146,23 @@ def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> 
         return TrainingEngine(built.graph, requires_grad, options, built.shelf)
     from torch2ort.engines.joint.engine import JointEngine  # its private names of torch are fewer versions'
 
-    return JointEngine(built, requires_grad, options, live_target(options))
+    if device_of(options.providers).type == "cpu":
+        return JointEngine(built, requires_grad, options, live_target(options))
+    from torch2ort.engines.joint.on_device import DeviceEngine
+
+    return DeviceEngine(built, requires_grad, options, live_target(options))
+
+
+def inference_engine_of(built: Built, options: Options) -> InferenceEngine:
+    """The engine that runs a graph of an ORTModule forward only.
+
+    Args:
+        built: the graph.
+        options: threads and providers.
+
+    Raises:
+        EngineError: onnxruntime refuses it.
+    """
+    if device_of(options.providers).type == "cpu":
+        return InferenceEngine(built.graph, options, built.shelf)
+    return DeviceInference(built.graph, options)

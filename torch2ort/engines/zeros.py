@@ -24,7 +24,9 @@ def refuse_nan(gradients: Iterable[torch.Tensor | None], why: str, way_in: str =
     Raises:
         EngineError: one has a NaN.
     """
-    if any(gradient is not None and bool(torch.isnan(gradient).any()) for gradient in gradients):
+    found = [torch.isnan(gradient).any() for gradient in gradients if gradient is not None]
+    # On a GPU the host waits once, for all of them.
+    if found and bool(torch.stack(found).any()):
         raise EngineError(f"{way_in}: a gradient has a NaN, which eager PyTorch's may not have: {why}")
 
 

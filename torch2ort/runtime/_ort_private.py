@@ -15,6 +15,8 @@
 | OrtValueVector.to_dlpacks | training 1.19.2, stock 1.22.1, 1.31.1 |
 | OrtDevice, Severity | training 1.19.2, stock 1.20.1, 1.31.1 |
 | InferenceSession._sess.run_with_ort_values | training 1.19.2, stock 1.20.1, 1.22.1, 1.24.4, 1.31.1 |
+| InferenceSession._sess.run_with_ortvaluevector | stock 1.31.1, on the CPU |
+| OrtDevice.make of the public OrtDevice, its _get_c_device | stock 1.31.1, on the CPU |
 | InferenceSession._model_bytes | training 1.19.2, stock 1.31.1 |
 """
 
@@ -64,6 +66,16 @@ def pybind() -> Any:
     """Onnxruntime's extension module."""
     onnxruntime()
     return importlib.import_module("onnxruntime.capi._pybind_state")
+
+
+def device_place(kind: str, number: int) -> Any:
+    """A device as a run takes it for its outputs.
+
+    Args:
+        kind: ``"cpu"`` or ``"cuda"``.
+        number: of the device.
+    """
+    return onnxruntime().OrtDevice.make(kind, number)._get_c_device()
 
 
 @functools.cache

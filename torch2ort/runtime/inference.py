@@ -51,7 +51,7 @@ class InferenceEngine:
         save_optimized(options, "inference_optimized", settings)
         name_undeterministic(graph.proto.graph, graph.sites, options)
         describe(graph.proto.graph, graph.sites)
-        providers = session_providers(options.providers)
+        providers = self._providers(options)
         if shelf is None or not can_keep(graph):
             self._session = tuned_session(graph.proto, graph.sites, settings, providers=providers)
         else:
@@ -61,6 +61,10 @@ class InferenceEngine:
         private.drop_model_bytes(self._session)
         self._feeds = Feeds(len(graph.inputs))
         self._bools = bool_outputs(graph.proto.graph, graph.fetches)
+
+    # What a session of another device does otherwise.
+    def _providers(self, options: Options) -> list[Any]:
+        return session_providers(options.providers)
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One tensor per entry of ``graph.fetches``.
@@ -77,7 +81,7 @@ class InferenceEngine:
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
             except Exception as error:
-                failure = take_error(error) or self._refused_index(values) or _engine_error(error)
+                failure = take_error(error) or self._refused_index(values) or engine_error(error)
         # Outside of the handler, which would make onnxruntime's error the context of the Function's.
         if failure is not None:
             raise failure
@@ -92,7 +96,8 @@ class InferenceEngine:
         return refused_index(self._graph.proto, self._graph.sites, values, session)
 
 
-def _engine_error(error: Exception) -> EngineError:
+def engine_error(error: Exception) -> EngineError:
+    """What a failed run of onnxruntime raises."""
     failure = EngineError(f"ONNX Runtime failed: {error}")
     failure.__cause__ = error
     return failure

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from torch2ort.capture.call import DimSpec
-from torch2ort.engines.choose import engine_of
+from torch2ort.engines.choose import engine_of, inference_engine_of
 from torch2ort.engines.interface import Engine
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
@@ -85,7 +85,7 @@ class Variant:
         """The engine that runs forward only."""
         if self._inference is None:
             with quiet(), off():
-                self._inference = InferenceEngine(self.built.graph, self.options, self.built.shelf)
+                self._inference = inference_engine_of(self.built, self.options)
         return self._inference
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from torch2ort.cache.key.key import tensor_of
+from torch2ort.cache.key.key import named_tensors, tensor_of
 from torch2ort.capture.call import Call, DimSpec
 from torch2ort.capture.ordinary import ordinary
 from torch2ort.engines.choose import inference_target, training_target
+from torch2ort.engines.devices import on_their_device
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
@@ -38,7 +39,11 @@ def export_variant(
     Raises:
         ExportError: the call cannot be a graph; says why.
         UnsupportedOperatorError: nor can one of its operators.
+        OptionError: the options do not fit the device of the tensors.
+        RuntimeNotFoundError: nor does the installed onnxruntime.
     """
+    tensors = (*given.tensors, *named_tensors(model).values())
+    options = on_their_device(options, tensors, type(model).__name__)
     variant = _for_varying_sizes(model, options, family, given, shapes)
     if variant is None:
         variant = _for_these_sizes(model, options, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -81,6 +81,9 @@ class JointEngine:
         UnsupportedOperatorError: the program has something that the engine does not take.
     """
 
+    # Of an engine whose tensors are on another device than the CPU.
+    _half_session: ClassVar[type[HalfSession]] = HalfSession
+
     def __init__(
         self,
         built: Built,
@@ -98,7 +101,7 @@ class JointEngine:
         self._plan = plan
         self._sources = [s if isinstance(s, int) else to_value(plain(s.value)) for s in plan.sources]
         self._bindings = Bindings()
-        self._forward = HalfSession(
+        self._forward = self._half_session(
             "forward", plan.half, self._bindings, options, readable=self._names_of_inputs()
         )
         # Positions among what is kept of what the backward session owns, and the rest.
@@ -123,7 +126,7 @@ class JointEngine:
 
     def anew(self) -> JointEngine:
         """See :class:`torch2ort.engines.interface.Engine`."""
-        return JointEngine(*self._made_of, self._plans)
+        return type(self)(*self._made_of, self._plans)
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
         """See :class:`torch2ort.engines.interface.Engine`."""
@@ -236,7 +239,7 @@ class JointEngine:
             plan = self._plans.backward(missing)
             session = None
             if plan.half is not None:
-                session = HalfSession(
+                session = self._half_session(
                     "backward",
                     plan.half,
                     self._bindings,

@@ -148,7 +148,7 @@ class HalfSession:
         sites = {**lowered.calls, **lowered.derivatives}
         owned = [self._inputs[i] for i in donated]
         self._fed = [name for name in self._inputs if name not in owned]
-        with lent_allocator(settings) as lent:
+        with self._lent_allocator(settings) as lent:
             self.takes_memory = lent and shares_memory()
             if lent:
                 forget_output_sizes(model.graph)
@@ -157,8 +157,14 @@ class HalfSession:
             self._session = self._made(model, settings, owned, frees_early=frees_early)
         drop_model_bytes(self._session)
 
+    # What a session of another device does otherwise.
+    _lent_allocator = staticmethod(lent_allocator)
+
+    def _providers(self) -> list[Any]:
+        return session_providers(self._options.providers)
+
     def _made(self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool) -> Any:
-        providers = session_providers(self._options.providers)
+        providers = self._providers()
         if frees_early:
             with loadable(model) as source:
                 better = _sorted(source, settings, providers, owned) if isinstance(source, bytes) else None

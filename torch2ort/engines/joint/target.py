@@ -30,7 +30,8 @@ _IN_ONNX = frozenset(
 _MANY = 1 << 15
 
 
-def _is_left_to_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
+def is_left_to_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
+    """Whether PyTorch's kernel does a node of a half; ``gradient`` does not count."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
@@ -51,7 +52,7 @@ _RULES = GradientRules(
     source=GradientSource.HALVES,
     engine="joint",
     decompositions=with_small_derivatives,
-    needs_kernel=_is_left_to_pytorch,
+    needs_kernel=is_left_to_pytorch,
 )
 
 
@@ -69,6 +70,6 @@ def half_of(target: Target, in_onnx: Container[str] = ()) -> Target:
 
 def _besides(in_onnx: Container[str]) -> Callable[[torch.fx.Node, frozenset[torch.fx.Node]], bool]:
     def is_left(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
-        return _is_left_to_pytorch(node, gradient) and signature(node) not in in_onnx
+        return is_left_to_pytorch(node, gradient) and signature(node) not in in_onnx
 
     return is_left

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
@@ -183,7 +183,7 @@ def _prepared(
     placeholders = program.graph.find_nodes(op="placeholder")
     differentiated = (n for n, r in zip(placeholders, required, strict=True) if r)
     sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
-    _refuse(program)
+    _refuse(program, _device_of(placeholders) if has_kernels else torch.device("cpu"))
     for node in program.graph.nodes:
         if node.target is _PYTHON_OP:
             node.target = DIFFERENTIABLE_PYTHON_OP
@@ -296,15 +296,31 @@ def _described(
     return Joint(graph_module, inputs, tangents, ordered, written, gradients, shared)
 
 
-def _refuse(program: torch.fx.GraphModule) -> None:
-    """Refuse by name what the joint engine was not compared with eager PyTorch for."""
+def _device_of(placeholders: Iterable[torch.fx.Node]) -> torch.device:
+    """The GPU that inputs are on; else the CPU."""
+    values = (node.meta.get("val") for node in placeholders)
+    devices = (value.device for value in values if isinstance(value, torch.Tensor))
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+
+def _refuse(program: torch.fx.GraphModule, device: torch.device) -> None:
+    """Refuse by name what the joint engine was not compared with eager PyTorch for.
+
+    Args:
+        program: what is differentiated.
+        device: that its tensors are on. A number may be on the CPU, as in PyTorch.
+    """
     for node in program.graph.nodes:
         values = node.meta.get("val")
         flat = values if isinstance(values, (list, tuple)) else (values,)
         for value in flat:
             if node.target in _NUMBERS:
                 what = "reads a number out of a tensor"
-            elif isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            elif (
+                isinstance(value, torch.Tensor)
+                and value.device != device
+                and (value.dim() or value.device.type != "cpu")
+            ):
                 what = f"is on {value.device}"
             elif isinstance(value, torch.Tensor) and value.is_sparse:
                 what = "gives sparse numbers"

@@ -1,0 +1,1 @@
+"""Sessions over tensors that are on a GPU: their device, their stream and their outputs."""
