@@ -259,7 +259,9 @@ class Chain:
 
 @final
 class DirectCall:
-    """An operator of PyTorch that a node of the custom operator calls in C++, without Python.
+    """An operator of PyTorch, or a fused region, that a node of the custom operator calls in C++.
+
+    It needs neither Python nor its lock.
 
     The first call of each node goes to the site all the same, whose call policy checks what the operator
     does. So do all after one that failed in C++ and not in the site.
@@ -302,6 +304,29 @@ class DirectCall:
         Raises:
             NotImplementedError: This torch has not what the call needs.
             ValueError: The arguments are of no such form.
+        """
+    @classmethod
+    def of_region(
+        cls,
+        *,
+        site: Site,
+        address: int,
+        inputs: list[tuple[int, ...]],
+        outputs: list[tuple[int, ...]],
+        temporaries: list[int],
+    ) -> DirectCall:
+        """A call of a library's function, which stays loaded as long as the process runs.
+
+        Args:
+            site: A call as above.
+            address: Of the function. It takes an array of the addresses of inputs, outputs and temporaries,
+                and gives 0 if it succeeded.
+            inputs: Sizes of the tensors that it reads, all contiguous. Others go to the site.
+            outputs: Likewise of those that it writes, which are the site's outputs.
+            temporaries: Bytes of each piece of memory that it needs besides.
+
+        Raises:
+            ValueError: The tensors are not the site's, or the arguments are of no such form.
         """
 
 @final

@@ -104,6 +104,10 @@ extern bool allocator_lent;
 // Whether nodes may run on CUDA, which nobody has tried: off until try_cuda().
 extern bool cuda_tried;
 
+// Memory as that allocator has it, for anybody. Throws if there is none.
+void* TakeBlock(size_t size);
+void ReturnBlock(void* data);
+
 PyObject* LendAllocator(PyObject* module, PyObject*);
 PyObject* WithdrawAllocator(PyObject* module, PyObject*);
 
@@ -117,6 +121,9 @@ OrtStatus* ComputeKernel(void* object, OrtKernelContext* context);
 // Runs a node by its DirectCall. False if that did not work and nothing was given to the runtime that the
 // Python way could not give again; else `status` is what the run came to.
 bool ComputeDirectly(const Kernel& kernel, OrtKernelContext* context, OrtStatus** status);
+// The same for a node whose DirectCall is a fused region.
+bool ComputeRegion(const Kernel& kernel, const CompiledRegion& region, OrtKernelContext* context,
+                   OrtStatus** status);
 void DestroyKernel(void* object);
 
 // Sizes that the runtime does not lend, for as long as tensors point to them.

@@ -185,6 +185,8 @@ OrtStatus* DirectComputation::WriteNothing(size_t index) {
 
 bool ComputeDirectly(const Kernel& kernel, OrtKernelContext* context, OrtStatus** status) {
   try {
+    const auto& region = AsDirectCall(kernel.direct)->plan->region;
+    if (region) return ComputeRegion(kernel, *region, context, status);
     return DirectComputation(kernel, context).Run(status);
   } catch (const std::exception& error) {
     *status = Fail(kernel.api, kernel.where + ": " + error.what());

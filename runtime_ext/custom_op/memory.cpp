@@ -216,13 +216,10 @@ void* Allocate(OrtAllocator*, size_t size) {
   if (offered != nullptr) {
     if (void* data = offered->Take(size)) return data;
   }
-  if (size >= kLargeBlock) return holdings.Map(size);
-  return size > 0 ? blocks.Get(size) : nullptr;
+  return TakeBlock(size);
 }
 
-void Free(OrtAllocator*, void* data) {
-  if (!holdings.TakeBack(data)) blocks.Put(data);
-}
+void Free(OrtAllocator*, void* data) { ReturnBlock(data); }
 
 const OrtMemoryInfo* Info(const OrtAllocator*) { return memory_info; }
 
@@ -254,6 +251,15 @@ class Environment {
 }  // namespace
 
 bool allocator_lent = false;
+
+void* TakeBlock(size_t size) {
+  if (size >= kLargeBlock) return holdings.Map(size);
+  return size > 0 ? blocks.Get(size) : nullptr;
+}
+
+void ReturnBlock(void* data) {
+  if (!holdings.TakeBack(data)) blocks.Put(data);
+}
 
 Gift::Gift(Managed* tensor, Span memory) : tensor_(tensor), memory_(memory) {
   if (tensor != nullptr && memory.begin % kAlignment == 0) offered = this;

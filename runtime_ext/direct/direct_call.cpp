@@ -152,6 +152,14 @@ bool FillPlan(Plan* plan, Site* site, PyObject* arguments, PyObject* results, co
   return ParseFunction(function, numbers, plan) && plan->function != nullptr;
 }
 
+PyObject* Make(PyTypeObject* type, PyObject* site, std::unique_ptr<Plan> plan) {
+  Ref self = Ref::Steal(PyType_GenericAlloc(type, 0));
+  if (!self) return nullptr;
+  AsDirectCall(self.get())->site = Ref::Share(site).release();
+  AsDirectCall(self.get())->plan = plan.release();
+  return self.release();
+}
+
 PyObject* DirectCallNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"site",    "operator", "overload", "arguments",
                                 "results", "function", "numbers",  nullptr};
@@ -171,11 +179,31 @@ PyObject* DirectCallNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     }
     return nullptr;
   }
-  Ref self = Ref::Steal(PyType_GenericAlloc(type, 0));
-  if (!self) return nullptr;
-  AsDirectCall(self.get())->site = Ref::Share(site).release();
-  AsDirectCall(self.get())->plan = plan.release();
-  return self.release();
+  return Make(type, site, std::move(plan));
+}
+
+// False with an exception set if the region is for other tensors than the site.
+bool FitsSite(const CompiledRegion& region, Site* site) {
+  bool fits =
+      region.inputs.size() == site->inputs->size() && region.outputs.size() == site->tensor_outputs->size();
+  for (size_t i = 0; fits && i < region.outputs.size(); ++i) {
+    fits = (*site->tensor_outputs)[i].rank == static_cast<int32_t>(region.outputs[i].size());
+  }
+  return fits || Complain("the region's tensors are not the site's");
+}
+
+PyObject* DirectCallOfRegion(PyObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"site", "address", "inputs", "outputs", "temporaries", nullptr};
+  PyObject *site, *address, *inputs, *outputs, *temporaries;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!O!O!O!O!:of_region", const_cast<char**>(names),
+                                   site_type, &site, &PyLong_Type, &address, &PyList_Type, &inputs,
+                                   &PyList_Type, &outputs, &PyList_Type, &temporaries)) {
+    return nullptr;
+  }
+  auto plan = std::make_unique<Plan>();
+  plan->region = ParseCompiledRegion(address, inputs, outputs, temporaries);
+  if (!plan->region || !FitsSite(*plan->region, AsSite(site))) return nullptr;
+  return Make(reinterpret_cast<PyTypeObject*>(type), site, std::move(plan));
 }
 
 int DirectCallTraverse(PyObject* self, visitproc visit, void* arg) {
@@ -206,12 +234,19 @@ PyMemberDef members[] = {
     {nullptr, 0, 0, 0, nullptr},
 };
 
+PyMethodDef methods[] = {
+    {"of_region", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(DirectCallOfRegion)),
+     METH_VARARGS | METH_KEYWORDS | METH_CLASS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 PyType_Slot slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(DirectCallNew)},
     {Py_tp_dealloc, reinterpret_cast<void*>(DirectCallDealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(DirectCallTraverse)},
     {Py_tp_clear, reinterpret_cast<void*>(DirectCallClear)},
     {Py_tp_members, members},
+    {Py_tp_methods, methods},
     {0, nullptr},
 };
 

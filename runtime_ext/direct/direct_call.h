@@ -7,6 +7,7 @@
 
 #include "call/site.h"
 #include "direct/argument.h"
+#include "direct/compiled_region.h"
 
 namespace torch2ort {
 
@@ -31,8 +32,9 @@ struct Plan {
   std::vector<Argument> arguments;
   std::vector<DirectResult> results;
   void* function = nullptr;
-  bool writes = false;          // the function writes its result into a tensor that it is given
-  std::vector<double> numbers;  // the function's last arguments; the tensors stand in `arguments`
+  bool writes = false;                   // the function writes its result into a tensor that it is given
+  std::vector<double> numbers;           // the function's last arguments; the tensors stand in `arguments`
+  std::optional<CompiledRegion> region;  // a library's function instead of torch's: nothing else is set
 };
 
 extern PyTypeObject* direct_call_type;

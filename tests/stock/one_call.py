@@ -34,30 +34,28 @@ def in_python(text: str, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor,
         return decode_call(text)(tensors)
 
 
-class OneCall:
+class OneNode:
     """A session of one node.
 
     Args:
-        operator: an overload.
-        arguments: as :func:`encode_call` takes them.
-        keywords: likewise.
+        function: what it calls.
+        text: the first argument of that, before the tensors.
         example: tensors of the types and ranks that the call gets.
-        orders: as :func:`encode_call` takes them.
+        outputs: what it gives for these.
+        read: of each output, whether somebody reads it.
     """
 
     def __init__(
         self,
-        operator: Any,
-        arguments: Sequence[Any],
+        function: type[torch.autograd.Function],
+        text: str,
         example: Sequence[torch.Tensor],
-        *,
-        keywords: dict[str, Any] | None = None,
-        orders: Sequence[Any] = (),
+        outputs: Sequence[torch.Tensor],
+        read: Sequence[bool] | None = None,
     ) -> None:
-        self.text = encode_call(operator, arguments, keywords or {}, random=False, orders=orders)
-        outputs = in_python(self.text, example)
+        self.text = text
         self._site = internal_site(
-            AtenKernel, [self.text, *[TENSOR] * len(example)], [False] * (1 + len(example)), training=False
+            function, [text, *[TENSOR] * len(example)], [False] * (1 + len(example)), training=False
         )
         self._site.result = Result(
             inputs=tuple(TensorType(t.dtype, t.dim()) for t in example),
@@ -65,7 +63,9 @@ class OneCall:
             tensors=tuple(TensorType(t.dtype, t.dim()) for t in outputs),
             returns_tuple=True,
         )
-        self._names = [f"y{i}" for i in range(len(outputs))]
+        named = read or [True] * len(outputs)
+        self._slots = [f"y{i}" if name else "" for i, name in enumerate(named)]
+        self._names = [name for name in self._slots if name]
         graph = self._graph(example, outputs)
         self._bools = bool_outputs(graph, self._names)
         self._callees = stock.bind_nodes(graph, {"call": self._site})
@@ -86,7 +86,7 @@ class OneCall:
         node = helper.make_node(
             "PythonOp",
             [f"x{i}" for i in range(len(inputs))],
-            ["context", *self._names],
+            ["context", *self._slots],
             "call",
             domain="com.microsoft",
             output_tensor_types=[ELEMENTS[t.dtype] for t in outputs],
@@ -96,7 +96,7 @@ class OneCall:
             [node],
             "one call",
             [info(f"x{i}", t) for i, t in enumerate(inputs)],
-            [info(*pair) for pair in zip(self._names, outputs, strict=True)],
+            [info(name, t) for name, t in zip(self._slots, outputs, strict=True) if name],
         )
 
     @property
@@ -127,3 +127,27 @@ class OneCall:
         except Exception as error:
             raise stock.take_error(error) or error from None
         return to_tensors(found, self._bools)
+
+
+class OneCall(OneNode):
+    """A session of one node that calls an operator of PyTorch.
+
+    Args:
+        operator: an overload.
+        arguments: as :func:`encode_call` takes them.
+        keywords: likewise.
+        example: tensors of the types and ranks that the call gets.
+        orders: as :func:`encode_call` takes them.
+    """
+
+    def __init__(
+        self,
+        operator: Any,
+        arguments: Sequence[Any],
+        example: Sequence[torch.Tensor],
+        *,
+        keywords: dict[str, Any] | None = None,
+        orders: Sequence[Any] = (),
+    ) -> None:
+        text = encode_call(operator, arguments, keywords or {}, random=False, orders=orders)
+        super().__init__(AtenKernel, text, example, in_python(text, example))

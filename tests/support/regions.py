@@ -18,9 +18,10 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """
     found: list[list[str]] = []
 
-    def obtained(text, store):
-        found.append([json.loads(call)["operator"] for call, _ in json.loads(text)["calls"]])
-        return decode_region(text).run
+    def obtained(texts, store):
+        for text in texts:
+            found.append([json.loads(call)["operator"] for call, _ in json.loads(text)["calls"]])
+        return {text: decode_region(text).run for text in texts}
 
     monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
     monkeypatch.setattr(library, "obtained", obtained)

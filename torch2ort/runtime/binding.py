@@ -22,6 +22,9 @@ from torch2ort.graph.nodes import function_of, python_op_nodes
 from torch2ort.kernels.direct import DirectArguments, direct_arguments
 from torch2ort.kernels.functions import AtenKernel
 from torch2ort.kernels.library import LibraryKernel
+from torch2ort.kernels.regions.function import FusedRegion
+from torch2ort.kernels.regions.library import native_of
+from torch2ort.kernels.regions.shared import NativeRegion
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.abstract_run.anew import anew
 from torch2ort.pythonop.autocast import under
@@ -111,7 +114,7 @@ def native_site(
 
 def runs_directly(site: Site) -> bool:
     """Whether a node of the custom operator calls ``site`` in C++, as far as the call itself says."""
-    return _direct_arguments(site) is not None
+    return _native_region(site) is not None or _direct_arguments(site) is not None
 
 
 def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
@@ -121,6 +124,15 @@ def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
         site: the call.
         bound: its native counterpart.
     """
+    region = _native_region(site)
+    if region is not None:
+        return native.DirectCall.of_region(
+            site=bound,
+            address=region.address,
+            inputs=[sizes for _, sizes in region.region.inputs],
+            outputs=[sizes for _, sizes in region.program.outputs],
+            temporaries=list(region.program.temporaries),
+        )
     found = _direct_arguments(site)
     if found is None:
         return bound
@@ -136,6 +148,19 @@ def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
         )
     except NotImplementedError:
         return bound
+
+
+def _native_region(site: Site) -> NativeRegion | None:
+    """The fused region that the call is, if a library of this process has it for the site's very types."""
+    if site.function is not FusedRegion:
+        return None
+    found = native_of(site.arguments[0])
+    if found is None:
+        return None
+    result = site.known_result
+    given, made = ([t.dtype for t in tensors] for tensors in (result.inputs, result.tensors))
+    expected = [dtype for dtype, _ in found.region.inputs], [dtype for dtype, _ in found.program.outputs]
+    return found if (given, made) == expected else None
 
 
 def _direct_arguments(site: Site) -> DirectArguments | None:

@@ -13,8 +13,10 @@ import torch2ort
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import EngineError
 from torch2ort.kernels.functions import encode_call
-from torch2ort.kernels.regions import library
+from torch2ort.kernels.regions import _torch_private, library, making
+from torch2ort.kernels.regions.comparison import difference
 from torch2ort.kernels.regions.region import decode_region, encode_region, in_float32
+from torch2ort.kernels.regions.shared import NativeRegion
 
 pytestmark = [
     pytest.mark.joint("regions are a part of its graphs"),
@@ -26,6 +28,8 @@ compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor comp
 X = torch.tensor([[0.5, -2.0, float("nan"), -0.0], [1e30, 3.0, -1e-30, 7.0]])
 TANH = encode_call(torch.ops.aten.tanh.default, [{"tensor": 0}], {}, random=False)
 TEXT = encode_region([X], [(TANH, [0]), (TANH, [1])], [2])
+ABS = encode_call(torch.ops.aten.abs.default, [{"tensor": 0}], {}, random=False)
+OTHER = encode_region([X], [(ABS, [0]), (TANH, [1])], [2])
 
 
 @pytest.fixture
@@ -62,27 +66,73 @@ def fused(model, folder):
     )
 
 
-def no_compiler(region):
+def fails(*args, **kwargs):
     raise RuntimeError("no g++\nand more")
 
 
-@compiles
-def test_it_computes_what_pytorchs_kernels_do(libraries, folder):
-    assert library.compiled(TEXT, Store(folder))
-    found = library.library_of(TEXT)([X])
-    torch.testing.assert_close(tuple(found), decode_region(TEXT).run([X]), equal_nan=True)
+def forget_the_compiler(monkeypatch):
+    monkeypatch.setattr(_torch_private, "compile_library", fails)
+    monkeypatch.setattr(_torch_private, "compile_package", fails)
 
 
 @compiles
-def test_another_process_finds_it(libraries, folder, monkeypatch):
-    monkeypatch.setattr(library, "_compile", no_compiler)
-    assert library.compiled(TEXT, Store(folder))
-    torch.testing.assert_close(library.library_of(TEXT)([X])[0], X.tanh().tanh(), equal_nan=True)
+def test_they_compute_what_pytorchs_kernels_do_by_one_run_of_the_compiler(libraries, folder, monkeypatch):
+    runs = []
+    compile_library = _torch_private.compile_library
+    monkeypatch.setattr(
+        _torch_private, "compile_library", lambda *a, **k: runs.append(a) or compile_library(*a, **k)
+    )
+    texts = [TEXT, OTHER]
+    assert library.compiled([*texts, TEXT], Store(folder)) == set(texts)
+    assert len(runs) == 1
+    for text in texts:
+        assert library.native_of(text)
+        found = library.library_of(text)([X])
+        torch.testing.assert_close(tuple(found), decode_region(text).run([X]), equal_nan=True)
+
+
+@compiles
+@pytest.mark.parametrize("text", [TEXT, OTHER])
+def test_another_process_finds_each_of_them(text, libraries, folder, monkeypatch):
+    forget_the_compiler(monkeypatch)
+    assert library.compiled([text], Store(folder)) == {text}
+    assert library.native_of(text)
+    found = library.library_of(text)([X])
+    torch.testing.assert_close(tuple(found), decode_region(text).run([X]), equal_nan=True)
+
+
+@compiles
+def test_a_library_in_the_cache_that_does_not_load_is_made_again(libraries, tmp_path, monkeypatch):
+    made = making.make([TEXT])[TEXT]
+    damaged = making.Made(made.run, making.Kept(made.kept.data, {"regions.so": b"another machine's"}))
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "make", lambda texts: {text: damaged for text in texts})
+        library.compiled([TEXT], Store(tmp_path))
+    monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
+    assert library.compiled([TEXT], Store(tmp_path)) == {TEXT}
+    assert isinstance(library.library_of(TEXT), NativeRegion)
+
+
+@compiles
+@pytest.mark.long
+def test_what_inductor_writes_in_another_form_is_a_package(libraries, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            _torch_private, "wrapper_of", lambda *a, **k: "def call(args):\n    return unheard_of(args)"
+        )
+        assert library.compiled([TEXT], Store(tmp_path)) == {TEXT}
+    for _ in range(2):
+        assert library.native_of(TEXT) is None
+        torch.testing.assert_close(library.library_of(TEXT)([X])[0], X.tanh().tanh(), equal_nan=True)
+        # Once more as another process.
+        monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
+        forget_the_compiler(monkeypatch)
+        assert library.compiled([TEXT], Store(tmp_path)) == {TEXT}
 
 
 @compiles
 def test_threads_share_it(libraries, folder):
-    library.compiled(TEXT, Store(folder))
+    library.compiled([TEXT], Store(folder))
     given = [torch.full(X.shape, 0.1 * i) for i in range(200)]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda x: library.library_of(TEXT)([x])[0], given))
@@ -96,12 +146,12 @@ def test_a_model_trains_as_in_eager_and_its_second_start_compiles_nothing(librar
     expected = gradients(model, x)
     torch.testing.assert_close(gradients(fused(model, folder), x), expected)
     monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
-    monkeypatch.setattr(library, "_compile", no_compiler)
+    forget_the_compiler(monkeypatch)
     torch.testing.assert_close(gradients(fused(model, folder), x), expected)
 
 
 def test_without_a_compiler_operators_run_one_by_one(libraries, tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "_compile", no_compiler)
+    forget_the_compiler(monkeypatch)
     model, x = Model(), torch.randn(3, 4)
     with pytest.warns(torch2ort.Torch2OrtWarning) as warned:
         found = gradients(fused(model, tmp_path), x)
@@ -124,7 +174,7 @@ def test_a_sum_that_pytorch_rounds_on_the_way_may_be_exact(libraries, folder):
     call = encode_call(backward, [*arguments, [True, True, False]], {}, random=False)
     tensors = [*given, *statistics, *weights]
     text = encode_region(tensors, [(TANH, [0]), (call, [6, 1, 2, 3, 4, 5])], [7, 8])
-    assert library.compiled(text, Store(folder))
+    assert library.compiled([text], Store(folder)) == {text}
     found, expected = library.library_of(text)(list(tensors)), decode_region(text).run(tensors)
     exact = decode_region(in_float32(text)).run([t.float() for t in tensors])
     assert torch.equal(found[0], expected[0])
@@ -133,14 +183,32 @@ def test_a_sum_that_pytorch_rounds_on_the_way_may_be_exact(libraries, folder):
 
 
 def test_a_library_that_computes_something_else_is_not_used(libraries, monkeypatch):
-    monkeypatch.setattr(library, "_compile", lambda region: b"")
-    monkeypatch.setattr(library, "_loaded", lambda package: lambda tensors: [tensors[0] + 1])
+    made = {
+        TEXT: making.Made(lambda tensors: [tensors[0] + 1], making.Kept({}, {})),
+        OTHER: making.Made(decode_region(OTHER).run, making.Kept({}, {})),
+    }
+    monkeypatch.setattr(library, "make", lambda texts: made)
     with pytest.warns(torch2ort.Torch2OrtWarning) as warned:
-        assert not library.compiled(TEXT, None)
+        assert library.compiled([TEXT, OTHER], None) == {OTHER}
     assert str(warned[0].message) == (
         "Options(fuse=True): a compiled region is not used, as its output 0 differs from that of PyTorch's "
         "kernels."
     )
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (fails, "run ends in RuntimeError: no g++\nand more"),
+        (lambda tensors: [], "outputs are 0, not 1"),
+        (lambda tensors: [tensors[0].tanh().tanh().double()],
+         "output 0 has another type, shape or order than that of PyTorch's kernels"),
+        (lambda tensors: [tensors[0].tanh().tanh().nan_to_num()],
+         "output 0 differs from that of PyTorch's kernels"),
+    ],
+)  # fmt: skip
+def test_how_a_library_differs_is_said(run, said):
+    assert difference(TEXT, run) == said
 
 
 def test_a_region_that_nobody_compiled_is_refused(libraries):

@@ -41,7 +41,8 @@ class Planner:
         feeds: of each input of the program, the feed's position; -1 for a constant.
         target: what the exported graph is for.
         known: how many conditions on sizes the exported graph is known to rely on.
-        fuses: whether the region of a text can be run as one kernel; ``None`` leaves operators alone.
+        fuses: which of the regions of these texts can be run as one kernel each; ``None`` leaves operators
+            alone.
         tuner: decides by measurement who does an operator; ``None`` leaves that to the rule.
 
     Attributes:
@@ -55,7 +56,7 @@ class Planner:
         feeds: Sequence[int],
         target: Target,
         known: Conditions,
-        fuses: Callable[[str], bool] | None = None,
+        fuses: Callable[[Sequence[str]], Collection[str]] | None = None,
         tuner: Tuner | None = None,
     ) -> None:
         self.joint, self.feeds = joint, tuple(feeds)
@@ -71,7 +72,7 @@ class Planner:
         source: Source,
         requires_grad: frozenset[str],
         target: Target,
-        fuses: Callable[[str], bool] | None = None,
+        fuses: Callable[[Sequence[str]], Collection[str]] | None = None,
         tuner: Tuner | None = None,
     ) -> tuple[Planner, ForwardPlan]:
         """What makes the plans of a program, and the one of its forward half.

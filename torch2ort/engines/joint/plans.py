@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from torch2ort.cache.key.key import Unkeyable
@@ -61,10 +61,10 @@ class Plans:
         self._settings = {"requires_grad": json.dumps(sorted(requires_grad))}
         if self._shelf is not None:
             self._settings.update(identity(options))
-        self._fuses: Callable[[str], bool] | None = None
+        self._fuses: Callable[[Sequence[str]], Collection[str]] | None = None
         if options.fuse:
             self._settings["fuse"] = "regions"
-            self._fuses = lambda text: compiled(text, self._store)
+            self._fuses = lambda texts: compiled(texts, self._store)
         if options.autotune:
             self._settings["autotune"] = json.dumps(machine(options))
         program = built.program
@@ -145,9 +145,10 @@ class Plans:
         Raises:
             Unkeyable: it is not in the cache any more, and cannot be made.
         """
-        for site in () if half is None else half.calls.values():
-            if site.function is FusedRegion and not (self._fuses and self._fuses(site.arguments[0])):
-                raise Unkeyable("a fused region cannot be compiled here")
+        calls = () if half is None else half.calls.values()
+        texts = [site.arguments[0] for site in calls if site.function is FusedRegion]
+        if texts and not (self._fuses and set(texts) <= set(self._fuses(texts))):
+            raise Unkeyable("a fused region cannot be compiled here")
 
     def _obtain(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -27,12 +28,12 @@ _SMALL = 8
 _MOST_TERMS = 4096
 
 
-def fuse(graph: torch.fx.Graph, is_available: Callable[[str], bool]) -> list[Site]:
+def fuse(graph: torch.fx.Graph, available: Callable[[Sequence[str]], Collection[str]]) -> list[Site]:
     """Replace regions of operators that no product, convolution or Function stands between.
 
     Args:
         graph: of a half, functional; changed in place.
-        is_available: whether the region of that text can be run as one kernel.
+        available: which of the regions of these texts can be run as one kernel each.
 
     Returns:
         The sites of the regions, which somebody must keep alive.
@@ -40,8 +41,11 @@ def fuse(graph: torch.fx.Graph, is_available: Callable[[str], bool]) -> list[Sit
     _merge(graph)
     kept = [node for node in graph.nodes if _is_ordered(node)]
     maker = SiteMaker(graph)
-    for nodes in _regions(graph):
-        _replace(nodes, maker, is_available)
+    regions = [region for region in map(_region_of, _regions(graph)) if region.outputs]
+    usable = available([region.text for region in regions if _inputs_of(region.nodes)])
+    for region in regions:
+        if region.text in usable:
+            _replace(region, maker)
     _sort(graph, kept)
     graph.lint()
     return maker.sites
@@ -211,18 +215,40 @@ def _computes(node: torch.fx.Node) -> bool:
     return node.target not in VIEWS and node.target is not operator.getitem and name_of(node) not in MADE
 
 
-def _replace(nodes: Sequence[torch.fx.Node], maker: SiteMaker, is_available: Callable[[str], bool]) -> None:
-    """Put a call in the place of a region."""
+@dataclass(frozen=True)
+class _Region:
+    """Nodes that one call takes the place of.
+
+    Attributes:
+        nodes: in the order of the graph.
+        outputs: those of them that others read.
+        text: what they compute.
+    """
+
+    nodes: Sequence[torch.fx.Node]
+    outputs: Sequence[torch.fx.Node]
+    text: str
+
+
+def _region_of(nodes: Sequence[torch.fx.Node]) -> _Region:
     inside = set(nodes)
-    inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
     outputs = [n for n in nodes if not inside.issuperset(n.users) and isinstance(n.meta["val"], torch.Tensor)]
-    text = _text_of(nodes, inputs, outputs)
-    if not inputs or not outputs or not is_available(text):
-        return
-    results = maker.call(nodes[-1], FusedRegion, [text], inputs)
-    for node, result in zip(outputs, results, strict=True):
+    return _Region(nodes, outputs, _text_of(nodes, _inputs_of(nodes), outputs))
+
+
+def _inputs_of(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """What nodes read of others."""
+    inside = set(nodes)
+    return list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
+
+
+def _replace(region: _Region, maker: SiteMaker) -> None:
+    """Put a call in the place of a region."""
+    # The call of a region before may have taken the place of what these read.
+    results = maker.call(region.nodes[-1], FusedRegion, [region.text], _inputs_of(region.nodes))
+    for node, result in zip(region.outputs, results, strict=True):
         node.replace_all_uses_with(result)
-    for node in reversed(nodes):
+    for node in reversed(region.nodes):
         node.graph.erase_node(node)
 
 

@@ -3,7 +3,12 @@
 | name | tried on |
 | --- | --- |
 | torch._inductor.aoti_compile_and_package, aoti_load_package | 2.11.0, 2.13.0, 2.15.0 |
+| torch._inductor.compile, torch._inductor.graph.GraphLowering.compile_to_module, codegen | 2.12.1, 2.13.0 |
+| torch._inductor.config.patch | 2.12.1, 2.13.0 |
+| torch._inductor.cpp_builder.CppBuilder, CppTorchOptions | 2.12.1, 2.13.0 |
 | torch._inductor.cpu_vec_isa.pick_vec_isa | 2.11.0, 2.13.0, 2.15.0 |
+
+Where one of those that were not tried is missing, the packages of the first line do the work.
 """
 
 from __future__ import annotations
@@ -11,16 +16,68 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
+_Function = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def wrapper_of(function: _Function, arguments: tuple[torch.Tensor, ...], *, threads: int) -> str:
+    """What inductor writes for a function of contiguous tensors: Python with kernels in C++, not compiled.
+
+    Args:
+        function: takes and gives tensors.
+        arguments: some that it takes.
+        threads: as for :func:`compile_package`.
+    """
+    import torch._inductor
+    from torch._inductor.graph import GraphLowering
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    written: list[str] = []
+
+    class Nothing:
+        def call(self, *args: Any) -> None:
+            """Never called."""
+
+    def write(lowering: Any) -> Nothing:
+        code, _ = lowering.codegen()
+        written.append(code.value)
+        return Nothing()
+
+    traced: Any = make_fx(lambda *tensors: tuple(function(tensors)), tracing_mode="fake")
+    with torch.no_grad(), mock.patch.object(GraphLowering, "compile_to_module", write):
+        # What comes out of a cache of inductor's would be written by nobody.
+        options = {**_settings(threads), "cpp_wrapper": False, "force_disable_caches": True}
+        torch._inductor.compile(traced(*arguments), list(arguments), options=options)
+    (code,) = written
+    return code
+
+
+def compile_library(source: str, folder: Path, *, threads: int) -> bytes:
+    """Compile what inductor's kernels are part of as inductor would.
+
+    Args:
+        source: in C++.
+        folder: an empty one.
+        threads: as for :func:`compile_package`.
+    """
+    from torch._inductor import config
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    path = folder / "regions.cpp"
+    path.write_text(source)
+    with config.patch(_settings(threads)):
+        options = CppTorchOptions(vec_isa=pick_vec_isa())
+        builder = CppBuilder(name=path.stem, sources=str(path), BuildOption=options, output_dir=str(folder))
+        builder.build()
+        return Path(builder.get_target_file_path()).read_bytes()
+
 
 def compile_package(
-    function: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
-    arguments: tuple[torch.Tensor, ...],
-    path: Path,
-    *,
-    threads: int,
+    function: _Function, arguments: tuple[torch.Tensor, ...], path: Path, *, threads: int
 ) -> None:
     """Compile a function of contiguous tensors for this machine.
 
@@ -33,13 +90,9 @@ def compile_package(
     import torch._inductor
 
     program = torch.export.export(_Module(function), arguments)
-    settings: dict[str, Any] = {
-        # Results are rounded where eager's are.
-        "emulate_precision_casts": True,
-        "cpp.threads": threads,
-        "cpp.dynamic_threads": threads < 0,
-    }
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+    torch._inductor.aoti_compile_and_package(
+        program, package_path=str(path), inductor_configs=_settings(threads)
+    )
 
 
 def load_package(path: Path) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
@@ -62,8 +115,17 @@ def compiler() -> dict[str, str]:
     return {"torch": torch.__version__, "vectors": str(pick_vec_isa())}
 
 
+def _settings(threads: int) -> dict[str, Any]:
+    return {
+        # Results are rounded where eager's are.
+        "emulate_precision_casts": True,
+        "cpp.threads": threads,
+        "cpp.dynamic_threads": threads < 0,
+    }
+
+
 class _Module(torch.nn.Module):
-    def __init__(self, function: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> None:
+    def __init__(self, function: _Function) -> None:
         super().__init__()
         self._function = (function,)
 

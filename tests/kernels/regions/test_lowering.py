@@ -1,0 +1,116 @@
+"""Of the module that inductor writes, kernels and their calls are taken, and nothing else runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch2ort.kernels.regions.lowering import UnknownCodeError, lowered
+from torch2ort.kernels.regions.source import Program, program_of, text_of
+
+INPUTS = [(torch.float32, (2, 3)), (torch.bfloat16, (3,))]
+KERNEL = '#include <cstdint>\nextern "C"  void  kernel(const float* a, float* b)\n{\n  b[0] = a[0];\n}'
+
+
+def module(body: str, *, types: str = "['const float*', 'float*']", kernel: str = KERNEL) -> str:
+    """A module as inductor writes it, with ``body`` for what it calls."""
+    lines = "\n".join(f"        {line}" for line in body.splitlines())
+    return f"""
+raise RuntimeError("nobody runs this")
+from nowhere import anything
+empty_strided_cpu = anything.else_
+async_compile = AsyncCompile()
+first = async_compile.cpp_pybinding({types}, r'''
+{kernel}
+''')
+async_compile.wait(globals())
+del async_compile
+
+class Runner:
+    def __init__(self, partitions):
+        self.partitions = partitions
+
+    def call(self, args):
+        x, y = args
+        args.clear()
+{lines}
+
+runner = Runner(partitions=[])
+call = runner.call
+"""
+
+
+def test_kernels_are_called_with_the_memory_of_inputs_outputs_and_what_lies_between():
+    body = """\
+assert_size_stride(x, (2, 3), (3, 1), 'input')
+between = empty_strided_cpu((2, 3), (3, 1), torch.float32)
+first(x, between)
+del x
+other = between; del between  # reuse
+result = empty_strided_cpu((6, 1), (1, 6), torch.float32)
+first(reinterpret_tensor(other, (3,), (1,), 3), result)
+return (reinterpret_tensor(result, (6,), (1,), 0),)"""
+    found = lowered(module(body), INPUTS)
+    program, part = program_of("entry", found)
+    assert program == Program("entry", ((torch.float32, (6,)),), (24,))
+    text = text_of([part], [kernel for kernel, _ in found.calls])
+    assert text.count("#include <cstdint>") == 2  # of the kernel's, once, and of the library
+    calls = [line.replace("reinterpret_cast", "").strip() for line in text.splitlines() if "::kernel" in line]
+    assert calls == [
+        "entry_0::kernel(<const float*>(memory[0] + 0), <float*>(memory[3] + 0));",
+        "entry_0::kernel(<const float*>(memory[3] + 12), <float*>(memory[2] + 0));",
+    ]
+
+
+def test_outputs_that_share_memory_are_copied_apart():
+    body = """\
+result = empty_strided_cpu((2, 3), (3, 1), torch.float32)
+first(x, result)
+return (result, result, x, reinterpret_tensor(result, (3,), (1,), 3))"""
+    program, part = program_of("entry", lowered(module(body), INPUTS))
+    assert [sizes for _, sizes in program.outputs] == [(2, 3), (2, 3), (2, 3), (3,)]
+    assert program.temporaries == ()
+    assert [line.strip() for line in part.splitlines() if "memcpy" in line] == [
+        "std::memcpy(memory[3], memory[2] + 0, 24);",
+        "std::memcpy(memory[4], memory[0] + 0, 24);",
+        "std::memcpy(memory[5], memory[2] + 12, 12);",
+    ]
+
+
+MADE = "result = empty_strided_cpu((2, 3), (3, 1), torch.float32)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return extern_kernels.mm(x, x)", "NameError: name 'extern_kernels' is not defined"),
+        ("return (torch.ops.aten.tanh(x),)", "tanh"),
+        ("return (x.tanh(),)", "'View' object has no attribute 'tanh'"),
+        (MADE + "first(x)\nreturn (result,)", "a kernel is called with more or less than it takes"),
+        (MADE + "first(result, x)\nreturn (result,)", "a kernel is called with View"),
+        (MADE + "first(x, 3)\nreturn (result,)", "a kernel is called with 3 for float"),
+        (MADE + "return (reinterpret_tensor(result, (3,), (1,), 4),)", "a view is larger than its memory"),
+        (MADE + "return (reinterpret_tensor(result, (3,), (1,), -1),)", "a view is larger than its memory"),
+        (MADE + "return (reinterpret_tensor(result, (3, 2), (1, 3), 0),)", "an output is no tensor in the"),
+        ("return (3,)", "an output is no tensor in the order of its dimensions"),
+        ("assert_size_stride(x, (2, 3), (1, 2))\nreturn ()", "another order in memory"),
+        ("assert_size_stride(x, (3, 2), (2, 1))\nreturn ()", "another order in memory"),
+    ],
+)  # fmt: skip
+def test_a_module_that_does_anything_else_is_refused(body, said):
+    with pytest.raises(UnknownCodeError, match=said):
+        lowered(module(body), INPUTS)
+
+
+@pytest.mark.parametrize("types", ["['const float*', 'int64_t']", "['float*', 'float*']"])
+def test_kernels_that_take_something_else_are_refused(types):
+    body = MADE + "first(x, result)\nreturn (result,)"
+    with pytest.raises(UnknownCodeError, match="a kernel is called with View"):
+        lowered(module(body, types=types), INPUTS)
+
+
+def test_a_kernel_of_another_form_is_refused():
+    body = MADE + "first(x, result)\nreturn (result,)"
+    found = lowered(module(body, kernel="void other() {}"), INPUTS)
+    with pytest.raises(UnknownCodeError, match="a kernel has no function of the known name"):
+        program_of("entry", found)

@@ -1,0 +1,201 @@
+"""Makes regions with torch's inductor: those of a graph as one library, by one run of the compiler.
+
+What inductor does not make of kernels alone becomes a package of AOTInductor's instead, one by one. That
+takes ten times as long, as each has a container for models compiled into it, and it is called through Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.store.shelf import Kept
+from torch2ort.cache.store.store import Entry
+from torch2ort.kernels.regions import _torch_private as private
+from torch2ort.kernels.regions.lowering import Kernel, lowered
+from torch2ort.kernels.regions.region import Region, decode_region
+from torch2ort.kernels.regions.shared import loaded
+from torch2ort.kernels.regions.source import Program, program_of, text_of
+from torch2ort.log import logger, quiet
+from torch2ort.startup import SESSION, timed
+
+_LIBRARY = "regions.so"
+_PACKAGE = "region.pt2"
+Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A region that was compiled now.
+
+    Attributes:
+        run: runs it; compared with nothing yet.
+        kept: what a store can hold of it.
+    """
+
+    run: Run
+    kept: Kept
+
+
+@dataclass(frozen=True)
+class Unmade:
+    """A region that could not be compiled.
+
+    Attributes:
+        reason: what was said.
+    """
+
+    reason: str
+
+
+def make(texts: Sequence[str]) -> dict[str, Made | Unmade]:
+    """Compile regions.
+
+    Args:
+        texts: of the regions, each once.
+    """
+    made: dict[str, Made | Unmade] = {}
+    if texts:
+        made.update(_in_one_library(texts))
+    for text in texts:
+        if text not in made:
+            made[text] = _in_a_package(text)
+    return made
+
+
+def restored(text: str, entry: Entry) -> Run | None:
+    """What runs a region that a store held; ``None`` if it does not run here.
+
+    Args:
+        text: of the region.
+        entry: of the store.
+    """
+    try:
+        if _PACKAGE in entry.files:
+            return _package(entry.files[_PACKAGE])
+        program = _decoded(entry.manifest.data["program"])
+        return loaded(entry.files[_LIBRARY], decode_region(text), program)
+    except (OSError, AttributeError, RuntimeError) as error:
+        logger.info("a fused region in the cache does not load: %s", error)
+        return None
+
+
+def surroundings() -> dict[str, str]:
+    """What a library depends on besides its regions."""
+    return {
+        **private.compiler(),
+        "threads": str(_threads()),
+        # The compiler writes for the very processor that it runs on.
+        "processor": _processor(),
+        "form": _LIBRARY,
+    }
+
+
+@timed(SESSION)
+@exclusive.exporting()
+def _in_one_library(texts: Sequence[str]) -> dict[str, Made]:
+    """The regions that inductor makes of kernels alone."""
+    programs: dict[str, Program] = {}
+    parts: list[str] = []
+    kernels: list[Kernel] = []
+    with _compiling() as folder:
+        for text in texts:
+            region = decode_region(text)
+            entry = f"torch2ort_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+            try:
+                code = private.wrapper_of(region.run, _samples(region), threads=_threads())
+                found = lowered(code, region.inputs)
+                programs[text], part = program_of(entry, found)
+            except Exception as error:  # whatever a compiler can say
+                logger.info("a fused region is no library: %s", _said(error))
+                continue
+            parts.append(part)
+            kernels.extend(kernel for kernel, _ in found.calls)
+        if not programs:
+            return {}
+        try:
+            library = private.compile_library(text_of(parts, kernels), folder, threads=_threads())
+            runs = {text: loaded(library, decode_region(text), p) for text, p in programs.items()}
+        except Exception as error:  # likewise
+            logger.info("fused regions are no library: %s", _said(error))
+            return {}
+    files = {_LIBRARY: library}
+    return {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}
+
+
+@timed(SESSION)
+@exclusive.exporting()
+def _in_a_package(text: str) -> Made | Unmade:
+    region = decode_region(text)
+    try:
+        with _compiling() as folder:
+            path = folder / _PACKAGE
+            private.compile_package(region.run, _samples(region), path, threads=_threads())
+            package = path.read_bytes()
+        return Made(_package(package), Kept({}, {_PACKAGE: package}))
+    except Exception as error:  # likewise
+        return Unmade(_said(error))
+
+
+def _package(package: bytes) -> Run:
+    with tempfile.TemporaryDirectory(prefix="torch2ort-") as folder:
+        path = Path(folder, _PACKAGE)
+        path.write_bytes(package)
+        return private.load_package(path)
+
+
+@contextmanager
+def _compiling() -> Iterator[Path]:
+    """An empty folder, and a compiler that says nothing."""
+    with (
+        tempfile.TemporaryDirectory(prefix="torch2ort-") as folder,
+        quiet(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 copies its own deprecated tree specs
+        yield Path(folder)
+
+
+def _samples(region: Region) -> tuple[torch.Tensor, ...]:
+    return tuple(region.samples(torch.Generator().manual_seed(0)))
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
+def _encoded(program: Program) -> str:
+    outputs = [[str(dtype).removeprefix("torch."), list(sizes)] for dtype, sizes in program.outputs]
+    return json.dumps([program.entry, outputs, list(program.temporaries)])
+
+
+def _decoded(text: str) -> Program:
+    entry, outputs, temporaries = json.loads(text)
+    return Program(
+        entry, tuple((getattr(torch, dtype), tuple(sizes)) for dtype, sizes in outputs), tuple(temporaries)
+    )
+
+
+def _threads() -> int:
+    """One, or as many as there are when it runs."""
+    return 1 if torch.get_num_threads() == 1 else -1
+
+
+def _processor() -> str:
+    """What instructions there are."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith("flags")), platform.processor())
+    return hashlib.sha256(flags.encode()).hexdigest()
