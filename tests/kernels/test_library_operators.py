@@ -272,6 +272,18 @@ def test_a_fake_kernel_that_is_wrong_is_told_in_the_first_run(operator, given, r
     )
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_random_numbers_that_no_tag_tells_of_are_told_in_the_first_run(gradients) -> None:
+    module = torch2ort.ORTModule(Model(lambda m, h: own.noisy_untagged(h) - own.noisy_untagged(h)))
+    with torch.set_grad_enabled(gradients), pytest.raises(EngineError) as caught:
+        module(torch.ones(3, 4))
+    assert str(caught.value) == (
+        "kernels_tests::noisy_untagged: its kernel draws random numbers, which its registration does not "
+        "say, so that a graph may run it out of turn, or once for two calls. Register "
+        "'kernels_tests::noisy_untagged' with tags=(torch.Tag.nondeterministic_seeded,)"
+    )
+
+
 def test_a_file_calls_none(tmp_path) -> None:
     module = torch2ort.ORTModule(Model(BODIES["by its name"]).eval())
     with torch.no_grad():

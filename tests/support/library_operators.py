@@ -136,6 +136,15 @@ def _(x):
 noisy.register_autograd(lambda ctx, grad: noisy(grad))
 
 
+@custom_op("kernels_tests::noisy_untagged", mutates_args=())
+def noisy_untagged(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand_like(x)
+
+
+noisy_untagged.register_fake(torch.empty_like)
+noisy_untagged.register_autograd(lambda ctx, grad: grad)
+
+
 # --- backward that reads numbers, and leaves gradients out
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from torch2ort.kernels.functions import Graph, backward_of_graph, decode_library
 
 _AS_IT_IS = contextlib.nullcontext()
 _Sizes = list["int | list[int] | None"]
+# Texts of calls that have run once, and drew no random numbers.
+_DRAW_NOTHING: set[str] = set()
 
 
 def with_results(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
@@ -72,6 +74,27 @@ def _check(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Te
             )
 
 
+@contextlib.contextmanager
+def _drawing_nothing(text: str) -> Iterator[None]:
+    """Run a call of an operator that has no tag which says that it draws random numbers.
+
+    A graph takes two equal calls of such an operator for one, and may run it before what stands in front.
+
+    Raises:
+        EngineError: it draws some.
+    """
+    state = torch.get_rng_state()
+    yield
+    if not torch.equal(torch.get_rng_state(), state):
+        name = decode_library_call(text).operator.name()
+        raise EngineError(
+            f"{name}: its kernel draws random numbers, which its registration does not say, so that a graph "
+            f"may run it out of turn, or once for two calls. Register {name!r} with "
+            f"tags=(torch.Tag.nondeterministic_seeded,)"
+        )
+    _DRAW_NOTHING.add(text)
+
+
 class LibraryKernel(Function):
     """One operator of a library, forward and backward, as PyTorch's dispatcher runs it."""
 
@@ -81,7 +104,12 @@ class LibraryKernel(Function):
         call = decode_library_call(text)
         ctx.set_materialize_grads(False)
         inputs = tensors[: call.tensors]
-        with private.from_the_top() if private.is_abstract(tensors) else _AS_IT_IS:
+        is_abstract = private.is_abstract(tensors)
+        is_watched = not (is_abstract or call.random or text in _DRAW_NOTHING)
+        with (
+            private.from_the_top() if is_abstract else _AS_IT_IS,
+            _drawing_nothing(text) if is_watched else _AS_IT_IS,
+        ):
             if any(ctx.needs_input_grad):
                 outputs = forward_with_graph(ctx, call, inputs, runs_without=True)
                 # The formula says which have a gradient.
@@ -89,7 +117,7 @@ class LibraryKernel(Function):
                 ctx.mark_non_differentiable(*(output for output, edge in edges if edge is None))
             else:
                 outputs = call(inputs)
-        if not private.is_abstract(tensors):
+        if not is_abstract:
             _check(text, inputs, outputs)
         if call.random:
             token = torch.zeros(1, dtype=torch.int64)
