@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import torch2ort
 from tests.ops.indices import USES, Indexing, inputs, outcome
-from tests.support.comparison import assert_trains_like_eager
+from tests.support.comparison import assert_same, assert_trains_like_eager
 
 MODES = ("training", "evaluation", "an export")
 
@@ -18,6 +18,14 @@ def models():
     wrapped = torch2ort.ORTModule(Indexing())
     exported = torch2ort.export(Indexing().eval(), inputs())
     return {"training": wrapped.train, "evaluation": wrapped.eval, "an export": lambda: exported}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_indices_inside_give_what_they_give_in_eager(models, mode):
+    tensors, indices = inputs()
+    actual = models[mode]()(tensors, indices)
+    for name, use in USES.items():
+        assert_same(actual[name], use.call(tensors[name], indices[name]), name)
 
 
 @pytest.mark.parametrize("mode", MODES)
