@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -215,6 +216,49 @@ def test_a_table_that_is_kept_by_size_works_for_every_size():
         assert_same(module(X[:length]), model(X[:length]), f"length {length}")
     # What the trace put into the table is no tensor of the trace.
     assert_same(module.module(X), model(X), "the original model")
+
+
+class Named(torch.nn.Module):
+    """Looks up by a text of a size, and names what it returns by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.scales = {"2x4": 3.0, "True": 7.0}
+
+    def forward(self, x):
+        scale = self.scales.get("x".join(map(str, x.shape)), 1.0) * self.scales.get(f"{x.shape[0] > 2}", 1.0)
+        return {f"of length {x.shape[0]}": Square.apply(self.layer(x)) * scale}
+
+
+def test_a_text_of_a_size_has_a_graph_a_size():
+    model = Named()
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for length in (3, 1, 2, 3, 2):
+        results = []
+        for called in (model, module):
+            called.zero_grad()
+            output = called(X[:length])
+            output[f"of length {length}"].sum().backward()
+            results.append((output, called.layer.weight.grad))
+        assert results[1][0].keys() == results[0][0].keys()
+        assert_same(results[1], results[0], f"length {length}")
+
+
+def test_an_export_for_sizes_that_vary_refuses_a_text_of_one():
+    message = refusal(
+        lambda x: torch2ort.export(
+            Model(lambda m, x: {f"of {x.shape[1]}, {x.shape[0]}": m.layer(x)}),
+            x,
+            dynamic_shapes={"args": ({0: "n"},)},
+        ),
+        X,
+    )
+    assert re.fullmatch(
+        rf"Model: {re.escape(__file__)}:\d+ in <lambda> \(.*\) makes a text of a size or number that varies "
+        r"\(s\d+\), which a graph cannot do. Export for fixed sizes, or leave the text out of forward",
+        message,
+    )
 
 
 # --- determinism ---

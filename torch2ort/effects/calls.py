@@ -25,6 +25,8 @@ _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad
 _TRACES = "torch2ort.capture.trace"
 # Their own modes look on, or belong to the trace.
 _LIBRARIES = ("torch", "torch2ort")
+# Its models tell sizes in messages, which they make before they know whether they need them.
+_WRITES_MESSAGES = ("transformers",)
 _SEEDS = "Seed before the call, and leave torch's random state alone in forward"
 
 _BRANCHES = (
@@ -74,7 +76,7 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
     random.default_generator = Seeded()
     torch.autograd.graph.saved_tensors_hooks.__enter__ = entered  # type: ignore[method-assign]
     try:
-        with _refused_settings(refuse):
+        with _refused_settings(refuse), _refused_texts(refuse):
             yield
     finally:
         random.default_generator = generator
@@ -106,6 +108,47 @@ def _refused_settings(refuse: Callable[[str, str], None]) -> Iterator[None]:
     finally:
         torch.set_default_dtype = default
         private.TorchDispatchMode.__enter__ = dispatches  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _refused_texts(refuse: Callable[[str, str], None]) -> Iterator[None]:
+    """Refuse a text of a number that is a symbol in the trace: it would have the symbol's name in it.
+
+    Where a library formats one for messages alone it may.
+    """
+    kinds: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    before = [kind.__repr__ for kind in kinds]
+
+    def telling(tell: Callable[[Any], str]) -> Callable[[Any], str]:
+        def text(number: Any) -> str:
+            told = tell(number)
+            frame = sys._getframe(1)
+            if _is_symbolic(told) and _reads_texts(frame) and is_forwards():
+                refuse(
+                    f"makes a text of a size or number that varies ({told})",
+                    "Export for fixed sizes, or leave the text out of forward",
+                )
+            return told
+
+        return text
+
+    for kind, tell in zip(kinds, before, strict=True):
+        kind.__repr__ = telling(tell)
+    try:
+        yield
+    finally:
+        for kind, tell in zip(kinds, before, strict=True):
+            kind.__repr__ = tell
+
+
+def _is_symbolic(text: str) -> bool:
+    return text not in ("True", "False") and any(c.isalpha() for c in text.replace("e", ""))
+
+
+def _reads_texts(frame: FrameType) -> bool:
+    """Whether a frame is the user's, who may do anything with a text."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] not in _WRITES_MESSAGES and is_users(frame.f_code.co_filename)
 
 
 def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any], *, derived: bool) -> None:
