@@ -76,6 +76,36 @@ def test_it_is_refused_where_it_would_leave_a_node(name):
     )
 
 
+COMPLEX = {
+    "computed": lambda model, h: torch.view_as_complex(h.view(2, 2, 2)),
+    "of a table": lambda model, h: (h, torch.ones(2, dtype=torch.complex64) * 2),
+    "in double precision": lambda model, h: torch.complex(h.double(), h.double()),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("run", [torch2ort.export, lambda model, x: torch2ort.ORTModule(model)(x)])
+@pytest.mark.parametrize("name", COMPLEX)
+def test_an_output_of_complex_numbers_is_refused(name, run):
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        run(Around(COMPLEX[name]).eval(), X)
+    dtype = "complex128" if name == "in double precision" else "complex64"
+    source, first = inspect.getsourcelines(Around.forward)
+    line = f"{inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()}"
+    assert re.fullmatch(
+        rf"the model gives torch\.{dtype} \(\w+ at {re.escape(line)}\), of which an output of an ONNX graph "
+        r"has pairs of real numbers\. Return torch\.view_as_real\(x\) and turn that back behind the call",
+        str(caught.value),
+    )
+
+
+@torch.no_grad()
+def test_pairs_of_real_numbers_are_turned_back_behind_the_call():
+    model = Around(lambda model, h: torch.view_as_real(torch.fft.fft(h))).eval()
+    for run in (torch2ort.export(model, X), torch2ort.ORTModule(model)):
+        torch.testing.assert_close(torch.view_as_complex(run(X)), torch.fft.fft(model.linear(X)))
+
+
 @pytest.mark.parametrize("run", [torch2ort.export, lambda model, x: torch2ort.ORTModule(model)(x)])
 def test_a_nested_argument_is_refused(run):
     nested = torch.nested.nested_tensor([X[0], X[1][:2]])

@@ -18,7 +18,8 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def refuse_unheld(program: torch.export.ExportedProgram) -> None:
     """Refuse a program in which such a tensor goes from one operator or Function to another.
 
-    Complex numbers are pairs of real ones in a graph, and a Function would get the pairs.
+    Complex numbers are pairs of real ones in a graph, and a Function or who reads an output would get the
+    pairs.
 
     Args:
         program: what torch.export gave, with its Functions as opaque calls.
@@ -36,6 +37,9 @@ def refuse_unheld(program: torch.export.ExportedProgram) -> None:
             _refuse(name, node, "gives", [node], "Return {} and turn that back behind the call")
         else:
             _refuse(str(node.target), node, "gives", [node], _INSIDE)
+    for value in program.graph_module.graph.output_node().args[0]:
+        if isinstance(value, torch.fx.Node):
+            _refuse_complex(value)
 
 
 def _refuse(name: str, node: torch.fx.Node, verb: str, values: Sequence[torch.fx.Node], remedy: str) -> None:
@@ -48,6 +52,16 @@ def _refuse(name: str, node: torch.fx.Node, verb: str, values: Sequence[torch.fx
             raise UnsupportedOperatorError(
                 f"{name} at {source_line(node)} {verb} a tensor {what}, which cannot go from one node of an "
                 f"ONNX graph to another. {remedy.format(instead)}"
+            )
+
+
+def _refuse_complex(value: torch.fx.Node) -> None:
+    for tensor in _tensors(value):
+        if tensor.is_complex():
+            raise UnsupportedOperatorError(
+                f"the model gives {tensor.dtype} ({value.name} at {source_line(value)}), of which an output "
+                f"of an ONNX graph has pairs of real numbers. Return torch.view_as_real(x) and turn that "
+                f"back behind the call"
             )
 
 
