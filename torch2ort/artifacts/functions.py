@@ -112,7 +112,7 @@ class FunctionRuns:
             yield
             return
         text = "/".join(map(str, self._numbers()))
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little"))
             yield
 

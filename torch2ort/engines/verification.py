@@ -43,7 +43,10 @@ class Verification:
         self._inputs = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
         # What forward leaves in objects that are no part of the copy is taken back.
-        with torch.random.fork_rng(devices=[]), Watched(eager, None, left=True) as watched:
+        with (
+            torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+            Watched(eager, None, left=True) as watched,
+        ):
             outputs: Any = eager.forward(*args, **kwargs)
             with contextlib.suppress(EffectError):  # of what Functions do, which is their own affair
                 watched.find(known=False)

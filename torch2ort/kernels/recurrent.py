@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 
+from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels import _torch_private as private
 
 _SETTINGS: Final = (
@@ -55,11 +56,23 @@ def stand_in(function: Any, arguments: Sequence[Any], *, onednn: bool) -> Any | 
         function: what is called.
         arguments: with what.
         onednn: whether oneDNN is on where the graph will run.
+
+    Raises:
+        UnsupportedOperatorError: it runs on a GPU under autocast.
     """
     # A packed sequence has its data and its batch sizes in front.
     packed = len(arguments) > 3 and isinstance(arguments[3], (list, tuple))
     own = None if packed else _OWN.get(function)
-    return None if own is None else _as_autocast_is(own, onednn)
+    if own is None:
+        return None
+    if torch.is_autocast_enabled("cuda") and arguments[0].device.type == "cuda":
+        # Which results cuDNN gives in half precision nobody compared with eager PyTorch.
+        raise UnsupportedOperatorError(
+            f"{function.__name__} was called on {arguments[0].device} under torch.autocast, whose types of a "
+            f"recurrent net on a GPU were not tried. Call it in a block "
+            f"`with torch.autocast('cuda', enabled=False):`"
+        )
+    return _as_autocast_is(own, onednn)
 
 
 def abstract(operator: Any) -> Any:

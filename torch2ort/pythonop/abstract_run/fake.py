@@ -174,7 +174,7 @@ def _like(number: int, axis: int, given: Mapping[int, torch.Tensor]) -> Size:
 
 
 def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
-    with private.without_fake_mode(), torch.random.fork_rng(devices=[]):
+    with private.without_fake_mode(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             return observed(site, sample_of(site, inputs) or [real_like(t) for t in inputs])
         except Torch2OrtError:
@@ -185,7 +185,7 @@ def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
 
 def _made_up_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation | None:
     """Another run, on other values of the same sizes; ``None`` if it fails."""
-    with private.without_fake_mode(), torch.random.fork_rng(devices=[]):
+    with private.without_fake_mode(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             seen = observed(site, [real_like(t) for t in inputs])
         except Exception:
