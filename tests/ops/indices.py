@@ -73,6 +73,8 @@ USES: dict[str, Use] = {
     "index_copy": _rows(lambda h, i: h.index_copy(0, i, h[:3] * 2)),
     "index_fill": _counted_from_the_end(lambda h, i: h.index_fill(0, i, 2.0)),
     "index_reduce": _rows(lambda h, i: h.index_reduce(0, i, h[:3] * 2, "mean")),
+    "repeat_interleave": _on((3, 4), _ROWS, -1)(lambda h, i: h.repeat_interleave(i, 0)),
+    "repeat_interleave, int32": _on((3, 4), _ROWS, -1)(lambda h, i: h.repeat_interleave(i.int(), 0)),
     "put": _on((5, 4), _ROWS, -1, -21, 20)(lambda h, i: h.put(i, h[:3, 0])),
     "scatter": _grid(lambda h, i: h.scatter(1, i, h[:2] * 2)),
     "scatter, a number": _grid(lambda h, i: h.scatter(1, i, 2.0)),

@@ -22,6 +22,8 @@ from torch2ort.kernels.functions import decode_call
 _DOMAIN = "torch2ort"
 _NAME = "CheckedIndex"
 CHECKED_INDEX = f"{_DOMAIN}::{_NAME}"
+# What is a size only in name: numbers may be as large as there is memory for.
+BOUNDLESS = 1 << 62
 # An index that far below zero is outside of every tensor, and its sum with a small one too.
 _FAR = {ir.DataType.INT64: 1 << 62, ir.DataType.INT32: 1 << 30}
 
@@ -175,6 +177,11 @@ def _checked(body: _Body, check: Check, values: Sequence[ir.Value]) -> ir.Value:
     if check.ignored is not None:
         allowed = body.op("Equal", index, body.number(check.ignored))
         wrong = body.op("And", wrong, body.op("Not", allowed))
+    if check.size == BOUNDLESS and check.exact:
+        # There is no table of so many, but one of a single zero.
+        place = body.op("Where", wrong, body.number(-_FAR[body.dtype]), body.number(0))
+        table = body.op("Range", body.number(0), body.number(1), body.number(1))
+        return body.op("Add", index, body.op("Gather", table, place))
     far = body.op("Sub", distance, body.number(_FAR[body.dtype]))
     moved = body.op("Where", wrong, far, distance)
     return _looked_up(body, check, tensors, moved) if check.exact else moved

@@ -15,7 +15,7 @@ import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import encode_call
-from torch2ort.kernels.index_check import Check
+from torch2ort.kernels.index_check import BOUNDLESS, Check
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
@@ -132,8 +132,10 @@ def _indexed(node: torch.fx.Node) -> Iterator[Indexed]:
     elif name == "one_hot":
         yield Indexed(arguments["self"], None, None, arguments["num_classes"], exact=True)
     elif name == "bincount":
-        # As large a number as there is memory for.
-        yield Indexed(arguments["self"], None, None, 1 << 62)
+        yield Indexed(arguments["self"], None, None, BOUNDLESS)
+    elif name == "repeat_interleave" and isinstance(arguments["repeats"], torch.fx.Node):
+        if isinstance(arguments["repeats"].meta["val"], torch.Tensor):
+            yield Indexed(arguments["repeats"], None, None, BOUNDLESS, exact=True)
     elif name == "multi_margin_loss":
         yield Indexed(arguments["target"], arguments["self"], -1)
     elif name == "multilabel_margin_loss":
