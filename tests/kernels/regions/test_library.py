@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -89,6 +90,23 @@ def test_they_compute_what_pytorchs_kernels_do_by_one_run_of_the_compiler(librar
         assert library.native_of(text)
         found = library.library_of(text)([X])
         torch.testing.assert_close(tuple(found), decode_region(text).run([X]), equal_nan=True)
+
+
+def test_what_another_thread_compiles_meanwhile_is_compiled(monkeypatch):
+    from torch._inductor.graph import GraphLowering
+
+    theirs = types.SimpleNamespace(_compile_to_module=lambda: "their module")
+    ours = types.SimpleNamespace(codegen=lambda: (types.SimpleNamespace(value="our code"), None))
+    found = []
+
+    def compile_both(*args, **kwargs):
+        with ThreadPoolExecutor(1) as thread:
+            found.append(thread.submit(GraphLowering.compile_to_module, theirs).result())
+        GraphLowering.compile_to_module(ours)
+
+    monkeypatch.setattr("torch._inductor.compile", compile_both)
+    assert _torch_private.wrapper_of(decode_region(TEXT).run, (X,), threads=1) == "our code"
+    assert found == ["their module"]
 
 
 @compiles

@@ -102,6 +102,15 @@ def test_the_thread_that_runs_it_has_not_pythons_lock(region):
     assert torch.equal(node(X)[0], torch.zeros(2, 3))
 
 
+def test_it_is_called_on_the_cpu_wherever_else_tensors_are_made(region):
+    node = region()
+    with torch.device("meta"):
+        y, is_nan = library.library_of(TWICE)([X])
+        assert len(decode_region(TWICE).samples(torch.Generator().manual_seed(0))[0].tolist()) == 2
+    assert torch.equal(is_nan, X.isnan())
+    assert torch.equal(y.nan_to_num(), node(X)[0].nan_to_num())
+
+
 def test_outputs_that_nobody_reads_have_memory_all_the_same(region):
     node = region(read=[False, True])
     for _ in range(3):

@@ -13,6 +13,7 @@ Where one of those that were not tried is missing, the packages of the first lin
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,15 @@ def wrapper_of(function: _Function, arguments: tuple[torch.Tensor, ...], *, thre
     from torch.fx.experimental.proxy_tensor import make_fx
 
     written: list[str] = []
+    thread, compile_to_module = threading.get_ident(), GraphLowering.compile_to_module
 
     class Nothing:
         def call(self, *args: Any) -> None:
             """Never called."""
 
-    def write(lowering: Any) -> Nothing:
+    def write(lowering: Any) -> Any:
+        if threading.get_ident() != thread:  # somebody else compiles meanwhile, and wants to run it
+            return compile_to_module(lowering)
         code, _ = lowering.codegen()
         written.append(code.value)
         return Nothing()

@@ -106,10 +106,10 @@ def calls_of(text: str) -> list[str]:
 
 def _sample(dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     if not dtype.is_floating_point:
-        return torch.randint(2, shape, generator=generator).to(dtype)
-    values = torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+        return torch.randint(2, shape, generator=generator, device="cpu").to(dtype)
+    values = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
     flat = values.view(-1)
     # At the end of the first row, so that other rows of a normalisation stay numbers.
     special = [math.nan, 0.0, -0.0, 50.0, -50.0][: max(flat.numel() // 8, 0)]
-    flat[: len(special)] = torch.tensor(special, dtype=dtype)
+    flat[: len(special)] = torch.tensor(special, dtype=dtype, device="cpu")
     return values

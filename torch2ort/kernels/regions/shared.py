@@ -37,8 +37,9 @@ class NativeRegion:
         Raises:
             EngineError: the library gave up.
         """
-        outputs = [torch.empty(shape, dtype=dtype) for dtype, shape in self.program.outputs]
-        between = [torch.empty(size, dtype=torch.uint8) for size in self.program.temporaries]
+        outputs = [torch.empty(shape, dtype=dtype, device="cpu") for dtype, shape in self.program.outputs]
+        sizes = self.program.temporaries
+        between = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
         memory = [t.data_ptr() for t in (*tensors, *outputs, *between)]
         function = _PROTOTYPE(self.address)
         if function((ctypes.c_void_p * len(memory))(*memory)) != 0:
