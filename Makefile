@@ -18,7 +18,7 @@ CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-stock demo demo-stock test test-long test-matrix test-newest sanitize lint format wheel docs bench clean
+.PHONY: help build build-stock demo demo-stock test test-long test-matrix test-newest sanitize check-gpu lint format wheel docs bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,6 +145,14 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(STOCK)/bin/python benchmarks/inference.py
 	$(STOCK)/bin/python benchmarks/artifacts.py
 	$(STOCK)/bin/python benchmarks/cache_start.py
+
+# That machine may reach no index, so that nothing is installed: GPU_PYTHON has torch, onnxruntime-gpu, torch2ort and
+# pytest already.
+GPU_PYTHON ?= python3
+PARTS ?=
+
+check-gpu:  ## On a machine with a GPU, run what needs one, and print a table
+	$(GPU_PYTHON) tests/check_gpu.py $(PARTS)
 
 clean:  ## Remove the environments and everything built
 	rm -rf $(VENV) $(STOCK) build dist

@@ -85,6 +85,8 @@ def _same_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(1)
     if device.asked == "emulated":
         device.emulate(monkeypatch)
-    with torch.device(device.asked) if device.asked == "cuda" else nullcontext():
+    # The emulated device is entered as a real one is, to show that tests can be run so.
+    kind = "cuda" if device.asked == "cuda" else "cpu"
+    with nullcontext() if device.asked == "cpu" else torch.device(kind):
         yield
     torch.set_num_threads(threads)

@@ -66,10 +66,11 @@ class Options:
             onnxruntime-training; ``"joint"``, PyTorch's own derivatives on any onnxruntime; ``None`` for the
             best that the environment has. :attr:`ORTModule.engine` names the one in use.
         providers: What each session runs on, the first choice first: a list of names of onnxruntime's
-            execution providers, or of (name, options) pairs; ``None`` means the CPU. Those that the installed
-            onnxruntime lacks are refused. Stored as a tuple, options as pairs. An :class:`ORTModule` and
-            ``torch.compile`` take those alone that compute in the CPU's memory. In the environment: names
-            with commas between, or the list in JSON.
+            execution providers, or of (name, options) pairs; ``None`` means the CPU, and for an
+            :class:`ORTModule` the device of the model's tensors. Those that the installed onnxruntime lacks
+            are refused. Stored as a tuple, options as pairs. An :class:`ORTModule` and ``torch.compile``
+            take those alone that compute in the CPU's memory, the former CUDA's where it may be tried. In
+            the environment: names with commas between, or the list in JSON.
         fuse: Have torch's inductor compile what lies between products, convolutions and Functions into one
             kernel a region. It takes a C++ compiler and seconds a region, once a machine: what was compiled
             is kept in the export cache. Without a compiler operators run one by one, with a warning. The

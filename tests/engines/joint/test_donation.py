@@ -74,6 +74,7 @@ def both(model: nn.Module, use) -> None:
 
 
 @pytest.mark.skipif(not takes_memory(), reason="this onnxruntime takes no allocator of ours")
+@pytest.mark.skipif("config.getoption('device') != 'cpu'", reason="on a GPU nothing is donated")
 def test_activations_are_free_while_backward_runs():
     layers, size = 8, 1 << 22
     module, x = on_joint(Scaled(layers, size)), torch.ones(size)
