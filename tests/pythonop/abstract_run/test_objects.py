@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
+import random
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import Function
@@ -145,6 +148,46 @@ def test_so_it_is_in_a_file(call, tmp_path):
     for _ in range(3):
         assert_same(exported(x), model(x).detach(), "exported")
         assert_same(loaded(x), model(x).detach(), "loaded")
+
+
+class Draws(Function):
+    """Scales by what ``draw`` gets out of an object."""
+
+    @staticmethod
+    def forward(ctx, x, source, draw):
+        return x * float(draw(source))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2, None, None
+
+
+STEPPING = {
+    "count": (lambda: itertools.count(1), next),
+    "list_iterator": (lambda: iter([1, 2, 3, 4]), next),
+    "generator": (lambda: (n for n in (1, 2, 3, 4)), next),
+    "Random": (lambda: random.Random(0), random.Random.random),
+    "RandomState": (lambda: np.random.RandomState(0), lambda source: source.rand()),
+    "Generator": (lambda: np.random.default_rng(0), lambda source: source.random()),
+    "Generator, torch's": (torch.Generator, lambda source: torch.rand(1, generator=source)),
+}
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("kind", STEPPING)
+def test_what_steps_on_unseen_is_refused_where_the_model_makes_it_anew(kind, within):
+    make, draw = STEPPING[kind]
+    if within:
+        model = Around(lambda _, h: Draws.apply(h, {"from": [make()]}, lambda held: draw(held["from"][0])))
+    else:
+        model = Around(lambda _, h: Draws.apply(h, make(), draw))
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.ORTModule(model)(torch.randn(3, 4))
+    assert str(caught.value) == (
+        f"{__name__}.Draws: argument 1 is or holds a {kind.partition(',')[0]} that the model makes anew in "
+        f"each of its calls, and a graph has one for all calls, which steps on. Make it in the Function's "
+        f"forward, out of arguments such as a list or a seed"
+    )
 
 
 HELD = {

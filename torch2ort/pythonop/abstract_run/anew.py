@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import collections
 import copy
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import numpy as np
+import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.abstract_run.traces import Traces
 from torch2ort.pythonop.site import TENSOR, Site
 
 _CONTAINERS = (list, dict, set, bytearray)
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 
 
 def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
@@ -28,7 +33,8 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
         traces: what the abstract runs wrote to.
 
     Raises:
-        ExportError: forward makes an object anew, gives it to two calls, and one writes to it.
+        ExportError: forward makes an object anew, gives it to two calls, and one writes to it; or it makes
+            one of which no copy is where it was: an iterator, a generator of random numbers.
     """
     sites = list(sites)
     uses = collections.Counter(id(a) for site in sites for a in site.arguments)
@@ -37,6 +43,7 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
         shared: set[int] = set()
         fresh = []
         for i in range(len(site.arguments)):
+            _refuse_stepping(site, i, uses)
             if site.arguments[i] is TENSOR or not _is_mutable(site.arguments[i], written):
                 continue
             alone = _references(site.arguments, i) == uses[id(site.arguments[i])]
@@ -74,6 +81,29 @@ def anew(site: Site, forward: Callable[..., Any], setup_context: Callable[..., A
         return outputs
 
     return both
+
+
+def _refuse_stepping(site: Site, position: int, uses: collections.Counter[int]) -> None:
+    kind = _stepping(site.arguments, position, uses[id(site.arguments[position])])
+    if kind is not None:
+        raise ExportError(
+            f"{site.func_name}: argument {position} is or holds a {kind.__qualname__} that the model makes "
+            f"anew in each of its calls, and a graph has one for all calls, which steps on. Make it in the "
+            f"Function's forward, out of arguments such as a list or a seed"
+        )
+
+
+def _stepping(values: Any, key: Any, uses: int = 1) -> type | None:
+    """The class of what steps on without showing where it is, there or within, and that nobody else holds."""
+    if type(values[key]) is not tuple and _references(values, key) > uses:
+        return None
+    kind = type(values[key])
+    if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+        return kind
+    if issubclass(kind, _GENERATORS):
+        return kind
+    found = (_stepping(values[key], k) for k in _items(values[key]))
+    return next((inner for inner in found if inner is not None), None)
 
 
 def _written(site: Site, traces: Traces) -> set[int]:
