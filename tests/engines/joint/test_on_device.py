@@ -19,6 +19,7 @@ from tests.support.device import Streams
 from tests.support.functions import Affine, Square
 from torch2ort.engines.joint import on_device
 from torch2ort.engines.joint.on_device import DeviceHalf
+from torch2ort.errors import EngineError
 from torch2ort.runtime.cuda import inference
 
 pytestmark = pytest.mark.joint("it is what runs there")
@@ -177,6 +178,16 @@ def test_what_forward_leaves_goes_with_its_outputs(streams: Streams) -> None:
     del result
     gc.collect()
     assert kept[-1]() is None
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_session_that_went_without_its_provider_is_refused(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(on_device, "on_stream", lambda providers, stream: both)
+    with pytest.raises(EngineError, match=r"'CUDAExecutionProvider', which onnxruntime .* could not start"):
+        torch2ort.ORTModule(Model())(torch.randn(3, 4), torch.tensor(2.0))
 
 
 def test_the_device_is_that_of_the_options() -> None:

@@ -25,6 +25,7 @@ from torch2ort.pythonop.native import native
 from torch2ort.runtime import stock
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
+from torch2ort.runtime.session import refuse_missing
 from torch2ort.runtime.training_kernel.run_lock import contexts_in
 from torch2ort.runtime.values import plain, to_value
 from torch2ort.symbolics.target import Target
@@ -48,6 +49,9 @@ class DeviceHalf(HalfSession):
         bindings: what its nodes call.
         options: threads, providers and debugging.
         settings: the base's other arguments.
+
+    Raises:
+        EngineError: onnxruntime went without a provider.
     """
 
     _lent_allocator = staticmethod(_nothing_lent)
@@ -58,6 +62,8 @@ class DeviceHalf(HalfSession):
         device = device_of(options.providers)
         self._stream = streams.stream_of(device)
         super().__init__(name, lowered, bindings, options, **settings)
+        # Without its libraries onnxruntime runs on the CPU, and says so in a line.
+        refuse_missing(self._session, self._providers())
         self._run = DeviceRun(self._session, lowered.outputs, device)
 
     def _providers(self) -> list[Any]:
