@@ -276,7 +276,8 @@ def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _has_no_forward(model: torch.nn.Module) -> bool:
     """Whether a call of ``model`` only says that there is no forward, as in Lightning's base class."""
     forward = type(model).forward
-    package = getattr(forward, "__module__", "").split(".")[0]
+    # A torch.fx.GraphModule's forward is of no module.
+    package = (getattr(forward, "__module__", None) or "").split(".")[0]
     undefined = forward is torch.nn.Module.forward or (
         package in ("lightning", "pytorch_lightning") and forward.__qualname__ == "LightningModule.forward"
     )

@@ -160,6 +160,29 @@ def test_a_quantised_buffer_is_refused():
     )
 
 
+@pytest.mark.parametrize("run", [torch2ort.export, lambda model, x: torch2ort.ORTModule(model)(x)])
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_a_sparse_weight_that_is_read_is_refused(is_buffer, run):
+    model = Around(lambda model, h: torch.sparse.mm(model.adjacent, h))
+    model.register_buffer("adjacent", torch.eye(2).to_sparse()) if is_buffer else setattr(
+        model, "adjacent", torch.eye(2).to_sparse()
+    )
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        run(model, X)
+    assert re.fullmatch(
+        r"aten\.\S+ at .*around\.py:\d+, in forward: return self\.call\(self, self\.linear\(x\)\) reads a "
+        r"tensor of the model's in the layout torch\.sparse_coo, which a graph cannot hold\. Keep x\.to_dense"
+        r"\(\) in its place, or keep it in a torch\.autograd\.Function that computes with it",
+        str(caught.value),
+    )
+
+
+def test_a_sparse_buffer_that_nobody_reads_is_none_of_the_graphs():
+    model = Around(lambda model, h: h * 2).eval()
+    model.register_buffer("adjacent", torch.eye(2).to_sparse())
+    torch.testing.assert_close(torch2ort.export(model, X)(X), model(X))
+
+
 def test_packed_weights_are_refused():
     model = torch.nn.Sequential(torch.ao.nn.quantized.dynamic.Linear(4, 4))
     with pytest.raises(torch2ort.ExportError) as caught:

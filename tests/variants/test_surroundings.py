@@ -59,6 +59,17 @@ def test_a_transform_of_torch_func_is_refused():
     )
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_trace_of_torch_jit_is_refused(warm):
+    module = torch2ort.ORTModule(Model())
+    if warm:
+        module(X)
+    assert refusal(torch.jit.trace, module, X) == (
+        "ORTModule was called inside torch.jit.trace, which sees nothing of what a graph computes. Trace the "
+        "original model, ORTModule(...).module, or call torch2ort.export(module, sample)"
+    )
+
+
 def test_forward_mode_differentiation_is_refused():
     module = torch2ort.ORTModule(Model())
     with torch.autograd.forward_ad.dual_level(), torch.no_grad():
@@ -123,6 +134,25 @@ def test_a_module_that_was_compiled_below_the_model_is_refused():
     )
     assert refusal(torch2ort.ORTModule, model) == expected
     assert refusal(lambda m: torch2ort.export(m, X), model) == expected
+
+
+def test_a_script_below_the_model_is_refused():
+    model = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(4, 4)))
+    expected = (
+        "Sequential: its module '0' is a torch.jit.ScriptModule, whose code cannot be exported; put the "
+        "module that it was made of there"
+    )
+    assert refusal(torch2ort.ORTModule, model) == expected
+    assert refusal(lambda m: torch2ort.export(m, X), model) == expected
+
+
+def test_a_graph_module_of_torch_fx_trains():
+    model = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    for called in (model, module):
+        called(X).sum().backward()
+    for actual, expected in zip(module.parameters(), model.parameters(), strict=True):
+        assert_same(actual.grad, expected.grad, "gradient")
 
 
 def test_a_derivative_inside_of_forward_is_refused():

@@ -26,7 +26,7 @@ def refuse_untraceable(model: torch.nn.Module) -> None:
 
     Raises:
         ExportError: a lazy module has yet to make a parameter or buffer, a module below the model was given
-            to ``torch.compile``, or weights are quantised; names it.
+            to ``torch.compile`` or ``torch.jit``, or weights are quantised; names it.
     """
     kind = type(model).__name__
     for name, module in model.named_modules():
@@ -34,6 +34,12 @@ def refuse_untraceable(model: torch.nn.Module) -> None:
             raise ExportError(
                 f"{kind}: its module '{name}' is what torch.compile returned, which cannot "
                 f"be exported; put the module that was given to torch.compile there"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            place = f"its module '{name}'" if name else "the model"
+            raise ExportError(
+                f"{kind}: {place} is a torch.jit.ScriptModule, whose code cannot be exported; put the module "
+                f"that it was made of there"
             )
         packed = (k for k, value in vars(module).items() if type(value) is torch.ScriptObject)
         if type(module).__module__.startswith("torch.ao.nn.") and (attribute := next(packed, None)):

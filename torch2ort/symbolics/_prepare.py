@@ -44,7 +44,7 @@ from torch2ort.symbolics.strides import (
 )
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
-from torch2ort.symbolics.unheld import refuse_unheld
+from torch2ort.symbolics.unheld import refuse_unheld, refuse_unheld_weights
 from torch2ort.symbolics.unread_checks import keep_unread_checks
 
 aten = torch.ops.aten
@@ -84,6 +84,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     if target.has_libraries:
         refuse_unfit_operators(program.graph_module)
     refuse_mixed_dtypes(program)
+    refuse_unheld_weights(program)
     inline_grad_regions(program.graph_module)
     if not target.differentiates and not target.is_half:
         inline_calls(program.graph_module, every=target.inlines_functions)

@@ -42,6 +42,23 @@ def refuse_unheld(program: torch.export.ExportedProgram) -> None:
             _refuse_complex(value)
 
 
+def refuse_unheld_weights(program: torch.export.ExportedProgram) -> None:
+    """Refuse a program whose operators read a parameter, buffer or constant that is sparse.
+
+    Raises:
+        UnsupportedOperatorError: names the first reader's line, and what to do.
+    """
+    for node in program.graph.nodes:
+        readers = [user for user in node.users if user.target is not _PYTHON_OP]
+        if node.op == "placeholder" and readers:
+            for layout in (t.layout for t in _tensors(node) if t.layout is not torch.strided):
+                raise UnsupportedOperatorError(
+                    f"{readers[0].target} at {source_line(readers[0])} reads a tensor of the model's in the "
+                    f"layout {layout}, which a graph cannot hold. Keep x.to_dense() in its place, or keep it "
+                    f"in a torch.autograd.Function that computes with it"
+                )
+
+
 def _refuse(name: str, node: torch.fx.Node, verb: str, values: Sequence[torch.fx.Node], remedy: str) -> None:
     for maker, tensor in ((value, t) for value in values for t in _tensors(value)):
         what, instead = _unheld(tensor, of_function=node.target is _PYTHON_OP)

@@ -206,8 +206,8 @@ def _refuse_surroundings() -> None:
     """Refuse a call inside of what changes the meaning of operators and does not reach a graph.
 
     Raises:
-        ExportError: it is inside of a torch.func transform, forward-mode differentiation or a dispatch mode
-            that is not torch's own.
+        ExportError: it is inside of a torch.func transform, forward-mode differentiation, torch.jit.trace or
+            a dispatch mode that is not torch's own.
     """
     for mode in private.dispatch_modes():
         if type(mode).__module__.partition(".")[0] not in ("torch", "torch2ort"):
@@ -215,6 +215,11 @@ def _refuse_surroundings() -> None:
                 f"ORTModule was called inside the TorchDispatchMode {type(mode).__qualname__}, which does "
                 f"not reach into a graph. Call the original model, ORTModule(...).module, there"
             )
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise ExportError(
+            "ORTModule was called inside torch.jit.trace, which sees nothing of what a graph computes. Trace "
+            "the original model, ORTModule(...).module, or call torch2ort.export(module, sample)"
+        )
     if private.in_transform():
         raise ExportError(
             "ORTModule was called inside a torch.func transform (vmap, grad, jvp, ...), which does not reach "
