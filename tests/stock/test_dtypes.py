@@ -60,6 +60,20 @@ def test_a_type_with_kernels_is_computed_as_it_is(dtype):
     assert "Cast" not in {node.op_type for node in exported.proto.graph.node}
 
 
+class Product(torch.nn.Module):
+    def forward(self, x):
+        return x.prod(), x.prod(0), x.prod(1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("base", [3, 7])
+def test_a_product_of_integers_has_all_of_its_digits_and_wraps(dtype, base, tmp_path):
+    x = torch.full((5, 20), base, dtype=dtype)
+    path = tmp_path / "model.onnx"
+    torch2ort.export(Product().eval(), x).save(path)
+    torch.testing.assert_close(torch2ort.load(path)(x), Product()(x), rtol=0, atol=0)
+
+
 class Hidden(torch.nn.Module):
     """One operator that torch.onnx makes several of."""
 

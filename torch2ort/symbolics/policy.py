@@ -283,6 +283,9 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.fmod.Tensor: _has_no_fractions,
     aten.fmod.Scalar: _has_no_fractions,
     aten.isclose.default: _has_no_fractions,
+    # Onnxruntime 1.31 multiplies integers in double, and keeps what does not fit at the end of the range.
+    aten.prod.default: _has_no_fractions,
+    aten.prod.dim_int: _has_no_fractions,
     aten.sort.default: _has_no_elements,
     aten.topk.default: _has_no_elements,
     aten.pow.Tensor_Scalar: _raises_unlike_onnx,
