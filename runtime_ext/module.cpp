@@ -6,6 +6,7 @@
 #include "direct/direct_call.h"
 #include "guards.h"
 #include "interception.h"
+#include "step/half.h"
 #include "tensors/layout.h"
 #include "training_kernel/training_kernel.h"
 
@@ -145,7 +146,7 @@ PyMODINIT_FUNC PyInit__native() {
   Ref module = Ref::Steal(PyModule_Create(&definition));
   if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) ||
       !InitChain(module.get()) || !InitRun(module.get()) || !InitGuards(module.get()) ||
-      !InitDirectCall(module.get()) || !InitCustomOp(module.get())) {
+      !InitDirectCall(module.get()) || !InitCustomOp(module.get()) || !InitHalf(module.get())) {
     return nullptr;
   }
   return module.release();

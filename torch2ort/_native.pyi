@@ -545,3 +545,69 @@ class Guards:
         Raises:
             TypeError: it is about tensors, which are not kept.
         """
+
+def registered_options() -> object:
+    """A capsule around the ``SessionOptions`` that this thread registered the custom operators with last.
+
+    It stands for an object of Python's and does not keep it alive. ``None`` if there was none.
+    """
+
+@final
+class Kept:
+    """Values that one half of a step left for the other; its length is how many."""
+
+    def __len__(self) -> int: ...
+
+@final
+class Half:
+    """A session over one half of a step, through which values pass without Python objects.
+
+    Args:
+        model: ONNX whose nodes are bound, or the path of a file.
+        inputs: Names of what is fed.
+        outputs: Names of what is computed.
+        sources: What is fed behind what the other half kept: positions of the caller's tensors, or constants.
+        varying: How many of the caller's tensors are others in every call. The values of the rest, and of
+            those of ``weight_type``, are made once for as long as they are where they were.
+        fetched: Positions of the outputs that become tensors.
+        kept: What is left for the other half: positions of outputs, or ``~i`` of what was fed as number i.
+        donated: Positions of the outputs that the run owns, for nodes of the other half to take.
+        plain: Makes a contiguous tensor on the CPU of one that is none; what it raises, a run raises.
+        weight_type: ``torch.nn.Parameter``.
+        options: See :func:`registered_options`; their Python object has to live meanwhile.
+
+    Raises:
+        RuntimeError: ONNX Runtime refuses the model.
+        ValueError: A position is of no input or output.
+    """
+
+    def __new__(
+        cls,
+        *,
+        model: bytes | str,
+        inputs: Iterable[str],
+        outputs: Iterable[str],
+        sources: Iterable[int | Tensor],
+        varying: int,
+        fetched: Iterable[int],
+        kept: Iterable[int],
+        donated: Iterable[int],
+        plain: Callable[[Tensor], Tensor],
+        weight_type: type[Tensor],
+        options: object,
+    ) -> Half: ...
+    def run(self, kept: Kept | None, tensors: Iterable[Tensor], run: Run, /) -> tuple[list[Tensor], Kept]:
+        """Computes the half, without the lock of the interpreter where no Function asks for it.
+
+        Args:
+            kept: What the other half left.
+            tensors: The caller's.
+            run: What Functions leave their contexts in; gets what is donated.
+
+        Returns:
+            The tensors that are fetched, and what is left for the other half.
+
+        Raises:
+            error_type: ONNX Runtime failed, or a tensor is of a type that it lacks. What a Function raised
+                arrives as the same object.
+        """

@@ -271,6 +271,11 @@ PyObject* FeedAt(const void* address) {
   return nullptr;
 }
 
+void GiveDonated(PyObject* run, std::vector<DLManagedTensor*> values) {
+  DropDonated(AsRun(run));
+  *AsRun(run)->donated = std::move(values);
+}
+
 Managed TakeDonated(size_t index) {
   Run* run = current_run == nullptr ? nullptr : AsRun(current_run);
   if (run == nullptr || index >= run->donated->size() || (*run->donated)[index] == nullptr) {

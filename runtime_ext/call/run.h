@@ -1,6 +1,8 @@
 // The contexts of one forward run, and this thread's state: its current run and its last error.
 #pragma once
 
+#include <vector>
+
 #include "call/context.h"
 #include "call/site.h"
 
@@ -34,6 +36,9 @@ PyObject* FeedAt(const void* address);
 // A value that the current run's forward left for its backward alone, which owns it from now on; a loan of
 // one that other backwards take again. Empty with the engine error set if there is none.
 Managed TakeDonated(size_t index);
+
+// Has a run own these values, which its backward alone reads.
+void GiveDonated(PyObject* run, std::vector<DLManagedTensor*> values);
 
 // Keeps the pending exception for take_error().
 void KeepError();

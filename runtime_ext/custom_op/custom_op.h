@@ -77,6 +77,13 @@ OrtStatus* WithoutExceptions(const OrtApi* api, Call call) {
 // take_custom_op_error(), which finds it by the number in the message.
 OrtStatus* StatusOfException(const OrtApi* api, const std::string& where, bool keep);
 
+// The exception that waits for the caller of a run with this message, which is then the caller's; empty if
+// there is none.
+Ref KeptError(const std::string& message);
+
+// Name of the capsules around a session's options.
+constexpr const char* kOptionsName = "torch2ort.session_options";
+
 // DLPack's name for an element type; false for one without.
 bool ToDLDataType(OrtElementType type, DLDataType* dtype);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -27,6 +28,9 @@ constexpr const char* kAtenName = "ATen";
 // Marks options that have the operators already: ONNX Runtime refuses to take them twice.
 constexpr const char* kRegisteredEntry = "torch2ort.custom_ops";
 constexpr size_t kMaxKeptErrors = 64;
+constexpr const char* kErrorMark = "[torch2ort error ";
+// The options that this thread registered the operators with last.
+thread_local OrtSessionOptions* registered_options = nullptr;
 
 // ---- exceptions that wait for the session's caller ----
 
@@ -43,14 +47,19 @@ long long KeepException(PyObject* exception) {
   return error_count;
 }
 
+Ref TakeKeptException(long long number) {
+  auto found = kept_errors.find(number);
+  if (found == kept_errors.end()) return {};
+  Ref exception = Ref::Steal(found->second);
+  kept_errors.erase(found);
+  return exception;
+}
+
 PyObject* TakeCustomOpError(PyObject*, PyObject* number) {
   long long key = PyLong_AsLongLong(number);
   if (key == -1 && PyErr_Occurred()) return nullptr;
-  auto found = kept_errors.find(key);
-  if (found == kept_errors.end()) Py_RETURN_NONE;
-  PyObject* exception = found->second;
-  kept_errors.erase(found);
-  return exception;
+  Ref exception = TakeKeptException(key);
+  return exception ? exception.release() : Ref::Share(Py_None).release();
 }
 
 std::string TextOf(PyObject* exception) {
@@ -113,6 +122,7 @@ OrtStatus* MakeDomains(std::vector<OrtCustomOpDomain*>* domains) {
 }
 
 OrtStatus* Register(OrtSessionOptions* options) {
+  registered_options = options;
   static std::mutex mutex;
   static auto& domains = *new std::vector<OrtCustomOpDomain*>;
   std::lock_guard<std::mutex> lock(mutex);
@@ -142,6 +152,11 @@ PyObject* ConfigureCustomOp(PyObject*, PyObject* args, PyObject* kwargs) {
   Py_RETURN_NONE;
 }
 
+PyObject* RegisteredOptions(PyObject*, PyObject*) {
+  if (registered_options == nullptr) Py_RETURN_NONE;
+  return PyCapsule_New(registered_options, kOptionsName, nullptr);
+}
+
 PyObject* TryCuda(PyObject*, PyObject*) {
   cuda_tried = true;
   Py_RETURN_NONE;
@@ -152,6 +167,7 @@ PyMethodDef methods[] = {
      METH_VARARGS | METH_KEYWORDS, nullptr},
     {"take_custom_op_error", TakeCustomOpError, METH_O, nullptr},
     {"try_cuda", TryCuda, METH_NOARGS, nullptr},
+    {"registered_options", RegisteredOptions, METH_NOARGS, nullptr},
     {"lend_allocator", LendAllocator, METH_NOARGS, nullptr},
     {"withdraw_allocator", WithdrawAllocator, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -182,8 +198,14 @@ OrtStatus* StatusOfException(const OrtApi* api, const std::string& where, bool k
   std::string message =
       where + ": " + (exception ? TextOf(exception.get()) : "an error without an exception");
   if (exception && keep)
-    message += " [torch2ort error " + std::to_string(KeepException(exception.get())) + "]";
+    message += std::string(" ") + kErrorMark + std::to_string(KeepException(exception.get())) + "]";
   return Fail(api, std::move(message));
+}
+
+Ref KeptError(const std::string& message) {
+  size_t mark = message.rfind(kErrorMark);
+  if (mark == std::string::npos) return {};
+  return TakeKeptException(std::strtoll(message.c_str() + mark + std::strlen(kErrorMark), nullptr, 10));
 }
 
 }  // namespace torch2ort

@@ -14,7 +14,9 @@ struct OrtEnv;
 struct OrtStatus;
 struct OrtKernelInfo;
 struct OrtKernelContext;
+struct OrtSession;
 struct OrtSessionOptions;
+struct OrtRunOptions;
 struct OrtCustomOpDomain;
 struct OrtValue;
 struct OrtMemoryInfo;
@@ -74,13 +76,20 @@ struct OrtAllocator {
 // clang-format off
 struct OrtApi {
   OrtStatus* (*CreateStatus)(OrtErrorCode code, const char* message);  // slot 0
-  void* unused_1[2];
+  OrtErrorCode (*GetErrorCode)(const OrtStatus* status);  // 1
+  const char* (*GetErrorMessage)(const OrtStatus* status);  // 2
   OrtStatus* (*CreateEnv)(OrtLoggingLevel level, const char* name, OrtEnv** out);  // 3; the process's, if there is one
-  void* unused_4[22];
+  void* unused_4[3];
+  OrtStatus* (*CreateSession)(const OrtEnv* environment, const char* path, const OrtSessionOptions* options, OrtSession** out);  // 7
+  OrtStatus* (*CreateSessionFromArray)(const OrtEnv* environment, const void* model, size_t size, const OrtSessionOptions* options, OrtSession** out);  // 8
+  OrtStatus* (*Run)(OrtSession* session, const OrtRunOptions* options, const char* const* input_names, const OrtValue* const* inputs, size_t input_count, const char* const* output_names, size_t output_count, OrtValue** outputs);  // 9
+  void* unused_10[16];
   OrtStatus* (*CreateCustomOpDomain)(const char* domain, OrtCustomOpDomain** out);  // 26
   OrtStatus* (*CustomOpDomain_Add)(OrtCustomOpDomain* domain, const OrtCustomOp* op);  // 27
   OrtStatus* (*AddCustomOpDomain)(OrtSessionOptions* options, OrtCustomOpDomain* domain);  // 28
-  void* unused_29[22];
+  void* unused_29[20];
+  OrtStatus* (*CreateTensorWithDataAsOrtValue)(const OrtMemoryInfo* info, void* data, size_t bytes, const int64_t* sizes, size_t rank, OrtElementType type, OrtValue** out);  // 49
+  void* unused_50;
   OrtStatus* (*GetTensorMutableData)(OrtValue* value, void** out);  // 51
   void* unused_52[3];
   OrtStatus* (*CastTypeInfoToTensorInfo)(const OrtTypeInfo* info, const OrtTensorTypeAndShapeInfo** out);  // 55
@@ -105,7 +114,10 @@ struct OrtApi {
   OrtStatus* (*KernelContext_GetOutput)(OrtKernelContext* context, size_t index, const int64_t* sizes, size_t rank, OrtValue** out);  // 91
   void (*ReleaseEnv)(OrtEnv* environment);  // 92
   void (*ReleaseStatus)(OrtStatus* status);  // 93
-  void* unused_94[4];
+  void* unused_94;
+  void (*ReleaseSession)(OrtSession* session);  // 95
+  void (*ReleaseValue)(OrtValue* value);  // 96
+  void* unused_97;
   void (*ReleaseTypeInfo)(OrtTypeInfo* info);  // 98
   void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);  // 99
   void* unused_100[30];
@@ -141,6 +153,9 @@ struct OrtApi {
   OrtStatus* (*GetTensorElementTypeAndShapeDataReference)(const OrtValue* value, OrtElementType* type, const int64_t** sizes, size_t* rank);  // 414
 };
 // clang-format on
+static_assert(offsetof(OrtApi, Run) == 9 * sizeof(void*));
+static_assert(offsetof(OrtApi, CreateTensorWithDataAsOrtValue) == 49 * sizeof(void*));
+static_assert(offsetof(OrtApi, ReleaseValue) == 96 * sizeof(void*));
 static_assert(offsetof(OrtApi, CreateMemoryInfo) == 68 * sizeof(void*));
 static_assert(offsetof(OrtApi, RegisterAllocator) == 176 * sizeof(void*));
 static_assert(offsetof(OrtApi, KernelContext_GetOutput) == 91 * sizeof(void*));

@@ -15,11 +15,11 @@ from torch2ort.dynamo.missing import take_missing
 from torch2ort.dynamo.tensors import Interface, Output
 from torch2ort.dynamo.tokens import run_of, token_of
 from torch2ort.engines.joint.lowered import Lowered
+from torch2ort.engines.joint.passing import Passing
 from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
-from torch2ort.runtime.values import bool_outputs, plain, shares_memory, to_tensors, to_value
 from torch2ort.sizes import expressions
 from torch2ort.startup import FIRST_RUN, Startup
 
@@ -64,13 +64,12 @@ class CompiledGraph:
         self._session = None
         if lowered.proto.graph.node:
             name = f"compiled_{kind}"
-            self._session = HalfSession(name, lowered, bindings, options, frees_early=kind == "backward")
+            passing = _passing(interface, len(lowered.outputs))
+            self._session = HalfSession(
+                name, lowered, bindings, options, passing, frees_early=kind == "backward"
+            )
         self._interface, self._bindings, self._left_out = interface, bindings, left_out
-        # By position: address and shape of a parameter's memory, and its value.
-        self._parameters: dict[int, tuple[int, torch.Size | None, Any]] = {}
-        self._constants = [to_value(plain(tensor)) for tensor in interface.constants]
         self._outputs = [_Result(output) for output in interface.outputs]
-        self._bools = bool_outputs(lowered.proto.graph, lowered.outputs)
         # Two gradients must not share memory: each may be written to.
         self._shares = kind != "backward"
         # Whether the results are what the session gives, in its order.
@@ -109,57 +108,40 @@ class CompiledGraph:
             if missing:
                 return self._without(missing)(arguments)
         interface = self._interface
-        values = [self._value(i, arguments[i]) for i in interface.tensors]
+        tensors = [arguments[i] for i in interface.tensors]
         sizes = {
             name: arguments[i] if axis is None else arguments[i].shape[axis]
             for name, (i, axis) in interface.symbols.items()
         }
         if interface.carried:
-            values.append(
-                to_value(torch.empty([*(sizes[s] for s in interface.carried), 0], dtype=torch.int64))
-            )
-        values += self._constants
-        if interface.order:
-            values = [values[i] for i in interface.order]
+            tensors.append(torch.empty([*(sizes[s] for s in interface.carried), 0], dtype=torch.int64))
         given = {o.argument: arguments[o.argument] for o in interface.outputs if o.argument is not None}
         run = native.Run() if interface.token is None else run_of(arguments[interface.token])
         arguments.clear()
-        found, undefined = self._run(values, run)
-        del values
-        fetched = to_tensors(found, self._bools)
-        results: list[Any] = list(fetched) if self._is_fetched else self._results(fetched, given, sizes, run)
+        fetched, undefined = self._run(tensors, run)
+        del tensors
+        results: list[Any] = fetched if self._is_fetched else self._results(fetched, given, sizes, run)
         if self._left_out is not None and undefined:
             for i in self._left_out.results(undefined):
                 results[i] = None
             refuse_nan((r for r in results if isinstance(r, torch.Tensor)), LEFT_OUT, "torch.compile")
         return results
 
-    def _value(self, position: int, tensor: torch.Tensor) -> Any:
-        """The OrtValue of an argument; that of a parameter is made once and kept."""
-        # Whether it is a parameter is asked in Python code of torch's, where it is another kind of tensor.
-        if type(tensor) is torch.Tensor or not isinstance(tensor, torch.nn.Parameter):
-            return to_value(plain(tensor))
-        address, shape, value = self._parameters.get(position, (-1, None, None))
-        if tensor.data_ptr() != address or tensor.shape != shape:
-            value = to_value(plain(tensor))
-            if tensor.is_contiguous() and shares_memory():
-                # It keeps the memory alive, so that the same address is the same memory.
-                self._parameters[position] = (tensor.data_ptr(), tensor.shape, value)
-        return value
-
-    def _run(self, values: Sequence[Any], run: native.Run) -> tuple[Sequence[Any], frozenset[Edge]]:
+    def _run(
+        self, tensors: Sequence[torch.Tensor], run: native.Run
+    ) -> tuple[list[torch.Tensor], frozenset[Edge]]:
         """What the session gives, and the arguments for which backwards returned ``None``."""
         if self._session is None:
-            return (), frozenset()
+            return [], frozenset()
         if self._interface.token is None:
-            return self._session.run(values, run), frozenset()
+            return self._session.run(None, tensors, run)[0], frozenset()
         run.keeps = private.backward_keeps_graph()
         run.undefined.clear()
         left_out = self._left_out
         if left_out is not None:
             names = self._bindings.names
             run.arrivals = lambda site: left_out.arrivals(names[site], self._edges(run))
-        found = self._session.run(values, run)
+        found, _ = self._session.run(None, tensors, run)
         run.arrivals = None
         undefined = self._edges(run)
         if not run.keeps:
@@ -191,6 +173,15 @@ class CompiledGraph:
                     tensor if result.strides is None else _restrided(tensor, result.strides(sizes))
                 )
         return results
+
+
+def _passing(interface: Interface, outputs: int) -> Passing:
+    """What a session of a graph is fed with: tensors, sizes that are carried, and constants."""
+    count = len(interface.tensors) + bool(interface.carried)
+    sources: list[int | torch.Tensor] = [*range(count), *interface.constants]
+    if interface.order:
+        sources = [sources[i] for i in interface.order]
+    return Passing(tuple(sources), count, tuple(range(outputs)))
 
 
 class _Result:

@@ -10,19 +10,35 @@ import torch
 from torch2ort.errors import EngineError
 from torch2ort.runtime.values import plain, shares_memory, to_value
 
+_NOTHING = (-1, torch.Size(), None)
+
+
+def as_fed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a session takes it; see :func:`plain`.
+
+    Raises:
+        EngineError: it is not on the CPU.
+    """
+    if not tensor.is_cpu:
+        raise EngineError(
+            f"a tensor is on {tensor.device}; the installed engine runs on the CPU. "
+            f"Move the model and its inputs with .cpu()"
+        )
+    return plain(tensor)
+
 
 class Feeds:
     """Turns the feeds of a session into OrtValues; those of weights are made once and kept.
 
     Args:
-        inputs: number of feeds in front that are another tensor in every call.
+        inputs: number of feeds in front that are another tensor in every call, where they are no parameters.
     """
 
     def __init__(self, inputs: int) -> None:
         self._inputs = inputs
         # Per weight: address and shape of the memory that the value refers to, and the value. The value keeps
         # that memory alive, so the same address is the same memory.
-        self._kept: list[tuple[int, torch.Size, Any]] = []
+        self._kept: dict[int, tuple[int, torch.Size, Any]] = {}
 
     def values(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """One OrtValue a tensor.
@@ -30,23 +46,15 @@ class Feeds:
         Raises:
             EngineError: a tensor is not on the CPU.
         """
-        values = [self._value(tensor) for tensor in tensors[: self._inputs]]
-        weights = tensors[self._inputs :]
-        if not self._kept:
-            self._kept = [(-1, torch.Size(), None)] * len(weights)
-        for i, tensor in enumerate(weights):
-            address, shape, value = self._kept[i]
+        values = []
+        for i, tensor in enumerate(tensors):
+            if i < self._inputs and type(tensor) is not torch.nn.Parameter:
+                values.append(to_value(as_fed(tensor)))
+                continue
+            address, shape, value = self._kept.get(i, _NOTHING)
             if tensor.data_ptr() != address or tensor.shape != shape:
-                value = self._value(tensor)
+                value = to_value(as_fed(tensor))
                 if tensor.is_contiguous() and shares_memory():
                     self._kept[i] = (tensor.data_ptr(), tensor.shape, value)
             values.append(value)
         return values
-
-    def _value(self, tensor: torch.Tensor) -> Any:
-        if not tensor.is_cpu:
-            raise EngineError(
-                f"a tensor is on {tensor.device}; the installed engine runs on the CPU. "
-                f"Move the model and its inputs with .cpu()"
-            )
-        return to_value(plain(tensor))

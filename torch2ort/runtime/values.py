@@ -26,7 +26,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
     Always another tensor: a value holds a tensor, and that one may get other memory (``tensor.data = ...``).
     """
-    made = tensor.detach().contiguous()
+    # Contiguous memory may still hold the numbers with another sign, as that of torch.imag(x.conj()) does.
+    made = tensor.detach().resolve_neg().contiguous()
     # Of a tensor without elements PyTorch leaves the strides as they are, which onnxruntime refuses.
     return made if made.numel() else torch.empty(made.shape, dtype=made.dtype, device=made.device)
 

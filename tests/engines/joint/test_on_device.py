@@ -61,9 +61,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     run = DeviceHalf.run
 
-    def noted(self: DeviceHalf, values: Any, run_: Any) -> Any:
+    def noted(self: DeviceHalf, *given: Any) -> Any:
         found.append(self._name)
-        return run(self, values, run_)
+        return run(self, *given)
 
     monkeypatch.setattr(DeviceHalf, "run", noted)
     return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
+from torch2ort.engines.joint.passing import Passing
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan
 from torch2ort.engines.joint.plans import Plans
 from torch2ort.engines.joint.reach import Edge
@@ -20,17 +21,7 @@ from torch2ort.exports.built import Built
 from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
-from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.profiling import active_tracer
-from torch2ort.runtime.values import (
-    bool_outputs,
-    own_items,
-    plain,
-    restore_bools,
-    to_tensor,
-    to_tensors,
-    to_value,
-)
 from torch2ort.startup import DIFFERENTIATE, FIRST_RUN, current, phase
 from torch2ort.symbolics.target import Target
 
@@ -40,12 +31,12 @@ class JointState:
     """What one forward leaves for its backward.
 
     Attributes:
-        kept: values that backward is fed with, in the order of the split.
+        kept: what backward is fed with, in the order of the split; ``None`` once it has run for good.
         run: contexts of the Functions, and the values that backward owns.
     """
 
-    kept: list[Any]
-    run: native.Run = field(default_factory=native.Run)
+    kept: Any
+    run: native.Run
 
 
 @dataclass(frozen=True)
@@ -99,19 +90,23 @@ class JointEngine:
         self._plans = plans or Plans(built, requires_grad, options, target)
         plan = self._plans.forward
         self._plan = plan
-        self._sources = [s if isinstance(s, int) else to_value(plain(s.value)) for s in plan.sources]
         self._bindings = Bindings()
         self._forward = self._half_session(
-            "forward", plan.half, self._bindings, options, readable=self._names_of_inputs()
+            "forward",
+            plan.half,
+            self._bindings,
+            options,
+            Passing(
+                tuple(s if isinstance(s, int) else s.value for s in plan.sources),
+                len(self._graph.inputs),
+                tuple(plan.fetched),
+                tuple(plan.kept),
+                tuple(plan.donated),
+            ),
+            readable=self._names_of_inputs(),
         )
-        # Positions among what is kept of what the backward session owns, and the rest.
-        self._donated = plan.donated if self._forward.takes_memory else ()
-        self._fed = tuple(place for i, place in enumerate(plan.kept) if i not in self._donated)
-        self._feeds = Feeds(len(self._graph.inputs))
         self._saved_feeds = _saved_by_functions(plan)
         self._feed_count = len(self._graph.feeds)
-        names = plan.half.outputs
-        self._bools = bool_outputs(plan.half.proto.graph, [names[i] for i in plan.fetched])
         self._nodes = {site.key: node for node, site in plan.half.calls.items()}
         self._backwards: dict[frozenset[int], _Backward] = {}
         written = set(plan.written)
@@ -130,27 +125,12 @@ class JointEngine:
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
         """See :class:`torch2ort.engines.interface.Engine`."""
-        made = self._feeds.values(feeds)
-        given = [made[source] if isinstance(source, int) else source for source in self._sources]
-        state = JointState([])
+        run = native.Run()
         if self._saved_feeds:
             # Others, as `tensor.data = ...` gives the caller's tensor other memory.
-            state.run.feed([feeds[i].detach() for i in self._saved_feeds])
-        results = self._forward.run(given, state.run)
-        outputs = [to_tensor(results[i]) for i in self._plan.fetched]
-        restore_bools(outputs, self._bools)
-        self._keep(state, results, given)
-        return outputs, state
-
-    def _keep(self, state: JointState, results: Any, given: Sequence[Any]) -> None:
-        """Have the state hold what backward reads, of the forward half's outputs and inputs."""
-        kept = self._plan.kept
-        if self._donated:
-            state.run.donate([results[kept[i]].to_dlpack() for i in self._donated])
-            # An item of such a vector keeps the vector alive, with all that is in it.
-            results = own_items(results, [i for i in self._fed if i >= 0])
-            kept = self._fed
-        state.kept = [results[i] if i >= 0 else given[~i] for i in kept]
+            run.feed([feeds[i].detach() for i in self._saved_feeds])
+        outputs, kept = self._forward.run(None, feeds, run)
+        return outputs, JointState(kept, run)
 
     def backward(
         self, state: JointState, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
@@ -172,21 +152,23 @@ class JointEngine:
         """One entry per feed; see :meth:`backward`."""
         plan = backward.plan
         run = state.run
-        values = [*state.kept, *(to_value(plain(gradients[i])) for i in plan.given)]  # type: ignore[arg-type]
         run.keeps = keep
         run.undefined.clear()
         run.arrivals = lambda site: self._plan.reach.arrivals(
             self._call(site), plan.given, [(self._call(key), argument) for key, argument in run.undefined]
         )
+        kept = state.kept
         if not keep:
-            state.kept = []
-        results = () if backward.session is None else backward.session.run(values, run)
-        del values
+            state.kept = None
+        tensors: list[torch.Tensor] = []
+        if backward.session is not None:
+            given: list[Any] = [gradients[i] for i in plan.given]
+            tensors, _ = backward.session.run(kept, given, run)
+        del kept
         undefined = [(self._call(site), argument) for site, argument in run.undefined]
         run.arrivals = None
         if not keep:
             run.clear()
-        tensors = to_tensors(results, ())
         found: list[torch.Tensor | None] = [None] * self._feed_count
         for feed, position, again in self._reached(plan, undefined) if undefined else backward.gradients:
             # Two tensors that get one gradient must not share its memory: each may be written to.
@@ -244,8 +226,9 @@ class JointEngine:
                     plan.half,
                     self._bindings,
                     self._options,
+                    Passing.through(len(plan.given), len(plan.half.outputs)),
                     frees_early=True,
-                    donated=self._donated,
+                    donated=self._forward.passing.donated,
                     readable=self._names_in_backward(plan),
                 )
         known = self._backwards[missing] = _Backward(plan, session, self._reached(plan, ()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import onnx
@@ -15,19 +16,15 @@ import torch
 
 from torch2ort.engines.joint.engine import JointEngine, JointState
 from torch2ort.engines.joint.lowered import Lowered
+from torch2ort.engines.joint.passing import ByPython, Passing
 from torch2ort.engines.joint.plans import Plans
-from torch2ort.engines.joint.session import Bindings, HalfSession
+from torch2ort.engines.joint.session import Bindings, HalfSession, Source
 from torch2ort.engines.saved import Saved
-from torch2ort.errors import EngineError
 from torch2ort.exports.built import Built
 from torch2ort.options import Options
-from torch2ort.pythonop.native import native
-from torch2ort.runtime import stock
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
 from torch2ort.runtime.session import refuse_missing
-from torch2ort.runtime.training_kernel.run_lock import contexts_in
-from torch2ort.runtime.values import plain, to_value
 from torch2ort.symbolics.target import Target
 
 
@@ -35,6 +32,28 @@ from torch2ort.symbolics.target import Target
 def _nothing_lent(session_options: Any) -> Iterator[bool]:
     """In the place of the allocator that gives CPU sessions the memory of PyTorch's tensors."""
     yield False
+
+
+class _ByPython(ByPython):
+    """As its base, with values on a device; to be called while the sessions' stream is entered."""
+
+    def __init__(
+        self,
+        session: Any,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        passing: Passing,
+        bools: frozenset[int],
+        device: torch.device,
+    ) -> None:
+        on_it = tuple(s if isinstance(s, int) else s.to(device) for s in passing.sources)
+        super().__init__(session, inputs, outputs, replace(passing, sources=on_it), bools)
+        self._feeds = DeviceFeeds(device)
+        self._run = DeviceRun(session, outputs, device)
+
+    def _fetched(self, values: Sequence[Any]) -> Sequence[Any]:
+        found: Sequence[Any] = self._run(self._inputs, values)
+        return found
 
 
 class DeviceHalf(HalfSession):
@@ -48,6 +67,7 @@ class DeviceHalf(HalfSession):
         lowered: the half.
         bindings: what its nodes call.
         options: threads, providers and debugging.
+        passing: what it is fed with, and what becomes of what it gives.
         settings: the base's other arguments.
 
     Raises:
@@ -57,37 +77,33 @@ class DeviceHalf(HalfSession):
     _lent_allocator = staticmethod(_nothing_lent)
 
     def __init__(
-        self, name: str, lowered: Lowered, bindings: Bindings, options: Options, **settings: Any
+        self,
+        name: str,
+        lowered: Lowered,
+        bindings: Bindings,
+        options: Options,
+        passing: Passing,
+        **settings: Any,
     ) -> None:
-        device = device_of(options.providers)
-        self._stream = streams.stream_of(device)
-        super().__init__(name, lowered, bindings, options, **settings)
-        # Without its libraries onnxruntime runs on the CPU, and says so in a line.
-        refuse_missing(self._session, self._providers())
-        self._run = DeviceRun(self._session, lowered.outputs, device)
+        self._device = device_of(options.providers)
+        self._stream = streams.stream_of(self._device)
+        super().__init__(name, lowered, bindings, options, passing, **settings)
 
     def _providers(self) -> list[Any]:
         return on_stream(self._options.providers, self._stream)
 
-    def _made(self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool) -> Any:
-        return super()._made(model, settings, owned, frees_early=False)
+    def _by_python(self, session: Any) -> ByPython:
+        # Without its libraries onnxruntime runs on the CPU, and says so in a line.
+        refuse_missing(session, self._providers())
+        # Constants are copied to the device. A backward, which is made inside of a run, has none.
+        constants = any(isinstance(source, torch.Tensor) for source in self.passing.sources)
+        with self._stream.entered() if constants else contextlib.nullcontext():
+            return _ByPython(session, self._fed, self._outputs, self.passing, self._bools, self._device)
 
-    def run(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
-        """See the base; to be called while the sessions' stream is entered."""
-        if not self._outputs:
-            return ()
-        failure: BaseException | None = None
-        with contexts_in(run, without_grad=True):
-            try:
-                found: Sequence[Any] = self._run(self._fed, values)
-                return found
-            except Exception as error:
-                failure = stock.take_error(error)
-                if failure is None:
-                    failure = EngineError(f"ONNX Runtime failed: {error}")
-                    failure.__cause__ = error
-        # Outside of the handler, which would make onnxruntime's error the context of the Function's.
-        raise failure
+    def _source(
+        self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool
+    ) -> Source:
+        return super()._source(model, settings, owned, frees_early=False)
 
 
 class DeviceEngine(JointEngine):
@@ -114,11 +130,6 @@ class DeviceEngine(JointEngine):
         device = device_of(options.providers)
         self._stream = streams.stream_of(device)
         super().__init__(built, requires_grad, options, target, plans)
-        self._feeds = DeviceFeeds(device)  # type: ignore[assignment]
-        with self._stream.entered():
-            self._sources = [
-                s if isinstance(s, int) else to_value(plain(s.value).to(device)) for s in self._plan.sources
-            ]
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
         """See :class:`torch2ort.engines.interface.Engine`."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import onnx
 import torch
 
 from torch2ort.engines.joint.lowered import Lowered
-from torch2ort.errors import EngineError
+from torch2ort.engines.joint.passing import ByPython, Passing, native_half
 from torch2ort.graph.large import loadable
 from torch2ort.graph.stages import save_optimized, save_stage
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
-from torch2ort.providers import session_providers
+from torch2ort.providers import CPU, session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
@@ -28,11 +29,13 @@ from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.mended import mended
 from torch2ort.runtime.optimized import optimize
 from torch2ort.runtime.order import free_early
-from torch2ort.runtime.profiling import describe
+from torch2ort.runtime.profiling import active_tracer, describe
 from torch2ort.runtime.session import make_session
-from torch2ort.runtime.training_kernel.run_lock import contexts_in
-from torch2ort.runtime.values import shares_memory
+from torch2ort.runtime.values import bool_outputs, shares_memory
 from torch2ort.startup import SESSION, timed
+
+# What a session is made of, for as long as it is made.
+Source = AbstractContextManager[bytes | str]
 
 
 class Bindings:
@@ -108,13 +111,15 @@ class HalfSession:
         lowered: the half.
         bindings: what its nodes call.
         options: threads, providers and debugging.
+        passing: what it is fed with, and what becomes of what it gives. Where another session cannot own
+            what this one gives, it is fed with all of it.
         frees_early: whether it reads much that nobody needs after it.
         donated: positions of inputs that come with the run, which owns them: they are free after their last
             reader. Others are fed, and live until the run ends.
         readable: what people call some of its values, for debugging.
 
     Attributes:
-        takes_memory: whether values of another session may be donated to one like it without a copy.
+        passing: what was asked for, as far as it can be.
     """
 
     @timed(SESSION)
@@ -124,6 +129,7 @@ class HalfSession:
         lowered: Lowered,
         bindings: Bindings,
         options: Options,
+        passing: Passing,
         *,
         frees_early: bool = False,
         donated: Sequence[int] = (),
@@ -140,6 +146,7 @@ class HalfSession:
         # Weights are inputs that every step changes: a packed copy would go stale.
         settings.add_session_config_entry("session.disable_prepacking", "1")
         stock.register_library(settings)
+        registered = native.registered_options()
         model = onnx.ModelProto()
         model.CopyFrom(mended(lowered.proto))
         self._bound = bind_half(model.graph, lowered, bindings)
@@ -148,14 +155,17 @@ class HalfSession:
         sites = {**lowered.calls, **lowered.derivatives}
         owned = [self._inputs[i] for i in donated]
         self._fed = [name for name in self._inputs if name not in owned]
+        self._bools = bool_outputs(lowered.proto.graph, self._outputs)
         with self._lent_allocator(settings) as lent:
-            self.takes_memory = lent and shares_memory()
+            # Whether values of another session may be donated to one like it without a copy.
+            takes_memory = lent and shares_memory()
+            self.passing = passing if takes_memory else passing.without_donations()
             if lent:
                 forget_output_sizes(model.graph)
             name_undeterministic(lowered.proto.graph, sites, options)
             describe(lowered.proto.graph, sites)
-            self._session = self._made(model, settings, owned, frees_early=frees_early)
-        drop_model_bytes(self._session)
+            source = self._source(model, settings, owned, frees_early=frees_early)
+            self._passes = self._passing(source, settings, registered if lent else None)
 
     # What a session of another device does otherwise.
     _lent_allocator = staticmethod(lent_allocator)
@@ -163,41 +173,54 @@ class HalfSession:
     def _providers(self) -> list[Any]:
         return session_providers(self._options.providers)
 
-    def _made(self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool) -> Any:
-        providers = self._providers()
+    def _by_python(self, session: Any) -> ByPython:
+        return ByPython(session, self._fed, self._outputs, self.passing, self._bools)
+
+    def _source(
+        self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool
+    ) -> Source:
+        """What the session is made of."""
         if frees_early:
+            providers = self._providers()
             with loadable(model) as source:
                 better = _sorted(source, settings, providers, owned) if isinstance(source, bytes) else None
             if better is not None:
-                save_optimized(self._options, f"{self._name}_optimized", settings)
-                return make_session(better, self._bound, settings, providers)
+                return nullcontext(better)
         donate_inputs(model.graph, owned)
-        save_optimized(self._options, f"{self._name}_optimized", settings)
-        with loadable(model) as source:
-            return make_session(source, self._bound, settings, providers)
+        return loadable(model)
 
-    def run(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
-        """One OrtValue an output.
+    def _passing(self, source: Source, settings: Any, registered: Any) -> native.Half | ByPython:
+        """The session, with the way that values take through it.
 
         Args:
-            values: one OrtValue an input; none for those that are donated.
+            source: what it is made of.
+            settings: of it.
+            registered: the same in C++; ``None`` where onnxruntime's Python interface has to be taken.
+        """
+        save_optimized(self._options, f"{self._name}_optimized", settings)
+        providers = self._providers()
+        with source as model:
+            if registered is not None and providers == [CPU] and active_tracer() is None:
+                return native_half(model, self._fed, self._outputs, self.passing, settings, registered)
+            session = make_session(model, self._bound, settings, providers)
+        drop_model_bytes(session)
+        return self._by_python(session)
+
+    def run(
+        self, kept: Any, tensors: Sequence[torch.Tensor], run: native.Run
+    ) -> tuple[list[torch.Tensor], Any]:
+        """Compute the half.
+
+        Args:
+            kept: what the other half left; ``None`` for nothing.
+            tensors: the caller's.
             run: the contexts of the step's Functions, and the values that are donated.
 
+        Returns:
+            The tensors that are fetched, and what is left for the other half.
+
         Raises:
-            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+            EngineError: ONNX Runtime failed, or a tensor is not on the CPU. An exception of a Function
+                arrives as it is.
         """
-        if not self._outputs:
-            return ()
-        feeds = dict(zip(self._fed, values, strict=True))
-        failure: BaseException | None = None
-        with contexts_in(run, without_grad=True):
-            try:
-                found: Sequence[Any] = self._session._sess.run_with_ort_values(feeds, self._outputs, None)
-                return found
-            except Exception as error:
-                failure = stock.take_error(error)
-                if failure is None:
-                    failure = EngineError(f"ONNX Runtime failed: {error}")
-                    failure.__cause__ = error
-        # Outside of the handler, which would make onnxruntime's error the context of the Function's.
-        raise failure
+        return self._passes.run(kept, tensors, run) if self._outputs else ([], None)

@@ -14,6 +14,7 @@ import torch
 
 from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.lowered import Lowered
+from torch2ort.engines.joint.passing import Passing
 from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.joint.split import Half
 from torch2ort.engines.joint.target import half_of
@@ -23,7 +24,6 @@ from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
-from torch2ort.runtime.values import plain, to_tensor, to_value
 from torch2ort.symbolics.target import Target
 
 aten = torch.ops.aten
@@ -81,13 +81,16 @@ class Program:
 
         return "".join(map(node_text, self.lowered.proto.graph.node))
 
-    def way(self, given: Sequence[Any], options: Options) -> Way:
+    def way(self, given: Sequence[torch.Tensor], options: Options) -> Way:
         """What runs the program over some numbers."""
-        session = HalfSession("trial", self.lowered, Bindings(), replace(options, save_onnx_dir=None))
+        passing = Passing.through(len(given), len(self.lowered.outputs))
+        session = HalfSession(
+            "trial", self.lowered, Bindings(), replace(options, save_onnx_dir=None), passing
+        )
         run = native.Run()
 
         def way() -> list[torch.Tensor]:
-            return [to_tensor(value) for value in session.run(given, run)]
+            return session.run(None, given, run)[0]
 
         return way
 
@@ -210,7 +213,7 @@ def interleaved(found: Mapping[str, Way], clock: Callable[[], float]) -> dict[st
     return {name: statistics.median(timings) for name, timings in taken.items()}
 
 
-def _numbers(half: Half, bound: int) -> list[Any]:
+def _numbers(half: Half, bound: int) -> list[torch.Tensor]:
     """Random numbers for the inputs of a half; integers below a bound."""
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -220,7 +223,7 @@ def _numbers(half: Half, bound: int) -> list[Any]:
             tensor = torch.rand(like.shape, generator=generator, dtype=like.dtype) + 0.5
         else:
             tensor = torch.randint(bound, like.shape, generator=generator).to(like.dtype)
-        found.append(to_value(plain(tensor)))
+        found.append(tensor)
     return found
 
 

@@ -1,0 +1,40 @@
+// Values of ONNX Runtime, with what keeps their memory: PyTorch's tensors on the way in and out of a session.
+#pragma once
+
+#include <memory>
+
+#include "custom_op/ort_api.h"
+#include "python.h"
+#include "tensors/exchange.h"
+
+namespace torch2ort {
+
+// A value, shared by all who need its memory.
+struct Value {
+  OrtValue* ort = nullptr;
+  Managed tensor;  // whose memory it is; empty for memory of the runtime's own
+
+  Value() = default;
+  Value(const Value&) = delete;
+  Value& operator=(const Value&) = delete;
+  ~Value();
+};
+using ValuePtr = std::shared_ptr<Value>;
+
+// The value of a contiguous tensor on the CPU; it holds the memory that the tensor has now. Empty with an
+// exception set on failure.
+ValuePtr ValueOf(PyObject* tensor);
+
+// A tensor of torch's over a value's memory, a holder of the value. Empty with an exception set on failure.
+Ref TensorOf(const ValuePtr& value);
+
+// The same for another session; null with an exception set on failure.
+DLManagedTensor* DonationOf(const ValuePtr& value);
+
+// Sets RuntimeError with what the runtime says, as onnxruntime's Python package words it, and takes the
+// status; false if it is one of failure.
+bool Succeeded(OrtStatus* status);
+// The text of a status, which it takes.
+std::string StatusText(OrtStatus* status);
+
+}  // namespace torch2ort
