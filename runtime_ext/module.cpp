@@ -8,6 +8,7 @@
 #include "interception.h"
 #include "step/half.h"
 #include "tensors/layout.h"
+#include "tensors/noted.h"
 #include "training_kernel/training_kernel.h"
 
 namespace torch2ort {
@@ -146,7 +147,8 @@ PyMODINIT_FUNC PyInit__native() {
   Ref module = Ref::Steal(PyModule_Create(&definition));
   if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) ||
       !InitChain(module.get()) || !InitRun(module.get()) || !InitGuards(module.get()) ||
-      !InitDirectCall(module.get()) || !InitCustomOp(module.get()) || !InitHalf(module.get())) {
+      !InitDirectCall(module.get()) || !InitCustomOp(module.get()) || !InitHalf(module.get()) ||
+      !InitNoted(module.get())) {
     return nullptr;
   }
   return module.release();

@@ -77,6 +77,29 @@ def writes(tensor: Tensor) -> int:
     -1 if that is not known: :func:`find_layout` found nothing, or torch does not count, as in inference mode.
     """
 
+def form(tensors: list[Tensor], parameter_type: type[Tensor], /) -> bytes | None:
+    """What a graph is chosen by of plain tensors: types, sizes, strides, devices, which require gradients.
+
+    Equal for tensors that are equal in all of this. ``None`` if one is of another class than ``torch.Tensor``
+    and ``parameter_type``, or not a strided tensor.
+    """
+
+@final
+class Noted:
+    """Where tensors lie and how often they were written to, at the time when this was made.
+
+    Args:
+        tensors: The tensors, which it holds.
+        writes_of: Asked for how often torch wrote to a tensor, where that is not known here.
+    """
+
+    def __new__(cls, tensors: tuple[Tensor, ...], writes_of: Callable[[Tensor], int]) -> Noted: ...
+    def moved(self, positions: Iterable[int], /) -> list[int]:
+        """Those among these positions whose tensors lie elsewhere now."""
+
+    def written(self, positions: Iterable[int], /) -> list[tuple[int, int, int]]:
+        """The same of those that were written to: position, how often by now, and how often then."""
+
 class Context:
     """The object that ``forward`` and ``backward`` get as ``ctx``: the surface of torch's ``FunctionCtx``.
 

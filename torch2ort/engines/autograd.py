@@ -4,17 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch2ort.engines import _torch_private as private
 from torch2ort.engines.interface import Engine
-from torch2ort.engines.moving import Places
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
 from torch2ort.pythonop.autocast import Autocast, off
+
+
+class _Step(NamedTuple):
+    """What forward leaves for backward.
+
+    Attributes:
+        engine: that ran forward.
+        state: what it left.
+        saved: what it was given.
+        given: what the caller gave, some of which was copied.
+        copied: positions of these.
+        around: what Functions run inside of.
+        verification: compares with eager PyTorch.
+    """
+
+    engine: Engine
+    state: Any
+    saved: Saved
+    given: Saved
+    copied: Collection[int]
+    around: Callable[[], AbstractContextManager[None]]
+    verification: Verification | None
 
 
 class Boundary(torch.autograd.Function):
@@ -29,13 +50,15 @@ class Boundary(torch.autograd.Function):
         *feeds: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """One tensor per entry of the graph's fetches; the engine runs inside of what ``around`` gives."""
-        copied = _to_copy(engine, feeds)
-        ctx.copied, ctx.places = copied, Places(feeds, engine.needed)
+        given, copied = feeds, _to_copy(engine, feeds)
         feeds = tuple(f.clone() if i in copied else f for i, f in enumerate(feeds)) if copied else feeds
         with around(), off():
             outputs, state = engine.forward(feeds)
-        ctx.around, ctx.engine, ctx.state, ctx.verification = around, engine, state, verification
-        ctx.saved = Saved(feeds, {i: outputs[i].detach() for i in engine.read_outputs})
+        saved = Saved(feeds, {i: outputs[i].detach() for i in engine.read_outputs})
+        # Where copies were made, the tensors that were given are what may move.
+        ctx.step = _Step(
+            engine, state, saved, Saved(given, {}) if copied else saved, copied, around, verification
+        )
         ctx.set_materialize_grads(False)
         if len(engine.differentiable) < len(outputs):
             ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in engine.differentiable))
@@ -61,24 +84,24 @@ class Boundary(torch.autograd.Function):
                 "derivatives compute, too. Call it behind the `with torch.autocast(...):` block, as PyTorch "
                 "asks for: gradients are in the types that forward ran in"
             )
-        state, saved = ctx.state, ctx.saved
-        if saved is None:
+        step = ctx.step
+        if step is None:
             raise RuntimeError(
                 "Trying to backward through the graph a second time (or directly access saved tensors after "
                 "they have already been freed). Specify retain_graph=True if you need to backward through "
                 "the graph a second time"
             )
-        saved.check_feeds(ctx.engine.needed)
-        ctx.engine.moving.look(ctx.places, ctx.copied)
+        engine, saved = step.engine, step.saved
+        saved.check_feeds(engine.needed)
+        engine.moving.look(step.given, engine.needed, step.copied)
         saved.check_outputs()
         keep = private.backward_keeps_graph()
-        verification = ctx.verification
         if not keep:
-            ctx.state = ctx.saved = ctx.places = ctx.verification = None
-        with ctx.around():
-            result = ctx.engine.backward(state, saved, gradients, keep=keep)
-        if verification is not None:
-            verification.check_gradients(gradients, ctx.engine.weights, result)
+            ctx.step = None
+        with step.around():
+            result = engine.backward(step.state, saved, gradients, keep=keep)
+        if step.verification is not None:
+            step.verification.check_gradients(gradients, engine.weights, result)
         return (None, None, None, *result)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from torch2ort.engines.saved import Saved
 from torch2ort.errors import EngineError
 
 # Memory that was freed may be given out again at the same address, so one look is not enough.
@@ -36,19 +37,24 @@ class MovingFeeds:
             return needed
         return ()
 
-    def look(self, before: Places, copied: Collection[int]) -> None:
+    def look(self, saved: Saved, needed: Collection[int], copied: Collection[int]) -> None:
         """Compare where the feeds were in forward with where they are in its backward.
+
+        Args:
+            saved: the feeds.
+            needed: positions of those that backward reads.
+            copied: of those that it has copies of.
 
         Raises:
             EngineError: one of which backward has no copy has moved.
         """
-        moved = before.moved()
+        moved = saved.moved(needed)
         self._looks += 1
-        self._move = self._move or bool(moved) or _by_deepspeed(before.feeds)
+        self._move = self._move or bool(moved) or _by_deepspeed(saved.feeds)
         for position in moved:
             if position in copied:
                 continue
-            tensor = before.feeds[position]
+            tensor = saved.feeds[position]
             kind = f"a tensor of {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"
             raise EngineError(
                 f"ORTModule: {kind} that backward reads lies in other memory than in forward: something "
@@ -56,29 +62,6 @@ class MovingFeeds:
                 f"new one. Do that after backward. Weights that are parted among processes are taken care of "
                 f"where torch.distributed is initialised before the first step"
             )
-
-
-class Places:
-    """Where feeds lie.
-
-    Args:
-        feeds: of a forward.
-        needed: positions of those that its backward reads.
-
-    Attributes:
-        feeds: see above.
-    """
-
-    __slots__ = ("_addresses", "feeds")
-
-    def __init__(self, feeds: Sequence[torch.Tensor], needed: Collection[int]) -> None:
-        self.feeds = feeds
-        self._addresses = [(i, feeds[i].data_ptr()) for i in needed]
-
-    def moved(self) -> list[int]:
-        """Positions of those that lie elsewhere now."""
-        feeds = self.feeds
-        return [i for i, address in self._addresses if feeds[i].data_ptr() != address]
 
 
 def _by_deepspeed(feeds: Sequence[torch.Tensor]) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
 from torch2ort.engines import _torch_private as private
+from torch2ort.pythonop.native import native
 
 
 class Saved:
@@ -21,12 +22,16 @@ class Saved:
         feeds: what it was given.
     """
 
-    __slots__ = ("_outputs", "_versions", "feeds")
+    __slots__ = ("_noted", "_outputs", "feeds")
 
-    def __init__(self, feeds: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> None:
+    def __init__(self, feeds: tuple[torch.Tensor, ...], outputs: dict[int, torch.Tensor]) -> None:
         self.feeds = feeds
-        self._versions = list(map(private.version_of, feeds))
+        self._noted = native.Noted(feeds, private.version_of)
         self._outputs = outputs
+
+    def moved(self, positions: Iterable[int]) -> list[int]:
+        """Positions of the feeds among these that lie elsewhere now."""
+        return self._noted.moved(positions)
 
     def check_feeds(self, positions: Iterable[int]) -> None:
         """Refuse what eager PyTorch refuses: a feed that is read again was written to since.
@@ -37,15 +42,12 @@ class Saved:
         Raises:
             RuntimeError: one of them has another version.
         """
-        for position in positions:
-            feed, expected = self.feeds[position], self._versions[position]
-            version = private.version_of(feed)
-            if version != expected:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace "
-                    f"operation: {_kind(feed)} is at version {version}; expected version {expected} instead. "
-                    f"Clone it before the model's forward, or change it after backward"
-                )
+        for position, version, expected in self._noted.written(positions):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: {_kind(self.feeds[position])} is at version {version}; expected version "
+                f"{expected} instead. Clone it before the model's forward, or change it after backward"
+            )
 
     def check_outputs(self) -> None:
         """Refuse what eager PyTorch refuses: an output that backward reads was written to since.

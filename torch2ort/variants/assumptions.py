@@ -99,6 +99,11 @@ class Assumptions:
         # What did not hold, when a state was met for the first time.
         self.change: Change | None = None
 
+    @property
+    def reads_memory(self) -> bool:
+        """Whether code may ask for more of a tensor's memory than its form."""
+        return self._reads_strides or self._reads_offsets
+
     def now(
         self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
     ) -> tuple[Assumed, int]:

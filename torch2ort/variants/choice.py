@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +12,7 @@ from torch2ort.capture.modes import Modes
 from torch2ort.capture.numbers import Numbers, ReadInPythonError
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.pythonop.native import native
 from torch2ort.startup import DIFFERENTIATE, TRACE, Startup
 from torch2ort.variants.assumptions import Assumed, Assumptions
 from torch2ort.variants.family import Shapes, Variant
@@ -21,6 +23,24 @@ from torch2ort.warning import warn
 # A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers.
 _Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int]]
 _MANY_SETTINGS = 5
+
+
+class _Last(NamedTuple):
+    """A call, and what served it.
+
+    Attributes:
+        schema: the structure around its tensors.
+        form: of these, as ``native.form`` has it.
+        modes: PyTorch's switches.
+        assumed: the state that the model was in.
+        variant: the graph.
+    """
+
+    schema: io_schema.Schema
+    form: bytes
+    modes: Modes
+    assumed: Assumed
+    variant: Variant
 
 
 class Choice:
@@ -47,11 +67,23 @@ class Choice:
         self._numbers = Numbers()
         # Those whose numbers are constants of a graph that there is.
         self._with_constants: set[io_schema.Schema] = set()
+        self._last: _Last | None = None
+
+    def again(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
+        """As :meth:`of`, for a call that differs in nothing from the last one; ``None`` for others."""
+        last = self._last
+        if last is None or given.schema is not last.schema or given.modes is not last.modes:
+            return None
+        if native.form(given.tensors, torch.nn.Parameter) != last.form:
+            return None
+        if last.assumed.guards.changed() is not None:
+            return None
+        return given.tensors, last.assumed, last.variant
 
     def of(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
         """The tensors to feed, the present state and its graph: for numbers that vary, if there is one."""
         if not given.schema.constants:
-            return given.tensors, *self._variant(given)
+            return self._noted(given)
         tensors, schema, numbers = self._numbers.lift(given.tensors, given.schema)
         if numbers and given.schema not in self._with_constants and not self.assumptions.asks_types:
             try:
@@ -69,7 +101,16 @@ class Choice:
             else:
                 return tensors, assumed, variant
         self._with_constants.add(given.schema)
-        return given.tensors, *self._variant(given)
+        return self._noted(given)
+
+    def _noted(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
+        """As :meth:`of`; kept for :meth:`again`, unless code may ask for more than the form of tensors."""
+        assumed, variant = self._variant(given)
+        form = None if self.assumptions.reads_memory else native.form(given.tensors, torch.nn.Parameter)
+        self._last = None
+        if form is not None:
+            self._last = _Last(given.schema, form, given.modes, assumed, variant)
+        return given.tensors, assumed, variant
 
     def _variant(self, given: Given) -> tuple[Assumed, Variant]:
         tensors, schema = given.tensors, given.schema

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -62,6 +63,11 @@ class Variant:
             ]
             self._picks = (names, picks)
         return [tensors[p] if isinstance(p, int) else p for p in self._picks[1]]
+
+    @functools.cached_property
+    def fetches(self) -> tuple[str, ...]:
+        """Every output of the graph, in order."""
+        return self.built.graph.fetches
 
     @property
     def differentiable(self) -> bool:

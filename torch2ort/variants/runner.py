@@ -78,18 +78,21 @@ class Runner:
             self._signature = io_schema.Signature.of(self.model.forward)
         bound = self._signature.bind(args, kwargs)
         tensors, schema = self._flatten(bound)
-        if not are_plain(tensors) and any(isinstance(tensor, private.TRACED) for tensor in tensors):
-            # As a part of a model that is exported whole, it is the module that it wraps.
-            return self.model.forward(*args, **kwargs)
-        refuse_tensors(tensors, schema)
         given = Given(self._signature, tensors, schema, Modes.now())
-        tensors, assumed, variant = self._choice.of(given)
+        chosen = self._choice.again(given)
+        if chosen is None:
+            if not are_plain(tensors) and any(isinstance(tensor, private.TRACED) for tensor in tensors):
+                # As a part of a model that is exported whole, it is the module that it wraps.
+                return self.model.forward(*args, **kwargs)
+            refuse_tensors(tensors, schema)
+            chosen = self._choice.of(given)
+        tensors, assumed, variant = chosen
         names, weights = self._choice.assumptions.weights(assumed)
         self.exported = variant.exported
         built = variant.built
         feeds = [*tensors, *variant.pick(names, weights)]
         verification = self._verification(variant, given)
-        if self.profile is not None and built.graph.fetches:
+        if self.profile is not None and variant.fetches:
             fetched = self._profiled(self.profile, variant, assumed, verification, feeds)
         elif variant.started:
             if self.startup.expects_more:
@@ -192,7 +195,7 @@ def _fetched(
     variant: Variant, assumed: Assumed, verification: Verification | None, feeds: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """What one run of a graph gives, in the order of its fetches."""
-    if not variant.built.graph.fetches:
+    if not variant.fetches:
         return []  # A model of no tensors, for which there is no session.
     if variant.requires_grad and variant.differentiable:
         engine, around = variant.training_engine(), assumed.while_functions_run
