@@ -169,6 +169,27 @@ def test_a_derivative_inside_of_forward_is_refused():
     )
 
 
+@pytest.mark.parametrize("transform", ["grad", "vjp", "jacrev", "hessian", "vmap of grad"])
+def test_a_derivative_by_torch_func_inside_of_forward_is_refused(transform):
+    def cubes(x):
+        return x.pow(3).sum()
+
+    bodies = {
+        "grad": lambda model, x: torch.func.grad(cubes)(model.layer(x)),
+        "vjp": lambda model, x: torch.func.vjp(cubes, model.layer(x))[1](x.sum())[0],
+        "jacrev": lambda model, x: torch.func.jacrev(cubes)(model.layer(x)),
+        "hessian": lambda model, x: torch.func.hessian(cubes)(model.layer(x)[0]),
+        "vmap of grad": lambda model, x: torch.vmap(torch.func.grad(cubes))(model.layer(x)),
+    }
+    message = refusal(torch2ort.ORTModule(Model(bodies[transform])), X)
+    assert re.fullmatch(
+        rf"Model: {re.escape(__file__)}:\d+ in <lambda> \(.*\) computes a derivative by torch\.func \(grad, "
+        r"vjp, jacrev, \.\.\.\), which a graph cannot do inside of forward\. Put that part of the model into "
+        r"a torch\.autograd\.Function",
+        message,
+    )
+
+
 def test_a_transformer_takes_a_mask_without_a_word_on_what_kind_it_is():
     layer = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 1)

@@ -3,13 +3,24 @@
 | name | tried on |
 | --- | --- |
 | torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
+| torch._C._functorch.peek_interpreter_stack, TransformType | 2.13.0, 2.15.0 |
 """
 
 from __future__ import annotations
 
-from torch2ort.versions import private_names
+import torch
+
+from torch2ort.versions import need, private_names
 
 with private_names("torch"):
     from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode"]
+    need(torch._C._functorch, "peek_interpreter_stack", "TransformType")
+
+__all__ = ["TorchDispatchMode", "in_gradient_transform"]
+
+
+def in_gradient_transform() -> bool:
+    """Whether the innermost torch.func transform that runs is one that computes a derivative backward."""
+    transform = torch._C._functorch.peek_interpreter_stack()
+    return transform is not None and transform.key() == torch._C._functorch.TransformType.Grad

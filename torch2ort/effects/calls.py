@@ -168,6 +168,11 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
             "runs a backward, which a graph cannot do inside of forward. Put that part of the model into a "
         )
         what += "torch.autograd.Function, or run it behind the call"
+    elif private.in_gradient_transform():
+        what = (
+            "computes a derivative by torch.func (grad, vjp, jacrev, ...), which a graph cannot do inside of "
+            "forward. Put that part of the model into a torch.autograd.Function"
+        )
     elif function in _QUANTISES:
         what = (
             "makes a quantised tensor, which a graph cannot hold. Use torch.fake_quantize_per_tensor_affine, "
