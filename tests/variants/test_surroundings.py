@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.support.comparison import assert_same
+from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.functions import Square
 
 X = torch.arange(12.0).reshape(3, 4) / 7
@@ -167,6 +167,26 @@ def test_a_derivative_inside_of_forward_is_refused():
         "a graph cannot compute a derivative inside of forward. Put that part of the model into a "
         "torch.autograd.Function"
     )
+
+
+def dropped(row):
+    return torch.nn.functional.dropout(row, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda model, x: torch.vmap(lambda row: row.softmax(0) * row.sum())(model.layer(x)),
+        lambda model, x: torch.vmap(lambda a: torch.vmap(lambda b: a @ b)(x))(model.layer(x)),
+        lambda model, x: torch.vmap(lambda row: (row * x).sum())(model.layer.weight),
+        lambda model, x: torch.vmap(dropped, randomness="different")(model.layer(x)),
+        lambda model, x: torch.vmap(dropped, randomness="same")(model.layer(x)),
+        lambda model, x: torch.func.jvp(torch.sin, (model.layer(x),), (x,))[1],
+    ],
+    ids=["rows", "nested", "rows of a weight", "random", "random alike", "jvp"],
+)
+def test_vmap_and_jvp_inside_of_forward_train_like_eager(body):
+    assert_trains_like_eager(Model(body), [(torch.randn(n, 4),) for n in (3, 5, 6)], steps=3)
 
 
 @pytest.mark.parametrize("transform", ["grad", "vjp", "jacrev", "hessian", "vmap of grad"])

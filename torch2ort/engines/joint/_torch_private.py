@@ -10,6 +10,7 @@
 | torch.fx.experimental.symbolic_shapes._constrain_range_for_size | 2.11-2.15.0 |
 | torch._dynamo.source.ConstantSource | 2.13.0 |
 | torch._check | 2.11-2.15.0 |
+| torch._functorch.predispatch, whose functions begin and end transforms in a trace | 2.13.0, 2.15.0 |
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch2ort.versions import private_names
 
 with private_names("torch"):
+    from torch._functorch import predispatch
     from torch._functorch._aot_autograd.descriptors import (
         GradAOTOutput,
         InputMutationAOTOutput,
@@ -41,6 +43,11 @@ with private_names("torch"):
         StatelessSymbolicContext,
         _constrain_range_for_size,
     )
+
+
+def is_of_transform(target: object) -> bool:
+    """Whether a node begins or ends ``vmap`` or ``jvp``, or takes a tensor into one or out of it."""
+    return getattr(target, "__module__", None) == predispatch.__name__
 
 
 def joint_graph(

@@ -343,6 +343,6 @@ def _refuse(program: torch.fx.GraphModule, device: torch.device) -> None:
 
 def _is_known(node: torch.fx.Node) -> bool:
     """Whether PyTorch itself says what a node computes and what its derivative is."""
-    if node.op != "call_function" or node.target in _OWN:
+    if node.op != "call_function" or node.target in _OWN or private.is_of_transform(node.target):
         return True
     return isinstance(node.target, private.OpOverload) and node.target.namespace == "aten"
