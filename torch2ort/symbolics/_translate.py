@@ -22,6 +22,7 @@ from torch2ort.symbolics._prepare import Prepared, to_kernels
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
+from torch2ort.symbolics.empty_products import guard_products
 from torch2ort.symbolics.fitting import fit_types
 from torch2ort.symbolics.mutation import add_mutation_outputs
 from torch2ort.symbolics.products import mend_products
@@ -103,6 +104,7 @@ def translate(
         if unfit - wrong.keys():
             _hand_over(prepared, target, unfit - given_up, given_up)
     mend_products(model)
+    guard_products(model)
     define_stop_gradient(model, model.opset_imports[""])
     define_checks(model, model.opset_imports[""])
     return Translated(model, mutations, tuple(prepared.sites))

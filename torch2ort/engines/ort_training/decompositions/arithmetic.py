@@ -8,6 +8,7 @@ import torch
 
 from torch2ort.engines.ort_training.decompositions.table import decomposes
 from torch2ort.symbolics.decompositions.arithmetic import whole_power
+from torch2ort.symbolics.decompositions.products import add_product
 
 aten = torch.ops.aten
 
@@ -56,6 +57,8 @@ def mv(self: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
 def addmv(
     self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """``beta * self + alpha * mat @ vec``."""
+    """``self + alpha * mat @ vec``, or what every graph takes for it."""
+    if beta != 1:
+        return add_product(self, mat, vec, beta=beta, alpha=alpha)
     product = mv(mat, vec)
-    return (self if beta == 1 else self * beta) + (product if alpha == 1 else product * alpha)
+    return self + (product if alpha == 1 else product * alpha)

@@ -1,0 +1,45 @@
+"""Matrix products that are added to a tensor, as PyTorch weighs it.
+
+With a weight of 0 it is not read at all, so that NaN in it goes nowhere. ONNX's Gemm takes a weight, too, but
+onnxruntime's leaves it out of a product over no elements (1.20 to 1.31).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.symbolics.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.addmm.default, aten.addmv.default, aten.baddbmm.default)
+def add_product(
+    self: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """``beta * self + alpha * left @ right``."""
+    return NotImplemented if beta == 1 else _weighted(self, left @ right, beta, alpha)
+
+
+@decomposes(aten.addbmm.default)
+def add_sum_of_products(
+    self: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """As :func:`add_product`, with the sum over the first dimension of the product."""
+    return NotImplemented if beta == 1 else _weighted(self, (left @ right).sum(0), beta, alpha)
+
+
+@decomposes(aten.addr.default)
+def add_outer_product(
+    self: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """As :func:`add_product`, with the product of each element with each."""
+    return NotImplemented if beta == 1 else _weighted(self, left[:, None] * right, beta, alpha)
+
+
+def _weighted(self: torch.Tensor, product: torch.Tensor, beta: float, alpha: float) -> torch.Tensor:
+    scaled = product if alpha == 1 else product * alpha
+    if beta:
+        return self * beta + scaled
+    # Its gradient is of zeros; without it there would be none.
+    return torch.where(torch.zeros((), dtype=torch.bool, device=self.device), self, scaled)
