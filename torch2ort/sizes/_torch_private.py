@@ -52,8 +52,8 @@ def expression(size: torch.SymInt) -> sympy.Expr:
     return size.node.expr
 
 
-def raw_expression(size: int | torch.SymInt) -> sympy.Expr:
-    """A size as it was made, whatever torch took it for since."""
+def raw_expression(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
+    """A size, or what is computed of sizes, as it was made, whatever torch took it for since."""
     return sympy.Integer(size) if isinstance(size, int) else size.node._expr
 
 

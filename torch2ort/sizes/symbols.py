@@ -24,6 +24,11 @@ _named: weakref.WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = weakref.Wea
 _names: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
+def is_number(value: object) -> bool:
+    """Whether what a node of a program gives is a number, known or not."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
 def size_names(traced: torch.Tensor) -> dict[str, sympy.Expr]:
     """Name of torch's symbol -> what a graph calls it, for the trace that ``traced`` is of."""
     environment = private.environment(traced)

@@ -18,13 +18,14 @@ from torch2ort.symbolics.policy import may_raise
 from torch2ort.symbolics.shared_memory import writes_outside
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import origin_of
+from torch2ort.symbolics.value_checks import keep_value_checks
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 
 
 def keep_unread_checks(graph: torch.fx.Graph, program: torch.export.ExportedProgram | None = None) -> None:
-    """Have every operator that may raise an error do so, whoever reads its result.
+    """Have every operator and every condition that may raise an error do so, whoever reads its result.
 
     Args:
         graph: a program's nodes, not yet functional, with regions without gradient inlined; changed in place.
@@ -41,6 +42,7 @@ def keep_unread_checks(graph: torch.fx.Graph, program: torch.export.ExportedProg
         for found in unproven_indices(node, program):
             with graph.inserting_before(node):
                 have_computed(graph, add_check(graph, node, found))
+    keep_value_checks(graph)
 
 
 def _read(graph: torch.fx.Graph) -> set[torch.fx.Node]:

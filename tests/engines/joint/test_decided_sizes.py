@@ -134,9 +134,3 @@ def test_what_autograd_cannot_trace_of_such_sizes_is_refused():
     )
     with pytest.raises(UnsupportedOperatorError, match=message):
         wrapped(Model(lambda m, h, k: F.dropout(h[k])))(torch.randn(3, 4), torch.ones(3, dtype=torch.bool))
-
-
-def test_a_number_out_of_a_tensor_is_refused():
-    message = r"^aten\.item\.default at .* reads a number out of a tensor, which the joint engine"
-    with pytest.raises(UnsupportedOperatorError, match=message):
-        wrapped(Model(lambda m, h, k: h * k.sum().item()))(torch.randn(3, 4), torch.ones(3, dtype=torch.bool))

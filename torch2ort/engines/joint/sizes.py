@@ -16,16 +16,12 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes import expressions
 from torch2ort.sizes.guessed import assumed, forget_assumed
-from torch2ort.sizes.symbols import expression_of, raw_expression, size_hint
+from torch2ort.sizes.symbols import expression_of, is_number, raw_expression, size_hint
 from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.value_checks import CONDITIONS
 
 aten = torch.ops.aten
 _SIZE = aten.sym_size.int
-_CONDITIONS = (
-    aten._assert_scalar.default,
-    aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default,
-)
 
 
 def settle_sizes(
@@ -43,7 +39,7 @@ def settle_sizes(
     for node in reversed(graph.nodes):
         # The exported graph has the conditions that hold for inputs.
         is_unread = node.op == "call_function" and is_number(node.meta.get("val")) and not node.users
-        if is_unread or node.target in _CONDITIONS:
+        if is_unread or node.target in CONDITIONS:
             graph.erase_node(node)
     computed = dict.fromkeys(
         n for n in graph.nodes if n.op == "call_function" and is_number(n.meta.get("val"))
@@ -58,11 +54,6 @@ def settle_sizes(
             node.kwargs = torch.fx.map_arg(node.kwargs, settled)
     for node in reversed(computed):
         graph.erase_node(node)
-
-
-def is_number(value: object) -> bool:
-    """Whether what a node gives is a number, known or not."""
-    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _settled(node: torch.fx.Node, way_out: str) -> int | torch.SymInt:

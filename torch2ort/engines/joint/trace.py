@@ -16,7 +16,8 @@ from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.masks import share_positions
 from torch2ort.engines.joint.reach import Reach, traced_reach
-from torch2ort.engines.joint.sizes import is_number, refuse_assumed, settle_sizes
+from torch2ort.engines.joint.read_numbers import take_read_numbers
+from torch2ort.engines.joint.sizes import refuse_assumed, settle_sizes
 from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.engines.no_gradient import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
@@ -26,6 +27,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
+from torch2ort.sizes.symbols import is_number
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
@@ -41,7 +43,6 @@ _PYTHON_OP = torch.ops.torch2ort.python_op.default
 aten = torch.ops.aten
 _DETACH = aten.detach.default
 # What torch2ort itself says of them is not compared with a derivative.
-_NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
 _OWN = (operator.getitem, _PYTHON_OP, MAPPED_CALL, checked_index, must_compute, extreme)
 
 
@@ -182,6 +183,7 @@ def _prepared(
     keep_unread_checks(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
     differentiated = (n for n, r in zip(placeholders, required, strict=True) if r)
+    take_read_numbers(program.graph)
     sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
     _refuse(program, _device_of(placeholders) if has_kernels else torch.device("cpu"))
     for node in program.graph.nodes:
@@ -314,9 +316,7 @@ def _refuse(program: torch.fx.GraphModule, device: torch.device) -> None:
         values = node.meta.get("val")
         flat = values if isinstance(values, (list, tuple)) else (values,)
         for value in flat:
-            if node.target in _NUMBERS:
-                what = "reads a number out of a tensor"
-            elif (
+            if (
                 isinstance(value, torch.Tensor)
                 and value.device != device
                 and (value.dim() or value.device.type != "cpu")

@@ -1,0 +1,209 @@
+"""Numbers that forward reads out of tensors, such as ``scale = x.abs().max().item()``, as tensors.
+
+The joint trace hands tensors from forward to backward, and no numbers. A tensor of float64 or int64 without
+dimensions computes as Python's number does: operators take it in the type of their other operand. What
+differs (a number that is a size, Python's own errors, other types of results) is refused by name.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torch2ort.engines.joint import _torch_private as private
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.symbolics.inserted import insert_call
+from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.value_checks import READS, constant, drop_conditions, read_number
+
+aten = torch.ops.aten
+# As Python's, without those that raise for some numbers or leave what 64 bits hold.
+_OF_FLOATS: Mapping[Any, Any] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.neg: aten.neg.default,
+    torch.sym_max: aten.maximum.default,
+    torch.sym_min: aten.minimum.default,
+}
+_TO_FLOAT = torch.sym_float
+# The overload that takes a tensor where the other takes a number.
+_WITH_TENSORS: Mapping[Any, Any] = {
+    aten.add.Scalar: aten.add.Tensor,
+    aten.clamp.default: aten.clamp.Tensor,
+    aten.clamp_max.default: aten.clamp_max.Tensor,
+    aten.clamp_min.default: aten.clamp_min.Tensor,
+    aten.div.Scalar: aten.div.Tensor,
+    aten.eq.Scalar: aten.eq.Tensor,
+    aten.fmod.Scalar: aten.fmod.Tensor,
+    aten.ge.Scalar: aten.ge.Tensor,
+    aten.gt.Scalar: aten.gt.Tensor,
+    aten.le.Scalar: aten.le.Tensor,
+    aten.lt.Scalar: aten.lt.Tensor,
+    aten.masked_fill.Scalar: aten.masked_fill.Tensor,
+    aten.mul.Scalar: aten.mul.Tensor,
+    aten.ne.Scalar: aten.ne.Tensor,
+    aten.remainder.Scalar: aten.remainder.Tensor,
+    aten.rsub.Scalar: aten.rsub.Tensor,
+    aten.sub.Scalar: aten.sub.Tensor,
+    aten.where.ScalarOther: aten.where.self,
+    aten.where.ScalarSelf: aten.where.self,
+}
+# What fills a tensor with a number -> what fills it with ones, and where the number stands.
+_FILLED: Mapping[Any, tuple[Any, int]] = {
+    aten.full.default: (aten.ones.default, 1),
+    aten.full_like.default: (aten.ones_like.default, 1),
+}
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def take_read_numbers(graph: torch.fx.Graph) -> None:
+    """Put tensors in the place of the numbers that a program reads out of tensors.
+
+    Args:
+        graph: of the program; changed in place.
+
+    Raises:
+        UnsupportedOperatorError: a number goes where no tensor can; names the line.
+    """
+    if not any(node.target in READS for node in graph.nodes):
+        return
+    drop_conditions(graph)
+    numbers: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        taken = _Taken(graph, node, numbers)
+        if node.target in READS:
+            numbers[node] = taken.read()
+        elif not numbers.keys().isdisjoint(node.all_input_nodes):
+            if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat)):
+                numbers[node] = taken.computed()
+            else:
+                taken.replace()
+    for node in reversed(list(numbers)):
+        graph.erase_node(node)
+
+
+class _Taken:
+    """A node that gives or takes numbers.
+
+    Args:
+        graph: of the program.
+        node: of it.
+        numbers: the tensors that stand for numbers by now.
+    """
+
+    def __init__(
+        self, graph: torch.fx.Graph, node: torch.fx.Node, numbers: Mapping[torch.fx.Node, torch.fx.Node]
+    ) -> None:
+        self._graph, self._node, self._numbers = graph, node, numbers
+
+    def read(self) -> torch.fx.Node:
+        """The tensor of a number that is read here."""
+        source = self._node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        dtype = source.meta["val"].dtype
+        if dtype is torch.bool or dtype.is_complex:
+            raise self._refusal(f"reads a number of {dtype} out of a tensor")
+        return read_number(self._node, self._node)
+
+    def computed(self) -> torch.fx.Node:
+        """The tensor of a number that is computed here of others."""
+        node = self._node
+        operands = [self._tensor(argument) for argument in node.args]
+        if node.target is _TO_FLOAT:
+            return self._call(aten._to_copy.default, operands[0], dtype=torch.float64)
+        values = [operand.meta["val"] for operand in operands if isinstance(operand, torch.fx.Node)]
+        dtypes = {getattr(value, "dtype", None) for value in values}
+        # Python's integers have no end, and mixed ones are compared exactly.
+        if node.target not in _OF_FLOATS or dtypes != {torch.float64}:
+            raise self._refusal("computes with a number that is read out of a tensor")
+        return self._call(_OF_FLOATS[node.target], *operands)
+
+    def replace(self) -> None:
+        """Have an operator take tensors in the place of numbers."""
+        node, expected = self._node, self._node.meta.get("val")
+        if not isinstance(node.target, private.OpOverload) or not isinstance(expected, torch.Tensor):
+            raise self._refusal("takes a number that is read out of a tensor")
+        filled = node.target in _FILLED
+        for cast in (None, expected.dtype):
+            made = self._filled() if filled else self._with_tensors(cast)
+            if made is None:
+                break
+            found = made.meta["val"]
+            if isinstance(found, torch.Tensor) and (found.dtype, found.shape) == (
+                expected.dtype,
+                expected.shape,
+            ):
+                made.meta = {**node.meta, "val": expected}
+                node.replace_all_uses_with(made)
+                self._graph.erase_node(node)
+                return
+            self._graph.erase_node(made)
+            # In half precision an operator takes Python's number as it is, and a tensor as it was rounded.
+            if expected.dtype in _HALF:
+                break
+        raise self._refusal("takes a number that is read out of a tensor")
+
+    def _with_tensors(self, cast: torch.dtype | None) -> torch.fx.Node | None:
+        """The operator with tensors, if there is such a one."""
+        node = self._node
+        target = _WITH_TENSORS.get(node.target, node.target)
+        arguments = target._schema.arguments
+        given: list[Any] = []
+        for position, argument in enumerate(node.args):
+            takes_tensor = "Tensor" in str(arguments[position].type)
+            if argument in self._numbers and not takes_tensor:
+                return None
+            number = argument in self._numbers or (
+                target is not node.target and takes_tensor and isinstance(argument, (int, float))
+            )
+            given.append(self._tensor(argument, cast) if number else argument)
+        if any(value in self._numbers for value in node.kwargs.values()):
+            return None
+        return self._attempt(target, *given, **node.kwargs)
+
+    def _filled(self) -> torch.fx.Node | None:
+        """Ones, times the number."""
+        node, dtype = self._node, self._node.meta["val"].dtype
+        ones, position = _FILLED[node.target]
+        number, others = node.args[position], list(node.args)
+        del others[position]
+        if number not in self._numbers or any(other in self._numbers for other in _leaves(others)):
+            return None
+        made = self._call(ones, *others, **{**node.kwargs, "dtype": dtype})
+        return self._attempt(aten.mul.Tensor, made, self._tensor(number, dtype))
+
+    def _tensor(self, argument: Any, cast: torch.dtype | None = None) -> Any:
+        """What stands for a number."""
+        if argument in self._numbers:
+            tensor = self._numbers[argument]
+        elif isinstance(argument, (int, float)) and not isinstance(argument, bool):
+            tensor = constant(self._node, argument)
+        else:
+            return argument
+        return tensor if cast is None else self._call(aten._to_copy.default, tensor, dtype=cast)
+
+    def _attempt(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node | None:
+        """A call, if the operator takes its arguments."""
+        try:
+            return self._call(target, *args, **kwargs)
+        except (RuntimeError, TypeError):
+            return None
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        return insert_call(self._node, target, *args, **kwargs)
+
+    def _refusal(self, what: str) -> UnsupportedOperatorError:
+        return UnsupportedOperatorError(
+            f"{self._node.target} at {source_line(self._node)} {what}, which the joint engine does not take. "
+            f"Keep it a tensor, as x.max() without .item(), or train with onnxruntime-training "
+            f"(engine='ort_training')"
+        )
+
+
+def _leaves(items: list[Any]) -> list[Any]:
+    """Items, and those of lists among them."""
+    return [leaf for item in items for leaf in (item if isinstance(item, (list, tuple)) else [item])]
