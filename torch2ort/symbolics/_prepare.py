@@ -32,6 +32,7 @@ from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
+from torch2ort.symbolics.selected import select_by_tensors
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.stride_sizes import read_off_shapes
@@ -95,6 +96,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     settle_bounds(program.graph_module.graph)
     fuse_gelu(program.graph_module, in_half=not target.rounds_as_eager)
     if not target.is_half:
+        select_by_tensors(program.graph_module.graph)
         keep_unread_checks(program.graph_module.graph, program)
     check_indices(program)
     read_in_order_of_memory(program)

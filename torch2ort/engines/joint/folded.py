@@ -69,6 +69,8 @@ class _Folding:
             for node, feed in zip(self._inputs, source.feeds, strict=True)
             if isinstance(feed, Constant) and not feed.owner and node not in self._written
         }
+        # What may raise an error, though nobody reads it.
+        self._unread = {node for node in self._graph.nodes if node.op == "call_function" and not node.users}
         # Nodes behind what became a constant, whose values are to be found again.
         self._behind: set[torch.fx.Node] = set()
 
@@ -94,7 +96,13 @@ class _Folding:
         return replace(self._source, graph_module=self._program, feeds=tuple(self._feeds))
 
     def _has_effects(self, node: torch.fx.Node) -> bool:
-        return node.is_impure() or node.target is _SITES or is_random(node) or any(_written_by(node))
+        return (
+            node in self._unread
+            or node.is_impure()
+            or node.target is _SITES
+            or is_random(node)
+            or any(_written_by(node))
+        )
 
     def _fold(self, node: torch.fx.Node) -> bool:
         """Put what ``node`` computes of constants in its place, if it does."""

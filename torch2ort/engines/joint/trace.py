@@ -33,6 +33,7 @@ from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.operators import checked_index, extreme, must_compute
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
+from torch2ort.symbolics.selected import select_by_tensors
 from torch2ort.symbolics.shared_memory import writes_outside
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
@@ -180,6 +181,7 @@ def _prepared(
     refuse_hidden_writes(program.graph)
     draw_in_order_of_memory(program.graph)
     read_from_copies(program.graph)
+    select_by_tensors(program.graph)
     keep_unread_checks(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
     differentiated = (n for n, r in zip(placeholders, required, strict=True) if r)
