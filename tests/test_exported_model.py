@@ -144,6 +144,32 @@ def test_missing_functions_are_all_named(tmp_path):
     )
 
 
+@pytest.mark.parametrize("given", [Square, "tests.support.functions.Square", [Square.apply], [None]])
+def test_what_is_no_list_of_classes_is_refused(given, tmp_path):
+    torch2ort.export(Nested(), torch.randn(2, 4)).save(tmp_path / "model.onnx")
+    with pytest.raises(torch2ort.RegistryError) as caught:
+        torch2ort.load(tmp_path / "model.onnx", functions=given)
+    assert str(caught.value) == (
+        f"functions={given!r}: expected a list of subclasses of torch.autograd.Function; pass the classes "
+        f"themselves, as in functions=[MyFunction]"
+    )
+
+
+def test_a_model_goes_into_a_file_and_no_folder(tmp_path):
+    exported = torch2ort.export(Nested(), torch.randn(2, 4))
+    with pytest.raises(IsADirectoryError) as caught:
+        exported.save(tmp_path)
+    assert str(caught.value) == f"{tmp_path} is a folder; give the path of a file, as {tmp_path}/model.onnx"
+    with pytest.raises(FileNotFoundError) as missing:
+        exported.save(tmp_path / "new" / "model.onnx")
+    assert str(missing.value) == (
+        f"{tmp_path}/new/model.onnx: there is no folder {tmp_path}/new; make it first"
+    )
+    with pytest.raises(torch2ort.ModelLoadError) as loaded:
+        torch2ort.load(tmp_path)
+    assert str(loaded.value) == f"{tmp_path} is a folder; give the path of the .onnx file"
+
+
 def test_an_object_argument_cannot_be_saved(tmp_path):
     class WithObject(torch.autograd.Function):
         @staticmethod

@@ -183,6 +183,7 @@ def load(
         ModelLoadError: the file is damaged, was not written by torch2ort, or calls a class with other
             arguments than it takes.
         FunctionNotFoundError: a name is not resolved; lists all of them.
+        RegistryError: ``functions`` is no list of classes.
     """
     saved = read(Path(path), functions)
     return ExportedModel(

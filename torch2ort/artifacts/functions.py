@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -18,7 +18,7 @@ from torch2ort.engines.joint.session import Bindings, bind_half
 from torch2ort.errors import EngineError, FunctionNotFoundError, ModelLoadError, OptionError
 from torch2ort.graph.nodes import FORWARD_ATTRIBUTE, load_sites
 from torch2ort.kernels.resolve import bind_classes
-from torch2ort.pythonop import Site
+from torch2ort.pythonop import Site, classes_given
 from torch2ort.pythonop.autocast import off
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import onnxruntime, stock
@@ -43,10 +43,11 @@ class FunctionRuns:
     Raises:
         ModelLoadError: a node is damaged, or a class takes other arguments than the file gives it.
         FunctionNotFoundError: a class was not supplied.
+        RegistryError: ``functions`` is no list of classes.
     """
 
     def __init__(self, content: bytes, path: str, functions: Iterable[Any], numbers: Numbers) -> None:
-        model, functions = onnx.load_from_string(content), list(functions)
+        model, functions = onnx.load_from_string(content), classes_given(functions)
         try:
             calls = load_sites(model.graph)
             derivatives = _derivatives(model.graph, calls)
@@ -137,7 +138,7 @@ def _derivatives(graph: onnx.GraphProto, calls: Mapping[str, Site]) -> dict[str,
     return found
 
 
-def _refuse_missing(path: str, sites: Iterable[Site], functions: list[Any]) -> None:
+def _refuse_missing(path: str, sites: Iterable[Site], functions: Sequence[Any]) -> None:
     missing = set()
     for site in sites:
         try:

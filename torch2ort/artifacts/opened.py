@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,9 @@ class Opener:
         numbers: Callable[[], tuple[int, int]],
     ) -> None:
         self._description, self._providers, self._options = description, providers, options
-        self._functions, self._numbers = tuple(functions), numbers
+        # Several files may call them.
+        self._functions = tuple(functions) if isinstance(functions, Iterator) else functions
+        self._numbers = numbers
 
     def open(self, path: Path, role: str | None = None) -> Opened:
         """A session over a file.

@@ -42,6 +42,7 @@ class TrainingSession:
         ModelLoadError: a file is missing, damaged or another one than was saved; names it, and the tensor,
             what was expected and what was given. Or the step calls Functions, and PyTorch is missing.
         FunctionNotFoundError: a class that it calls was not supplied.
+        RegistryError: ``functions`` is no list of classes.
         OptionError: this onnxruntime lacks a provider, or options do not fit Functions.
     """
 

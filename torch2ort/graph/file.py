@@ -121,6 +121,8 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
         onnx.checker.check_model(content_of(model) or str(file))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{file}: there is no such file") from error
+    except IsADirectoryError as error:
+        raise ModelLoadError(f"{file} is a folder; give the path of the .onnx file") from error
     except ModelLoadError as error:
         raise ModelLoadError(f"{file}: {error}") from error
     except Exception as error:
@@ -165,6 +167,10 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
 
 def _write(model: onnx.ModelProto, path: Path) -> None:
     """Write beside ``path`` and rename: a reader sees the old file or the new one."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give the path of a file, as {path / 'model.onnx'}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it first")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         file = Path(folder, path.name)
         content = content_of(model)

@@ -2,7 +2,7 @@
 
 from torch2ort.pythonop.registry._table import builtin_entries
 from torch2ort.pythonop.registry.exporters import Exporter, register_exporter
-from torch2ort.pythonop.registry.functions import register_function, resolve
+from torch2ort.pythonop.registry.functions import classes_given, register_function, resolve
 from torch2ort.pythonop.registry.inferers import Inferer, register_shape_inferer
 from torch2ort.pythonop.registry.inline import register_inline
 from torch2ort.pythonop.registry.inplace import InplaceMap, register_inplace_map
@@ -23,6 +23,7 @@ __all__ = [
     "InplaceMap",
     "Registration",
     "builtin_entries",
+    "classes_given",
     "exporter_of",
     "gradients",
     "inferer_of",

@@ -42,13 +42,32 @@ def register_function(
     """
     if cls is None:
         return lambda function: register_function(function, name, override=override)
-    if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
+    if not _is_function(cls):
         raise RegistryError(
             f"register_function: expected a subclass of torch.autograd.Function, got {cls!r}; pass the "
             f"class itself, not its apply"
         )
     functions.add(name or qualified_name(cls), cls, cls, override=override)
     return cls
+
+
+def classes_given(given: object) -> tuple[FunctionClass, ...]:
+    """The classes that somebody passes along with a file.
+
+    Raises:
+        RegistryError: it is no list of classes.
+    """
+    classes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
+    if isinstance(classes, tuple) and all(map(_is_function, classes)):
+        return classes
+    raise RegistryError(
+        f"functions={given!r}: expected a list of subclasses of torch.autograd.Function; pass the classes "
+        f"themselves, as in functions=[MyFunction]"
+    )
+
+
+def _is_function(cls: object) -> bool:
+    return isinstance(cls, type) and issubclass(cls, torch.autograd.Function)
 
 
 def resolve(names: Iterable[str], given: Iterable[FunctionClass]) -> dict[str, FunctionClass]:
@@ -62,9 +81,10 @@ def resolve(names: Iterable[str], given: Iterable[FunctionClass]) -> dict[str, F
 
     Raises:
         FunctionNotFoundError: some names are in neither; lists all of them.
+        RegistryError: something else than classes is given.
     """
     supplied: dict[str, FunctionClass] = {}
-    for function in given:
+    for function in classes_given(given):
         name, number = qualified_name(function), 1
         while (key := name if number == 1 else f"{name}#{number}") in supplied:
             number += 1
