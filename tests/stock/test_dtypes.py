@@ -74,6 +74,19 @@ def test_a_product_of_integers_has_all_of_its_digits_and_wraps(dtype, base, tmp_
     torch.testing.assert_close(torch2ort.load(path)(x), Product()(x), rtol=0, atol=0)
 
 
+class Sum(torch.nn.Module):
+    def forward(self, x):
+        return x.sum(), x.sum(0), x.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_a_sum_of_integers_has_all_of_its_digits_and_wraps(dtype):
+    ends = torch.iinfo(dtype)
+    x = torch.tensor([[ends.max, ends.max - 3, 5], [ends.min, 1, ends.max // 2 + 1]], dtype=dtype)
+    exported = torch2ort.export(Sum().eval(), x)
+    torch.testing.assert_close(exported(x), Sum()(x), rtol=0, atol=0)
+
+
 class Hidden(torch.nn.Module):
     """One operator that torch.onnx makes several of."""
 

@@ -162,23 +162,31 @@ def _typing_attribute(node: ir.Node) -> str | None:
     return "dtype" if "dtype" in node.attributes else None
 
 
+# The lower half of the bits.
+_LOW = (1 << 32) - 1
+
+
 def _sum_exactly(node: ir.Node) -> None:
-    """Add integers up in two halves, each of which a double holds exactly."""
+    """Add integers up in two halves that a double holds exactly each. What overflows wraps, as in eager."""
     value, result = node.inputs[0], node.outputs[0]
     if value is None or value.dtype != _INT64:
         return
     source = value.producer()
     if source is not None and source.op_type == "Cast" and source.inputs[0].dtype != _INT64:  # type: ignore[union-attr]
         return
-    mask = ir.node("Constant", [], {"value": ir.tensor((1 << 32) - 1, dtype=_INT64)})
+    mask, weight = (
+        ir.node("Constant", [], {"value": ir.tensor(number, dtype=_INT64)}) for number in (_LOW, _LOW + 1)
+    )
     low = ir.node("BitwiseAnd", [value, mask.outputs[0]])
-    high = ir.node("Sub", [value, low.outputs[0]])
+    rest = ir.node("Sub", [value, low.outputs[0]])
+    high = ir.node("Div", [rest.outputs[0], weight.outputs[0]])
     sums = [
         ir.node("ReduceSum", [half.outputs[0], *node.inputs[1:]], node.attributes) for half in (low, high)
     ]
-    total = ir.node("Add", [one.outputs[0] for one in sums])
+    weighed = ir.node("Mul", [sums[1].outputs[0], weight.outputs[0]])
+    total = ir.node("Add", [sums[0].outputs[0], weighed.outputs[0]])
     assert node.graph is not None
-    for made in (mask, low, high, *sums, total):
+    for made in (mask, weight, low, rest, high, *sums, weighed, total):
         made.metadata_props.update(node.metadata_props)
         made.outputs[0].dtype = _INT64
         node.graph.insert_before(node, made)
