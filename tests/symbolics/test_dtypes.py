@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torch2ort
+from tests.ops.indices import outcome
 
 
 class Masked(torch.nn.Module):
@@ -47,7 +48,7 @@ CLAMPS = {
 }
 
 
-class Clamps(torch.nn.Module):
+class Body(torch.nn.Module):
     def __init__(self, body):
         super().__init__()
         self.body = body
@@ -63,9 +64,46 @@ def test_bounds_beside_an_integer_dtype_are_what_the_installed_torch_makes_of_th
         expected = body(x.clone())
     except RuntimeError:
         with pytest.raises(RuntimeError, match=r"^([Cc]annot do hardtanh|Clamp m|aten\.clamp)"):
-            torch2ort.export(Clamps(body), (x,))
+            torch2ort.export(Body(body), (x,))
         return
-    torch.testing.assert_close(torch2ort.export(Clamps(body), (x,))(x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(torch2ort.export(Body(body), (x,))(x), expected, rtol=0, atol=0)
+
+
+NUMBERS = {
+    "add": lambda x: x + 300,
+    "mul": lambda x: 300 * x,
+    "sub": lambda x: x - 300,
+    "rsub": lambda x: -300 - x,
+    "floor_divide": lambda x: x // 300,
+    "remainder": lambda x: x % 300,
+    "pow": lambda x: x**300,
+    "eq": lambda x: x == 300,
+    "lt": lambda x: x < 300,
+    "and": lambda x: x & 300,
+    "in place": lambda x: x.clone().add_(300),
+    "where": lambda x: torch.where(x > 1, x, 300),
+    "full_like": lambda x: torch.full_like(x, 300),
+    "full": lambda x: x + torch.full((6,), 300, dtype=x.dtype),
+    "fill_": lambda x: x.clone().fill_(-300),
+    "masked_fill": lambda x: x.masked_fill(x > 1, 300),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize("body", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_that_an_integer_dtype_does_not_hold_are_taken_as_in_eager(body, dtype):
+    x = torch.tensor([0, 1, 2, 44, 100, 127], dtype=dtype)
+    expected = outcome(body, x)
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(torch2ort.export(Body(body), (x,))(x), expected, rtol=0, atol=0)
+        return
+    with pytest.raises(torch2ort.DtypeError) as caught:
+        torch2ort.export(Body(body), (x,))
+    assert re.fullmatch(
+        rf"aten\.\S+ at \S+test_dtypes\.py:\d+, in forward: return self\.body\(x\): eager PyTorch refuses "
+        rf"the number -?300 for {dtype} \({re.escape(expected[1])}\)\. Take one that the dtype holds",
+        str(caught.value),
+    )
 
 
 def _takes_any_bound() -> bool:
@@ -79,7 +117,7 @@ def _takes_any_bound() -> bool:
 @pytest.mark.skipif(_takes_any_bound(), reason="this torch takes a bound above the dtype for none")
 def test_bounds_that_eager_refuses_and_tracing_takes_are_refused_with_their_line():
     with pytest.raises(torch2ort.DtypeError) as caught:
-        torch2ort.export(Clamps(CLAMPS["above int8"][1]), (torch.ones(1, dtype=torch.int8),))
+        torch2ort.export(Body(CLAMPS["above int8"][1]), (torch.ones(1, dtype=torch.int8),))
     assert re.fullmatch(
         r"aten\.clamp\.default at \S+test_dtypes\.py:\d+, in forward: return self\.body\(x\): eager PyTorch "
         r"refuses its bounds for torch\.int8 \(value cannot be converted to type int8_t without overflow\)\. "

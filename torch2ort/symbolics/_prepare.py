@@ -27,6 +27,7 @@ from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.indices import check_indices
 from torch2ort.symbolics.inlined_calls import inline_calls
 from torch2ort.symbolics.integer_bounds import settle_bounds
+from torch2ort.symbolics.integer_numbers import settle_numbers
 from torch2ort.symbolics.library_calls import refuse_unfit_operators
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
@@ -94,6 +95,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     if target.differentiates:
         refuse_hidden_writes(program.graph_module.graph)
     settle_bounds(program.graph_module.graph)
+    settle_numbers(program.graph_module.graph)
     fuse_gelu(program.graph_module, in_half=not target.rounds_as_eager)
     if not target.is_half:
         select_by_tensors(program.graph_module.graph)
