@@ -13,7 +13,7 @@ from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
-from torch2ort.sizes.guessed import expands_unknown
+from torch2ort.sizes.guessed import expands_unknown, forget_new_sizes
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
@@ -104,6 +104,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     read_in_order_of_memory(program)
     loosen_views(program)
     varying = _varying_sizes(program)
+    # What ran an operator without data to look at its types made sizes that are in no graph.
+    forget_new_sizes(program.graph)
     users = user_operators()
     decompositions = target.gradients.decompositions(dict(EVERY))
     program = private.decompose(
