@@ -31,7 +31,7 @@ def numbers(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def assert_equal_bits(found: list[torch.Tensor], expected: tuple[torch.Tensor, ...]) -> None:

@@ -11,6 +11,10 @@ from torch import nn
 import torch2ort
 from tests.ops.indices import outcome
 
+pytestmark = pytest.mark.skipif(
+    torch.__version__.startswith(("2.11.", "2.12.")),
+    reason="torch.export takes no such index, which is refused with the line that has it",
+)
 BODIES = {
     "a row": lambda h, i: h[i],
     "a column": lambda h, i: h[:, i],

@@ -46,10 +46,14 @@ def on_a_truth_value_with_a_message(x, k):
     return x
 
 
+BEFORE_2_13 = torch.__version__.startswith(("2.11.", "2.12."))
 BODIES = [
     on_an_integer,
     on_an_integer_that_is_computed_with,
-    on_a_float,
+    pytest.param(
+        on_a_float,
+        marks=pytest.mark.skipif(BEFORE_2_13, reason="torch.export stops at conditions on such a number"),
+    ),
     on_two_numbers,
     on_a_size,
     on_a_truth_value,

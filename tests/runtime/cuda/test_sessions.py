@@ -69,7 +69,8 @@ def test_the_place_of_outputs_is_cudas() -> None:
     place, of_cpu = private.device_place("cuda", 1), private.device_place("cpu", 0)
     ort = private.pybind().OrtDevice
     assert (place.device_type(), place.device_id()) == (ort.cuda(), 1)
-    if hasattr(place, "vendor_id"):  # from onnxruntime 1.23 on
+    # Builds for the CPU alone name none up to onnxruntime 1.24.4.
+    if hasattr(place, "vendor_id") and place.vendor_id():
         assert place.vendor_id() == 0x10DE
     assert of_cpu.device_type() == ort.cpu()
 
