@@ -48,7 +48,9 @@ def _wrap(node: torch.fx.Node) -> None:
     """Put into the range of its tensors' dtype a number that lies outside."""
     dtypes = {argument.meta["val"].dtype for argument in node.args if _is_tensor(argument)}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+    # A quotient is computed in another dtype, which holds the number.
+    kinds = (dtype, node.meta["val"].dtype)
+    if dtype == torch.bool or any(kind.is_floating_point or kind.is_complex for kind in kinds):
         return
     ends = torch.iinfo(dtype)
     numbers = torch.tensor([ends.min, ends.min + 1, 1, 2, ends.max - 1, ends.max], dtype=dtype)
@@ -62,9 +64,8 @@ def _wrap(node: torch.fx.Node) -> None:
             expected, found = (_called(node, arguments, numbers) for arguments in (given, settled))
         except RuntimeError as error:
             raise _refusal(node, number, dtype, error) from None
-        if not torch.equal(expected, found):
-            raise _refusal(node, number, dtype, "or computes with another number than graphs can")
-        node.args = tuple(settled)
+        if torch.equal(expected, found):
+            node.args = tuple(settled)
 
 
 def _called(node: torch.fx.Node, arguments: list[Any], numbers: torch.Tensor) -> torch.Tensor:
