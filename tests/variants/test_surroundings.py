@@ -370,7 +370,9 @@ def test_what_dynamo_puts_on_every_module_exports_nothing_anew(monkeypatch):
     module(X).sum().backward()
     for name in ("__init__", "__setstate__"):
         monkeypatch.setattr(torch.nn.Module, name, vars(torch.nn.Module)[name])
-    monkeypatch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    for name in ("___needs_generation_tag_patch", "___has_generation_tag_patch"):
+        monkeypatch.setattr(torch.nn.Module, name, True, raising=False)
+        monkeypatch.delattr(torch.nn.Module, name)  # as before dynamo first ran; put back after the test
     torch._dynamo.mutation_guard.install_generation_tagging_init()
     monkeypatch.setattr(torch.export, "export", None)
     module(X).sum().backward()

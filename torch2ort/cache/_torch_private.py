@@ -14,7 +14,9 @@
 | torch._C._dispatch_dump, text of its lines | 2.11-2.15.0 |
 | torch.Tensor._version, torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
-| torch._dynamo.mutation_guard, which wraps methods of torch.nn.Module when dynamo first runs | 2.13.0 |
+| torch._dynamo.mutation_guard, which wraps methods of torch.nn.Module when dynamo first runs | 2.11-2.15.0 |
+| torch.nn.Module.___needs_generation_tag_patch, by which it knows that it has | 2.11-2.13.0 |
+| torch.nn.Module.___has_generation_tag_patch, by which a later one does | 2.14.1-2.15.0 |
 | torch.fx.traceback.annotate, which torch.compiler.disable looks up at each call in an export | 2.11-2.15.0 |
 | torch._dynamo, which an export imports, and with it what takes annotate by name | 2.11-2.15.0 |
 | torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
@@ -56,6 +58,8 @@ ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
 
 # Where the methods of torch.nn.Module that note each new module's age come from.
 TAGGING = "torch._dynamo.mutation_guard"
+# What it leaves on the class itself.
+TAGGED = frozenset({"___needs_generation_tag_patch", "___has_generation_tag_patch"})
 
 _CONFIGS = (
     "torch._dynamo.config",

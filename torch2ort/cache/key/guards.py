@@ -21,10 +21,10 @@ from torch2ort.cache import _torch_private as private
 from torch2ort.cache.key.atoms import atom, words
 
 # Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
-SKIPPED = words(
+SKIPPED = private.TAGGED | words(
     """__dict__ __weakref__ __doc__ __annotate__ __annotate_func__ __annotations_cache__ __abstractmethods__
     __firstlineno__ __static_attributes__ __module__ __parameters__ __orig_bases__ _abc_impl _backward_cls
-    next_id ___needs_generation_tag_patch"""
+    next_id"""
 )
 
 
