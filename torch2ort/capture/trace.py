@@ -439,7 +439,7 @@ def _is_of_torch_export(error: Exception) -> bool:
     """Whether tracing failed, and not the model's own code or an operator that it called."""
     raised = traceback.extract_tb(error.__traceback__)[-1].filename.replace("\\", "/")
     return type(error).__module__.startswith("torch.") or bool(
-        re.search(r"/torch/(_?export|_functorch)/", raised)
+        re.search(r"/torch/(_?export|_functorch|fx/experimental)/", raised)
     )
 
 
