@@ -38,6 +38,9 @@ LIBRARY_OPERATORS = frozenset(
 )
 
 
+# What stands for a number that varies: see :class:`Call`.
+_OF_SIZES = ("size", "minus", "difference")
+
 # Makes an argument of a call of its tensors.
 _Fill = Callable[[Sequence[torch.Tensor]], Any]
 
@@ -51,7 +54,7 @@ class Call:
         arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site,
             ``{"permuted": [i, order]}`` for that tensor with its dimensions in another order, and
             ``{"size": d}`` for a number that varies: dimension ``d`` of the last one, which has no elements;
-            ``{"minus": d}`` for its negative.
+            ``{"minus": d}`` for its negative, ``{"difference": [d, e]}`` for that of two dimensions.
         keywords: keyword arguments, likewise.
         random: whether it draws from PyTorch's generator, so that it takes and gives a token.
         views: whether its result is a view of an argument.
@@ -121,8 +124,9 @@ def encode_call(
     Args:
         operator: an overload of an operator, which a file may call if :func:`is_callable`.
         arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes, or ``{"permuted": [i,
-            order]}`` with its dimensions in that order, and ``{"size": d}`` or ``{"minus": d}`` where
-            dimension ``d`` of the tensor behind them, or its negative, does.
+            order]}`` with its dimensions in that order, and ``{"size": d}``, ``{"minus": d}`` or
+            ``{"difference": [d, e]}`` where dimension ``d`` of the tensor behind them does, its negative, or
+            what it is more than dimension ``e``.
         keywords: keyword arguments, likewise.
         random: whether the operator draws from PyTorch's generator.
         orders: of each result the order of dimensions that it is given in; ``None`` for its own.
@@ -215,7 +219,7 @@ def _decoded(text: str, *, any_library: bool) -> Call:
     plain = front == [{"tensor": i} for i in range(tensors)] and all(map(_is_plain, rest))
     names = [a.name for a in operator._schema.arguments]
     mask = {**dict(zip(names, arguments, strict=False)), **keywords}.get("output_mask")
-    tensors += any(_count([arguments, keywords], kind) for kind in ("size", "minus"))
+    tensors += any(_count([arguments, keywords], kind) for kind in _OF_SIZES)
     made = {name: _prepared(value, tensors) for name, value in (*enumerate(arguments), *keywords.items())}
     return Call(
         operator=operator,
@@ -445,7 +449,7 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [_encode(v) for v in value]
-    if isinstance(value, dict) and set(value) in ({"tensor"}, {"size"}, {"minus"}, {"permuted"}):
+    if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"tensor", "permuted", *_OF_SIZES}:
         return value
     for kind in (torch.dtype, torch.layout, torch.memory_format):
         if isinstance(value, kind):
@@ -467,6 +471,8 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tensors[-1].shape[content]
     if kind == "minus":
         return -tensors[-1].shape[content]
+    if kind == "difference":
+        return tensors[-1].shape[content[0]] - tensors[-1].shape[content[1]]
     if kind == "permuted":
         return tensors[content[0]].permute(content[1])
     if kind == "device":
@@ -491,7 +497,7 @@ def _prepared(value: Any, tensors: int) -> tuple[Any, _Fill | None]:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return None, itemgetter(content)
-    if kind in ("size", "minus", "permuted"):
+    if kind == "permuted" or kind in _OF_SIZES:
         return None, lambda given: _decode(value, given[:tensors])
     return _decode(value, ()), None
 

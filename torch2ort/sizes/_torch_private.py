@@ -7,6 +7,7 @@
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
 | ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts, ShapeEnv.deferred_runtime_asserts | 2.11-2.15.0 |
 | ShapeEnv.pending_fresh_unbacked_symbols | 2.11-2.15.0 |
+| SymInt.node.shape_env, ShapeEnv.bound_sympy | 2.12.1-2.15.0 |
 | torch.utils._sympy.printers.PythonPrinter | 2.11-2.15.0 |
 | torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
 """
@@ -88,6 +89,12 @@ def forget_new_sizes(environment: Any) -> None:
     torch looks for each of them among the results of the next operator, and fails where it is not there.
     """
     environment.pending_fresh_unbacked_symbols.clear()
+
+
+def bounds(size: torch.SymInt) -> tuple[int | None, int | None]:
+    """What a number of a trace is never below, and never above; ``None`` where it may be any."""
+    found = size.node.shape_env.bound_sympy(size.node.expr)
+    return tuple(int(end) if end.is_Integer else None for end in (found.lower, found.upper))  # type: ignore[return-value]
 
 
 def python_text(expression: sympy.Expr, symbols: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch2ort.sizes import _torch_private as private
 from torch2ort.sizes import expressions as sizes
 
+bounds = private.bounds
 environment_of = private.environment
 expression_of = private.expression
 has_hint = private.has_hint

@@ -48,6 +48,7 @@ from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
 from torch2ort.symbolics.unheld import refuse_unheld, refuse_unheld_weights
 from torch2ort.symbolics.unread_checks import keep_unread_checks
+from torch2ort.symbolics.value_checks import drop_conditions
 
 aten = torch.ops.aten
 _OPAQUE = frozenset({torch.ops.torch2ort.python_op.default, PYTHON_OP_GRAD, MAPPED_CALL, MAPPED_CALL_GRAD})
@@ -120,6 +121,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         composites_only=target.differentiates or (target.is_half and target.has_kernels),
     )
     _refuse_fixed_sizes(varying, _varying_sizes(program))
+    drop_conditions(program.graph)
     read_off_shapes(program.graph)
     refuse_other_orders(program)
     restore(program, users)

@@ -294,6 +294,8 @@ def _call_of(
                 return {"size": _position(value, sizes)}
             if sizes_vary and isinstance(number, torch.SymInt) and private.is_known(number <= 0):
                 return {"minus": _position(_negated(value), sizes)}
+            if sizes_vary and isinstance(number, torch.SymInt):
+                return {"difference": [_position(part, sizes) for part in _parts(value)]}
             raise UnsupportedOperatorError(
                 f"{target} at {source_line(node)} would run in PyTorch's kernel, which takes no size "
                 f"that varies as an argument ({value.name}). Export with that size fixed, or compute the "
@@ -366,6 +368,18 @@ def _negated(size: torch.fx.Node) -> torch.fx.Node:
         made = size.graph.call_function(operator.mul, (size, -1))
     made.meta = {"val": -size.meta["val"]}
     return made
+
+
+def _parts(number: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node]:
+    """Two sizes whose difference a number of unknown sign is, one of which is 0."""
+    graph, negative = number.graph, _negated(number)
+    parts = []
+    for part in (number, negative):
+        with graph.inserting_after(negative):
+            made = graph.call_function(torch.sym_max, (part, 0))
+        made.meta = {"val": torch.sym_max(part.meta["val"], 0)}
+        parts.append(made)
+    return parts[0], parts[1]
 
 
 def _columns_in_rows(node: torch.fx.Node, value: torch.fx.Node) -> tuple[torch.fx.Node, list[int] | None]:

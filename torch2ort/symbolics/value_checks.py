@@ -26,10 +26,10 @@ from torch2ort.symbolics.source import source_line
 aten = torch.ops.aten
 READS = (aten.item.default, aten._local_scalar_dense.default)
 _ON_TENSORS = (aten._assert_async.default, aten._assert_async.msg)
-_ON_NUMBERS = (aten._assert_scalar.default,)
+_ON_NUMBERS = aten._assert_scalar.default
 # What a program says of numbers, and computes nothing by.
 CONDITIONS = (
-    *_ON_NUMBERS,
+    _ON_NUMBERS,
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 )
@@ -53,6 +53,7 @@ _COMPUTED: Mapping[Any, Any] = {
     torch.sym_min: aten.minimum.default,
     torch.sym_not: aten.logical_not.default,
 }
+_DOES_NOT_HOLD = "a condition of the model does not hold for the number that is read at "
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"  # eager's own
 # They may be torch.export's own guess of a size, where eager has a way for either outcome.
 _GUESSED = (operator.eq, operator.or_)
@@ -67,34 +68,70 @@ def keep_value_checks(graph: torch.fx.Graph) -> None:
     Raises:
         UnsupportedOperatorError: a condition is computed of numbers in a way that no tensors are.
     """
-    asserted = [node for node in graph.nodes if node.target in (*_ON_TENSORS, *_ON_NUMBERS)]
-    sizes = _sizes(graph) if asserted else frozenset()
-    for node in asserted:
+    for node in [node for node in graph.nodes if node.target in _ON_TENSORS]:
+        _add(node, *node.args)
+    for node, reads in _checked_conditions(graph).items():
         condition = node.args[0]
-        if node.target in _ON_TENSORS:
-            _add(node, condition, *node.args[1:])
-            continue
-        reads = list(dict.fromkeys(_reads(condition)))
-        if not reads or _is_guess(condition, reads, sizes):
-            continue
         lines = dict.fromkeys(map(source_line, reads))
         _add(
             node,
             _Numbers(node).tensor(condition),
-            f"a condition of the model does not hold for the number that is read at {' and at '.join(lines)}",
+            _DOES_NOT_HOLD + " and at ".join(lines),
         )
 
 
+def drop_guesses(graph: torch.fx.Graph) -> None:
+    """Take away the conditions that :func:`keep_value_checks` leaves out.
+
+    Args:
+        graph: what it had; changed in place.
+    """
+    checked = _checked_conditions(graph)
+    for node in list(graph.nodes):
+        if node.target is _ON_NUMBERS and node not in checked:
+            graph.erase_node(node)
+
+
+def _checked_conditions(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """The conditions on numbers that are read out of tensors, and where each of these is read."""
+    asserted = graph.find_nodes(op="call_function", target=_ON_NUMBERS)
+    sizes = _sizes(graph) if asserted else frozenset()
+    reads = {node: list(dict.fromkeys(_reads(node.args[0]))) for node in asserted}
+    return {
+        node: found for node, found in reads.items() if found and not _is_guess(node.args[0], found, sizes)
+    }
+
+
 def drop_conditions(graph: torch.fx.Graph) -> None:
-    """Take away the conditions on numbers that are read out of tensors, and numbers that nobody reads then.
+    """Take away the conditions on numbers, and numbers that nobody reads then.
 
     Args:
         graph: what :func:`keep_value_checks` had; changed in place.
     """
     for node in reversed(graph.nodes):
         is_unread = node.op == "call_function" and is_number(node.meta.get("val")) and not node.users
-        if is_unread or (node.target in CONDITIONS and any(_reads(node.args[0]))):
+        if is_unread or node.target in CONDITIONS:
             graph.erase_node(node)
+
+
+def within_bounds(
+    number: torch.fx.Node, read: torch.fx.Node, low: int | None, high: int | None
+) -> torch.fx.Node:
+    """The number again, behind a check of what a trace knows of it.
+
+    Args:
+        number: a tensor of int64 without dimensions.
+        read: what reads it in the program, in front of which it goes.
+        low: what it is never below; ``None`` if it may be any.
+        high: what it is never above, likewise.
+    """
+    sides = [(aten.ge.Scalar, low), (aten.le.Scalar, high)]
+    holds = [insert_call(read, side, number, bound) for side, bound in sides if bound is not None]
+    if not holds:
+        return number
+    both = holds[0] if len(holds) == 1 else insert_call(read, aten.logical_and.default, *holds)
+    one = _checked(read, both, _DOES_NOT_HOLD + source_line(read))
+    return insert_call(read, aten.mul.Tensor, number, one)
 
 
 def read_number(place: torch.fx.Node, read: torch.fx.Node) -> torch.fx.Node:
@@ -125,12 +162,16 @@ def constant(place: torch.fx.Node, number: bool | int | float) -> torch.fx.Node:
 
 
 def _add(place: torch.fx.Node, condition: Any, message: str = _NO_MESSAGE) -> None:
+    insert_call(place, operators.must_compute, _checked(place, condition, message))
+
+
+def _checked(place: torch.fx.Node, condition: Any, message: str) -> torch.fx.Node:
+    """The number 1 behind a check of a condition."""
     holds = insert_call(place, aten.reshape.default, insert_call(place, aten.ne.Scalar, condition, 0), [])
     number = insert_call(place, aten._to_copy.default, holds, dtype=torch.int64)
     call = encode_call(_RAISES, [{"tensor": 0}, message], {}, random=False)
     check = Check(call, 0, source=None, dim=None, size=2, low=1, ignored=None, exact=True)
-    checked = insert_call(place, operators.checked_index, number, [number], check.to_json())
-    insert_call(place, operators.must_compute, checked)
+    return insert_call(place, operators.checked_index, number, [number], check.to_json())
 
 
 def _sizes(graph: torch.fx.Graph) -> frozenset[str]:

@@ -147,7 +147,7 @@ class Planner:
             in_onnx = rewriting.in_onnx
         lowered = lower_half(half, half_of(self._target, in_onnx))
         graph = self.joint.graph_module.graph
-        refuse_assumed_of_half(graph, is_forward=is_forward)
+        refuse_assumed_of_half(graph, is_forward=is_forward, checked=self.joint.checked)
         if conditions(graph).on_inputs > self._known.on_inputs:
             raise UnsupportedOperatorError(
                 "the derivative of the model holds for some only of the sizes that it was exported for. "

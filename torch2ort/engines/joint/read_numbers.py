@@ -1,23 +1,27 @@
-"""Numbers that forward reads out of tensors, such as ``scale = x.abs().max().item()``, as tensors.
+"""Numbers that forward reads out of tensors, such as ``scale = x.abs().max().item()``, as tensors or sizes.
 
 The joint trace hands tensors from forward to backward, and no numbers. A tensor of float64 or int64 without
-dimensions computes as Python's number does: operators take it in the type of their other operand. What
-differs (a number that is a size, Python's own errors, other types of results) is refused by name.
+dimensions computes as Python's number does: operators take it in the type of their other operand. Where an
+operator takes a size or a position, an integer stays a number of the trace, which each half reads anew out of
+a copy of the tensor. What differs (Python's own errors, other types of results) is refused by name.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from torch2ort.engines.joint import _torch_private as private
+from torch2ort.engines.joint.sizes import same_sizes
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.sizes.symbols import bounds, is_number
 from torch2ort.symbolics.inserted import insert_call
+from torch2ort.symbolics.operators import number_as_sizes
 from torch2ort.symbolics.source import source_line
-from torch2ort.symbolics.value_checks import READS, constant, drop_conditions, read_number
+from torch2ort.symbolics.value_checks import CONDITIONS, READS, constant, read_number, within_bounds
 
 aten = torch.ops.aten
 # As Python's, without those that raise for some numbers or leave what 64 bits hold.
@@ -57,7 +61,10 @@ _FILLED: Mapping[Any, tuple[Any, int]] = {
     aten.full.default: (aten.ones.default, 1),
     aten.full_like.default: (aten.ones_like.default, 1),
 }
+# They take numbers of any type, which say how many elements there are.
+_COUNTS = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _HALF = (torch.float16, torch.bfloat16)
+_TAKES = "takes a number that is read out of a tensor"
 
 
 def take_read_numbers(graph: torch.fx.Graph) -> None:
@@ -71,19 +78,76 @@ def take_read_numbers(graph: torch.fx.Graph) -> None:
     """
     if not any(node.target in READS for node in graph.nodes):
         return
-    drop_conditions(graph)
-    numbers: dict[torch.fx.Node, torch.fx.Node] = {}
+    numbers: dict[torch.fx.Node, torch.fx.Node | None] = {}
+    sized: set[torch.fx.Node] = set()
     for node in list(graph.nodes):
         taken = _Taken(graph, node, numbers)
+        if node.target in CONDITIONS:
+            continue
         if node.target in READS:
             numbers[node] = taken.read()
         elif not numbers.keys().isdisjoint(node.all_input_nodes):
-            if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat)):
+            if is_number(node.meta.get("val")):
                 numbers[node] = taken.computed()
-            else:
-                taken.replace()
+            elif not taken.replace():
+                sized.update(n for n in node.all_input_nodes if n in numbers)
+    _drop_unread(graph, numbers, sized)
+
+
+def _drop_unread(
+    graph: torch.fx.Graph, numbers: Mapping[torch.fx.Node, torch.fx.Node | None], sized: set[torch.fx.Node]
+) -> None:
+    """Take away the numbers that are no sizes, and the conditions on them.
+
+    Args:
+        graph: of the program.
+        numbers: all that are read or computed, in order, and the tensors that stand for them.
+        sized: those that are sizes.
+    """
     for node in reversed(list(numbers)):
-        graph.erase_node(node)
+        if node in sized:
+            sized.update(n for n in node.all_input_nodes if n in numbers)
+    for node in reversed(graph.nodes):
+        if node.target in CONDITIONS and not _leaves_of(node, numbers) <= sized:
+            graph.erase_node(node)
+    for node in reversed(list(numbers)):
+        if not node.users:
+            graph.erase_node(node)
+        elif node.target in READS:
+            number = numbers[node]
+            assert number is not None
+            node.replace_all_uses_with(_size_of(number, node))
+            graph.erase_node(node)
+
+
+def _size_of(number: torch.fx.Node, read: torch.fx.Node) -> torch.fx.Node:
+    """The size that is the number of a tensor.
+
+    Args:
+        number: the tensor.
+        read: what read the number, in front of which the size goes.
+    """
+    low, high = bounds(read.meta["val"])
+    sizes = insert_call(read, number_as_sizes, within_bounds(number, read, low, high), low, high)
+    parts = [insert_call(read, aten.sym_size.int, sizes, axis) for axis in range(sizes.meta["val"].dim() - 1)]
+    size = parts[0] if len(parts) == 1 else insert_call(read, operator.sub, *parts)
+    size.meta["val"] = read.meta["val"]
+    return size
+
+
+def _leaves_of(
+    condition: torch.fx.Node, numbers: Mapping[torch.fx.Node, torch.fx.Node | None]
+) -> set[torch.fx.Node]:
+    """The reads that a condition is on."""
+    found: set[torch.fx.Node] = set()
+    stack = [condition]
+    while stack:
+        node = stack.pop()
+        if node.target in READS:
+            found.add(node)
+        else:
+            stack.extend(n for n in node.all_input_nodes if n in numbers)
+    return found
 
 
 class _Taken:
@@ -92,11 +156,14 @@ class _Taken:
     Args:
         graph: of the program.
         node: of it.
-        numbers: the tensors that stand for numbers by now.
+        numbers: the tensors that stand for numbers by now; ``None`` for one that no tensor stands for.
     """
 
     def __init__(
-        self, graph: torch.fx.Graph, node: torch.fx.Node, numbers: Mapping[torch.fx.Node, torch.fx.Node]
+        self,
+        graph: torch.fx.Graph,
+        node: torch.fx.Node,
+        numbers: Mapping[torch.fx.Node, torch.fx.Node | None],
     ) -> None:
         self._graph, self._node, self._numbers = graph, node, numbers
 
@@ -109,43 +176,68 @@ class _Taken:
             raise self._refusal(f"reads a number of {dtype} out of a tensor")
         return read_number(self._node, self._node)
 
-    def computed(self) -> torch.fx.Node:
-        """The tensor of a number that is computed here of others."""
+    def computed(self) -> torch.fx.Node | None:
+        """The tensor of a number that is computed here of others, if one can be."""
         node = self._node
-        operands = [self._tensor(argument) for argument in node.args]
+        operands = [self._operand(argument) for argument in node.args]
+        values = [operand.meta["val"] for operand in operands if isinstance(operand, torch.fx.Node)]
+        if None in operands or not all(isinstance(value, torch.Tensor) for value in values):
+            return None
         if node.target is _TO_FLOAT:
             return self._call(aten._to_copy.default, operands[0], dtype=torch.float64)
-        values = [operand.meta["val"] for operand in operands if isinstance(operand, torch.fx.Node)]
-        dtypes = {getattr(value, "dtype", None) for value in values}
+        dtypes = {value.dtype for value in values}
         # Python's integers have no end, and mixed ones are compared exactly.
         if node.target not in _OF_FLOATS or dtypes != {torch.float64}:
-            raise self._refusal("computes with a number that is read out of a tensor")
+            return None
         return self._call(_OF_FLOATS[node.target], *operands)
 
-    def replace(self) -> None:
-        """Have an operator take tensors in the place of numbers."""
+    def replace(self) -> bool:
+        """Have an operator take tensors in the place of numbers, but where these are sizes.
+
+        Returns:
+            Whether none is one.
+        """
         node, expected = self._node, self._node.meta.get("val")
-        if not isinstance(node.target, private.OpOverload) or not isinstance(expected, torch.Tensor):
-            raise self._refusal("takes a number that is read out of a tensor")
-        filled = node.target in _FILLED
+        if not isinstance(node.target, private.OpOverload):
+            raise self._refusal(_TAKES)
+        sizes = list(self._sizes())
+        if any(not isinstance(size.meta["val"], torch.SymInt) for size in sizes):
+            raise self._refusal(_TAKES)
+        others = [n for n in node.all_input_nodes if n in self._numbers and n not in sizes]
+        if not others and sizes:
+            return False
+        if not isinstance(expected, torch.Tensor):
+            raise self._refusal(_TAKES)
         for cast in (None, expected.dtype):
-            made = self._filled() if filled else self._with_tensors(cast)
+            made = self._filled() if node.target in _FILLED else self._with_tensors(cast)
             if made is None:
                 break
             found = made.meta["val"]
-            if isinstance(found, torch.Tensor) and (found.dtype, found.shape) == (
-                expected.dtype,
-                expected.shape,
+            if (
+                isinstance(found, torch.Tensor)
+                and found.dtype == expected.dtype
+                and same_sizes(found, expected)
             ):
                 made.meta = {**node.meta, "val": expected}
                 node.replace_all_uses_with(made)
                 self._graph.erase_node(node)
-                return
+                return not sizes
             self._graph.erase_node(made)
             # In half precision an operator takes Python's number as it is, and a tensor as it was rounded.
             if expected.dtype in _HALF:
                 break
-        raise self._refusal("takes a number that is read out of a tensor")
+        raise self._refusal(_TAKES)
+
+    def _sizes(self) -> Iterator[torch.fx.Node]:
+        """The numbers that the operator takes as sizes or positions, which are no values of tensors."""
+        node = self._node
+        arguments = node.target._schema.arguments  # type: ignore[union-attr]
+        types = {argument.name: str(argument.type) for argument in arguments}
+        given = dict(zip(types, node.args, strict=False)) | node.kwargs
+        for name, value in given.items():
+            if ("number" in types[name] and node.target not in _COUNTS) or "Tensor" in types[name]:
+                continue
+            yield from (leaf for leaf in _leaves([value]) if leaf in self._numbers)
 
     def _with_tensors(self, cast: torch.dtype | None) -> torch.fx.Node | None:
         """The operator with tensors, if there is such a one."""
@@ -171,20 +263,29 @@ class _Taken:
         ones, position = _FILLED[node.target]
         number, others = node.args[position], list(node.args)
         del others[position]
-        if number not in self._numbers or any(other in self._numbers for other in _leaves(others)):
+        if number not in self._numbers:
             return None
         made = self._call(ones, *others, **{**node.kwargs, "dtype": dtype})
         return self._attempt(aten.mul.Tensor, made, self._tensor(number, dtype))
 
     def _tensor(self, argument: Any, cast: torch.dtype | None = None) -> Any:
-        """What stands for a number."""
-        if argument in self._numbers:
-            tensor = self._numbers[argument]
-        elif isinstance(argument, (int, float)) and not isinstance(argument, bool):
-            tensor = constant(self._node, argument)
-        else:
-            return argument
+        """What stands for a number.
+
+        Raises:
+            UnsupportedOperatorError: nothing does.
+        """
+        tensor = self._operand(argument)
+        if tensor is None:
+            raise self._refusal(f"takes a number that {argument.target} computed of one read out of a tensor")
         return tensor if cast is None else self._call(aten._to_copy.default, tensor, dtype=cast)
+
+    def _operand(self, argument: Any) -> Any:
+        """A number's tensor, or ``None`` if it has none; what is no number itself."""
+        if argument in self._numbers:
+            return self._numbers[argument]
+        if isinstance(argument, (int, float)) and not isinstance(argument, bool):
+            return constant(self._node, argument)
+        return argument
 
     def _attempt(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node | None:
         """A call, if the operator takes its arguments."""

@@ -18,10 +18,12 @@ from torch2ort.sizes import expressions
 from torch2ort.sizes.guessed import assumed, forget_assumed
 from torch2ort.sizes.symbols import expression_of, is_number, raw_expression, size_hint
 from torch2ort.symbolics.source import source_line
-from torch2ort.symbolics.value_checks import CONDITIONS
+from torch2ort.symbolics.value_checks import CONDITIONS, drop_conditions
 
 aten = torch.ops.aten
 _SIZE = aten.sym_size.int
+# What runs them refuses sizes that do not fit, and knows no other way with them, or takes any.
+_LOOK_AT_SIZES = (aten.slice.Tensor, aten.split_with_sizes.default)
 
 
 def settle_sizes(
@@ -36,11 +38,7 @@ def settle_sizes(
     Raises:
         UnsupportedOperatorError: it computes with sizes in a way that a half cannot.
     """
-    for node in reversed(graph.nodes):
-        # The exported graph has the conditions that hold for inputs.
-        is_unread = node.op == "call_function" and is_number(node.meta.get("val")) and not node.users
-        if is_unread or node.target in CONDITIONS:
-            graph.erase_node(node)
+    drop_conditions(graph)  # the exported graph has those that hold for inputs
     computed = dict.fromkeys(
         n for n in graph.nodes if n.op == "call_function" and is_number(n.meta.get("val"))
     )
@@ -122,7 +120,35 @@ def sizes_of(nodes: Iterable[torch.fx.Node]) -> dict[str, torch.SymInt]:
     return sizes
 
 
-def refuse_assumed(graph: torch.fx.Graph, tangents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+class Replay(torch.fx.Interpreter):
+    """Runs a program node by node, so that a joint graph's nodes come from the same lines of the model.
+
+    Args:
+        program: the program.
+
+    Attributes:
+        checked: what the trace took for granted that a run checks: conditions that the model sets, or that an
+            operator's own kernel looks at.
+    """
+
+    def __init__(self, program: torch.fx.GraphModule) -> None:
+        super().__init__(program)
+        self.checked: set[sympy.Basic] = set()
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run a node."""
+        before = set(assumed(n.graph))
+        result = super().run_node(n)
+        if n.target in _LOOK_AT_SIZES or n.target in CONDITIONS:
+            self.checked.update(set(assumed(n.graph)) - before)
+        return result
+
+
+def refuse_assumed(
+    graph: torch.fx.Graph,
+    tangents: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    checked: Collection[sympy.Basic],
+) -> None:
     """Refuse what the trace took sizes for that only a run tells.
 
     That the gradient of an output has its size is true.
@@ -130,22 +156,36 @@ def refuse_assumed(graph: torch.fx.Graph, tangents: Iterable[tuple[torch.Tensor,
     Args:
         graph: the joint graph.
         tangents: the gradient of each output, and the output.
+        checked: what a run checks.
 
     Raises:
         UnsupportedOperatorError: it took one for another.
     """
-    same = {
-        frozenset(map(str, map(raw_expression, sizes)))
+    differences = [
+        raw_expression(size) - raw_expression(other)
         for tangent, output in tangents
-        for sizes in zip(tangent.shape, output.shape, strict=True)
-    }
+        for size, other in zip(tangent.shape, output.shape, strict=True)
+    ]
     for condition in assumed(graph):
-        if not isinstance(condition, sympy.Eq) or frozenset(map(str, condition.args)) not in same:
+        if condition not in checked and not _follows(condition, differences):
             _refuse_condition("backward", condition)
     forget_assumed(graph)
 
 
-def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool) -> None:
+def without_names(condition: sympy.Basic) -> str:
+    """A condition as a text that is the same whatever its sizes are called."""
+    return str(condition.xreplace({symbol: sympy.Symbol("_") for symbol in condition.free_symbols}))
+
+
+def _follows(condition: sympy.Basic, zeros: Iterable[sympy.Expr]) -> bool:
+    """Whether a condition is an equation that holds as one of some expressions is 0."""
+    if not isinstance(condition, sympy.Eq):
+        return False
+    difference = condition.lhs - condition.rhs
+    return any(zero != 0 and sympy.cancel(difference / zero).is_Rational for zero in zeros)
+
+
+def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool, checked: Collection[str] = ()) -> None:
     """Refuse what the translation of a half took sizes for that only a run tells.
 
     A translation traces forward anew, where each of these sizes gets another name; that both are one is true.
@@ -153,6 +193,7 @@ def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool) -> None:
     Args:
         graph: the joint graph.
         is_forward: whether it is the forward half.
+        checked: what a run of it checks, with no names.
 
     Raises:
         UnsupportedOperatorError: it took one for another.
@@ -165,6 +206,8 @@ def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool) -> None:
         symbols = sorted(map(str, condition.free_symbols), key=own.__contains__)
         is_name = isinstance(condition, sympy.Eq) and all(arg.is_Symbol for arg in condition.args)
         is_name = is_name and len(symbols) == 2 and symbols[0] not in own and symbols[1] in own
+        if is_forward and without_names(condition) in checked:
+            continue
         if not is_forward or not is_name or names.setdefault(*symbols) != symbols[1]:
             _refuse_condition("translation", condition)
     forget_assumed(graph)

@@ -19,7 +19,7 @@ from torch2ort.engines.joint.sizes import SizeNodes, carried, carrier, same_size
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
-from torch2ort.symbolics.operators import must_compute
+from torch2ort.symbolics.operators import must_compute, number_as_sizes
 from torch2ort.symbolics.permuted import inverse, order_of_memory, permuted
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
@@ -62,8 +62,10 @@ class Split:
         self._joint = joint
         self._dependent = dependent_on(joint.graph_module.graph, joint.tangents)
         results = [*joint.outputs, *joint.written.values()]
-        impure = [n for n in joint.graph_module.graph.nodes if n not in self._dependent and _is_impure(n)]
-        self._forward = ancestors([*results, *impure]) | joint.inputs.keys()
+        given = [n for n in joint.graph_module.graph.nodes if n not in self._dependent]
+        # Of what a number is read out of, nodes read the sizes, which are no arguments of theirs here.
+        run = [n for n in given if _is_impure(n) or n.target is number_as_sizes]
+        self._forward = ancestors([*results, *run]) | joint.inputs.keys()
         for node in joint.graph_module.graph.nodes:
             if node.target is operator.getitem and node.args[0] in self._forward:
                 self._forward.add(node)
@@ -292,8 +294,12 @@ def _zeros(graph: torch.fx.Graph, node: torch.fx.Node, sizes: SizeNodes) -> torc
 
 def placeholder_of(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
     """An input of a half for a node of the joint graph."""
-    made = graph.placeholder(node.name)
-    made.meta = {"val": node.meta["val"].detach()}
+    made, value = graph.placeholder(node.name), node.meta["val"].detach()
+    if not isinstance(value.storage_offset(), int):
+        # A half gets memory of the value's own; the number would be taken for one that it can read there.
+        with value.fake_mode:
+            value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    made.meta = {"val": value}
     return made
 
 

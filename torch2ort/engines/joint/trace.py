@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
+import sympy
 import torch
 
 from torch2ort.cache.key.exclusive import exclusive
@@ -17,7 +18,7 @@ from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.masks import share_positions
 from torch2ort.engines.joint.reach import Reach, traced_reach
 from torch2ort.engines.joint.read_numbers import take_read_numbers
-from torch2ort.engines.joint.sizes import refuse_assumed, settle_sizes
+from torch2ort.engines.joint.sizes import Replay, refuse_assumed, settle_sizes, without_names
 from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.engines.no_gradient import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
@@ -31,7 +32,7 @@ from torch2ort.sizes.symbols import is_number
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
-from torch2ort.symbolics.operators import checked_index, extreme, must_compute
+from torch2ort.symbolics.operators import checked_index, extreme, must_compute, number_as_sizes
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 from torch2ort.symbolics.selected import select_by_tensors
 from torch2ort.symbolics.shared_memory import writes_outside
@@ -39,12 +40,15 @@ from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import draw_in_order_of_memory
 from torch2ort.symbolics.unread_checks import keep_unread_checks
+from torch2ort.symbolics.value_checks import drop_guesses
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 aten = torch.ops.aten
 _DETACH = aten.detach.default
+# Behind it PyTorch says what only who traces can do.
+_MORE = "\n\n"
 # What torch2ort itself says of them is not compared with a derivative.
-_OWN = (operator.getitem, _PYTHON_OP, MAPPED_CALL, checked_index, must_compute, extreme)
+_OWN = (operator.getitem, _PYTHON_OP, MAPPED_CALL, checked_index, must_compute, extreme, number_as_sizes)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Joint:
         gradients: position among the program's inputs -> node of its gradient.
         shared: positions of the outputs that are a view, an input or another output in eager PyTorch.
         sites: the calls of PyTorch's kernels, and those with registered gradients, kept alive.
+        checked: what the trace took sizes for that a run of forward checks, as of
+            :func:`torch2ort.engines.joint.sizes.without_names`.
     """
 
     graph_module: torch.fx.GraphModule
@@ -70,6 +76,7 @@ class Joint:
     gradients: dict[int, torch.fx.Node]
     shared: frozenset[int]
     sites: Sequence[Site | MappedCall] = ()
+    checked: frozenset[str] = frozenset()
 
 
 class _Flat(torch.nn.Module):
@@ -78,12 +85,16 @@ class _Flat(torch.nn.Module):
     def __init__(self, program: torch.fx.GraphModule) -> None:
         super().__init__()
         # Not a submodule: what the program holds is no parameter of this module.
-        self._run = (program,)
+        self._run = (Replay(program),)
+
+    @property
+    def checked(self) -> set[sympy.Basic]:
+        """What the trace took sizes for that a run checks."""
+        return self._run[0].checked
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The program's outputs."""
-        # Node by node, so that the joint graph's nodes come from the same lines of the model.
-        results = torch.fx.Interpreter(self._run[0]).run(*tensors)
+        results = self._run[0].run(*tensors)
         shared = _shared(results, tensors)
         return tuple(r.clone() if i in shared else r for i, r in enumerate(results))
 
@@ -130,14 +141,16 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
             forget_new_sizes(program.graph)
             forget_assumed(program.graph)
         reach = traced_reach(results, again)
-        joint = private.joint_graph(_Flat(program), arguments, mode)
+        flat = _Flat(program)
+        joint = private.joint_graph(flat, arguments, mode)
     settle_sizes(joint.graph)
     tell_eagers_types(joint.graph)
     described = _described(joint, source, _shared(results, again), len(results))
     pairs = [(t.meta["val"], described.outputs[i].meta["val"]) for t, i in described.tangents.items()]
-    refuse_assumed(joint.graph, pairs)
+    refuse_assumed(joint.graph, pairs, flat.checked)
     outputs = described.outputs[: len(results) - unread]
-    described = replace(described, outputs=outputs, sites=sites)
+    checked = frozenset(map(without_names, flat.checked))
+    described = replace(described, outputs=outputs, sites=sites, checked=checked)
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
         raise UnsupportedOperatorError(
             "the joint trace and autograd disagree on which outputs require a gradient. Train with "
@@ -159,7 +172,8 @@ def _named_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedOperatorError(
-            f"PyTorch's autograd does not differentiate the program that torch.export traced ({error}). "
+            f"PyTorch's autograd does not differentiate the program that torch.export traced "
+            f"({str(error).partition(_MORE)[0]}). "
             f"Put the part of the model that it names into a torch.autograd.Function"
         ) from error
 
@@ -183,6 +197,7 @@ def _prepared(
     read_from_copies(program.graph)
     select_by_tensors(program.graph)
     keep_unread_checks(program.graph)
+    drop_guesses(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
     differentiated = (n for n, r in zip(placeholders, required, strict=True) if r)
     take_read_numbers(program.graph)

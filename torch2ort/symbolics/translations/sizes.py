@@ -1,0 +1,18 @@
+"""Sizes that values decide."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from torch2ort.symbolics import operators
+from torch2ort.symbolics.graph_builder import constant, op
+from torch2ort.symbolics.translations.registry import translates
+
+
+@translates(operators.number_as_sizes)
+def number_as_sizes(number: ir.Value, low: int | None, high: int | None) -> ir.Value:
+    """A tensor without elements; that the number is within its bounds was checked before."""
+    one = op("Reshape", number, constant([1]))
+    parts = [one] if low is not None and low >= 0 else [op("Max", one, 0), op("Max", op("Neg", one), 0)]
+    shape = op("Concat", *parts, constant([0]), axis=0)
+    return op("ConstantOfShape", shape, value=ir.tensor([0], dtype=ir.DataType.INT64))
