@@ -23,8 +23,6 @@ from tests.support.comparison import tensors_of
 # Relative and absolute difference, as docs/precision.md has them.
 BOUNDS = {torch.bfloat16: (3e-2, 1e-2), torch.float16: (4e-3, 1e-3), torch.float32: (1e-4, 1e-5)}
 FURTHER = 2
-# Its code reads sizes out of a tensor, which onnxruntime-training's engine takes alone, in float32.
-READ_SIZES = frozenset({"jetmoe"})
 # In float16 they look for infinities, and go one way or another.
 BRANCH_IN_FLOAT16 = frozenset({"longt5", "longt5, transient global", "bart", "marian"})
 
@@ -109,8 +107,6 @@ def exactly(name: str) -> dict[str, torch.Tensor | None]:
 
 def refusal(name: str, precision: str) -> tuple[type[Exception], str] | None:
     """What the joint engine says of a family that it refuses."""
-    if name in READ_SIZES:
-        return torch2ort.UnsupportedOperatorError, "takes a number that is read out of a tensor"
     if precision == "float16" and name in BRANCH_IN_FLOAT16:
         return torch2ort.ExportError, "the model's Python code depends on a value inside a tensor"
     return None
