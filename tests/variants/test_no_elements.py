@@ -41,6 +41,7 @@ CALLS = {
     "sort": lambda h: h.sort(-1).values,
     "topk": lambda h: h.topk(3, -1).values,
     "argsort": lambda h: (h, h.argsort(-1)),
+    "a derivative that is zero": lambda h: h.sign() + h,
 }
 
 
