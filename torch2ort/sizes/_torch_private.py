@@ -7,6 +7,7 @@
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
 | ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts, ShapeEnv.deferred_runtime_asserts | 2.11-2.15.0 |
 | ShapeEnv.pending_fresh_unbacked_symbols | 2.11-2.15.0 |
+| ShapeEnv._set_replacement | 2.12.1-2.15.0 |
 | SymInt.node.shape_env, ShapeEnv.bound_sympy | 2.12.1-2.15.0 |
 | torch.utils._sympy.printers.PythonPrinter | 2.11-2.15.0 |
 | torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
@@ -81,6 +82,11 @@ def assumed(environment: Any) -> list[sympy.Expr]:
 def forget_assumed(environment: Any) -> None:
     """Let go of the conditions that :func:`assumed` gives."""
     environment.deferred_runtime_asserts.clear()
+
+
+def take_for_one(environment: Any, symbol: sympy.Symbol, other: sympy.Symbol) -> None:
+    """Have a trace know that two symbols stand for one size; by itself it does not see that in a sum."""
+    environment._set_replacement(symbol, other, "the gradient of an output has the output's sizes")
 
 
 def forget_new_sizes(environment: Any) -> None:

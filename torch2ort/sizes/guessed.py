@@ -75,6 +75,11 @@ def forget_assumed(graph: torch.fx.Graph) -> None:
         private.forget_assumed(environment)
 
 
+def take_for_one(graph: torch.fx.Graph, symbol: sympy.Symbol, other: sympy.Symbol) -> None:
+    """Have the trace of a graph know that two symbols, of sizes that only a run tells, stand for one size."""
+    private.take_for_one(_environment(graph), symbol, other)
+
+
 def forget_new_sizes(graph: torch.fx.Graph) -> None:
     """Let go of sizes that only a run tells, which an earlier trace made and no tensor of a later one has."""
     environment = _environment(graph)

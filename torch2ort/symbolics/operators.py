@@ -16,6 +16,7 @@ _library.define(
 _library.define("checked_index(Tensor index, Tensor[] tensors, str check) -> Tensor")
 _library.define("must_compute(Tensor value) -> Tensor")
 _library.define("extreme(Tensor self, bool largest) -> Tensor")
+_library.define("of_sizes(Tensor self, SymInt[] sizes) -> Tensor")
 _library.define("number_as_sizes(Tensor number, int? low, int? high) -> Tensor")
 
 # Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
@@ -29,6 +30,8 @@ must_compute: OpOverload = torch.ops.torch2ort.must_compute.default
 torch.fx.node.has_side_effect(must_compute)
 # The largest or the smallest of all numbers, whose derivative a trace has as eager PyTorch has it.
 extreme: OpOverload = torch.ops.torch2ort.extreme.default
+# The same tensor, of which a trace knows its sizes by other names.
+of_sizes: OpOverload = torch.ops.torch2ort.of_sizes.default
 # An integer between two bounds as a tensor without elements, of the sizes (number, 0), or, if it may be
 # negative, (number, 0, 0) or (0, -number, 0): a number that is read again is another one to a trace.
 number_as_sizes: OpOverload = torch.ops.torch2ort.number_as_sizes.default
@@ -59,6 +62,11 @@ def _fake_must_compute(value: torch.Tensor) -> torch.Tensor:
 @torch.library.register_fake("torch2ort::extreme", lib=_library)
 def _fake_extreme(self: torch.Tensor, largest: bool) -> torch.Tensor:
     return self.new_empty(())
+
+
+@torch.library.register_fake("torch2ort::of_sizes", lib=_library)
+def _fake_of_sizes(self: torch.Tensor, sizes: list[Any]) -> torch.Tensor:
+    return self.new_empty(sizes)
 
 
 @torch.library.register_fake("torch2ort::number_as_sizes", lib=_library)

@@ -13,7 +13,6 @@ from tests.support.functions import Square
 from torch2ort.engines.joint import planning
 
 pytestmark = pytest.mark.joint("the other engine has numbers in its graphs")
-TORCH_2_15 = torch.__version__.startswith("2.15.")
 
 
 def compare(body, numbers) -> torch2ort.ORTModule:
@@ -66,6 +65,7 @@ WITHIN = {
     "a mean": lambda h, n: h[:, : within(h, n)].sum(1) / n.item(),
     "softmax": lambda h, n: h[:, : within(h, n)].softmax(1),
     "a Function": lambda h, n: Square.apply(h.narrow(1, 0, within(h, n))),
+    "a Function beside it": lambda h, n: Square.apply(torch.cat([h, torch.zeros(3, within(h, n))], 1)).exp(),
     "both parts": lambda h, n: torch.cat([h[:, : within(h, n)] * 2, h[:, within(h, n) :]], 1),
     "two reads": lambda h, n: torch.zeros(within(h, n)) + h.sum(0)[: within(h, n)],
     "two parts": in_two,
@@ -78,23 +78,12 @@ def test_a_number_that_may_be_any_is_that_of_each_call(body):
     compare(body, (2, 3, -1, 0, 9, -7))
 
 
-# Where the number is a part of a size, as 4 + n of an output, torch 2.15 takes backward for no program.
-PARTS_OF_SIZES = {"zeros", "a fill", "two parts"}
+@pytest.mark.parametrize("body", WITHIN.values(), ids=WITHIN)
+def test_a_number_within_bounds_is_that_of_each_call(body):
+    compare(body, (2, 3, 1, 4))
 
 
-@pytest.mark.parametrize("name", [name for name in WITHIN if not TORCH_2_15 or name not in PARTS_OF_SIZES])
-def test_a_number_within_bounds_is_that_of_each_call(name):
-    compare(WITHIN[name], (2, 3, 1, 4))
-
-
-@pytest.mark.skipif(not TORCH_2_15, reason="other versions take it")
-@pytest.mark.parametrize("name", sorted(PARTS_OF_SIZES))
-def test_a_number_that_is_a_part_of_a_size_is_refused_on_torch_2_15(name):
-    with pytest.raises(torch2ort.ExportError, match=r"has unbound unbacked symbols \{u\d+\}"):
-        compare(WITHIN[name], (2,))
-
-
-@pytest.mark.parametrize("name", ["a slice", "a list"])
+@pytest.mark.parametrize("name", ["a slice", "zeros", "a list"])
 def test_a_number_that_leaves_nothing_is_taken(name):
     compare(WITHIN[name], (2, 0, 3))
 

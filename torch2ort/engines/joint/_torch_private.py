@@ -95,6 +95,13 @@ def varying_sizes(hints: Sequence[int], *, decided: int = 0) -> tuple[FakeTensor
     return mode, sizes
 
 
+def new_size(like: torch.SymInt) -> torch.SymInt:
+    """A size that nothing is known of, in the trace that another one is of."""
+    made: torch.SymInt = like.node.shape_env.create_unbacked_symint()
+    _constrain_range_for_size(made, min=0)
+    return made
+
+
 def take_for_equal(size: Any, other: Any) -> None:
     """Have torch know that two sizes are one, at least one of which is symbolic."""
     torch._check(size == other)

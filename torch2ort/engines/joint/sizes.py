@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import sympy
 import torch
 
+from torch2ort.engines.joint import _torch_private as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes import expressions
-from torch2ort.sizes.guessed import assumed, forget_assumed
-from torch2ort.sizes.symbols import expression_of, is_number, raw_expression, size_hint
+from torch2ort.sizes.guessed import assumed, forget_assumed, take_for_one
+from torch2ort.sizes.symbols import expression_of, has_hint, is_number, raw_expression, size_hint
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.value_checks import CONDITIONS, drop_conditions
 
@@ -111,6 +112,21 @@ def elements(tensor: torch.Tensor) -> int:
     return math.prod(map(size_hint, tensor.shape))
 
 
+def is_of_parts(size: int | torch.SymInt) -> TypeGuard[torch.SymInt]:
+    """Whether a size is computed of one that values decide, as in ``4 + n``.
+
+    Since torch 2.15 no input of a program may be of such a size.
+    """
+    return not isinstance(size, int) and not expression_of(size).is_Symbol and not has_hint(size)
+
+
+def nameless(value: torch.Tensor) -> torch.Tensor:
+    """A tensor like one with such sizes, which have names of their own here."""
+    sizes = [private.new_size(size) if is_of_parts(size) else size for size in value.shape]
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty(sizes, dtype=value.dtype, device=value.device)
+
+
 def sizes_of(nodes: Iterable[torch.fx.Node]) -> dict[str, torch.SymInt]:
     """The symbols of the sizes that are dimensions of what nodes give, in their order."""
     sizes: dict[str, torch.SymInt] = {}
@@ -169,6 +185,10 @@ def refuse_assumed(
     for condition in assumed(graph):
         if condition not in checked and not _follows(condition, differences):
             _refuse_condition("backward", condition)
+    for difference in differences:
+        symbols = sorted(difference.free_symbols, key=str)
+        if len(symbols) == 2 and _follows(sympy.Eq(*symbols), [difference]):
+            take_for_one(graph, *symbols)
     forget_assumed(graph)
 
 

@@ -15,11 +15,19 @@ import torch
 
 from torch2ort.engines.joint.memory import VIEWS
 from torch2ort.engines.joint.recompute import recomputed
-from torch2ort.engines.joint.sizes import SizeNodes, carried, carrier, same_sizes, symbols_in
+from torch2ort.engines.joint.sizes import (
+    SizeNodes,
+    carried,
+    carrier,
+    is_of_parts,
+    nameless,
+    same_sizes,
+    symbols_in,
+)
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
-from torch2ort.symbolics.operators import must_compute, number_as_sizes
+from torch2ort.symbolics.operators import must_compute, number_as_sizes, of_sizes
 from torch2ort.symbolics.permuted import inverse, order_of_memory, permuted
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
@@ -114,6 +122,7 @@ class Split:
             # Zeros stand for what depends on a gradient that is missing.
             shape = node.meta["val"].shape if node in self._dependent and _is_tensor(node) else ()
             wanted.update(symbols_in((node.args, node.kwargs, tuple(shape))))
+        wanted.update(symbols_in([tuple(node.meta["val"].shape) for node in kept if _has_parts(node)]))
         wanted.difference_update(*(carried(node.meta["val"]) for node in kept))
         if not wanted:
             return None
@@ -179,6 +188,9 @@ class Split:
         for node, order in self._lying.items():
             values[node] = permuted(values[node], inverse(order))
         sizes = SizeNodes(graph)
+        for node in inputs:
+            if _has_parts(node):
+                values[node] = _with_names(graph, values[node], node, sizes)
         gradients = {i: n for i, n in joint.gradients.items() if not present.is_zero(n)}
         outputs = tuple(dict.fromkeys(gradients.values()))
         needed = ancestors(outputs, stop={*values, *self._tokens}) - self._tokens
@@ -300,6 +312,20 @@ def placeholder_of(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
         with value.fake_mode:
             value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     made.meta = {"val": value}
+    return made
+
+
+def _has_parts(node: torch.fx.Node) -> bool:
+    return any(map(is_of_parts, node.meta["val"].shape))
+
+
+def _with_names(
+    graph: torch.fx.Graph, placeholder: torch.fx.Node, node: torch.fx.Node, sizes: SizeNodes
+) -> torch.fx.Node:
+    """An input that has the sizes of the joint graph's node again, while the placeholder has others."""
+    placeholder.meta["val"] = nameless(node.meta["val"])
+    made = graph.call_function(of_sizes, (placeholder, [sizes.of(size) for size in node.meta["val"].shape]))
+    made.meta = dict(node.meta)
     return made
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from torch2ort.symbolics import operators
 from torch2ort.symbolics.graph_builder import constant, op
 from torch2ort.symbolics.translations.registry import translates
+
+
+@translates(operators.of_sizes)
+def of_sizes(self: ir.Value, sizes: Sequence[ir.Value | int]) -> ir.Value:
+    """The tensor itself."""
+    return op("Identity", self)
 
 
 @translates(operators.number_as_sizes)
