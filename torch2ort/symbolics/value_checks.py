@@ -96,7 +96,7 @@ def _checked_conditions(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch
     """The conditions on numbers that are read out of tensors, and where each of these is read."""
     asserted = graph.find_nodes(op="call_function", target=_ON_NUMBERS)
     sizes = _sizes(graph) if asserted else frozenset()
-    reads = {node: list(dict.fromkeys(_reads(node.args[0]))) for node in asserted}
+    reads = {node: list(dict.fromkeys(reads_of(node.args[0]))) for node in asserted}
     return {
         node: found for node, found in reads.items() if found and not _is_guess(node.args[0], found, sizes)
     }
@@ -187,15 +187,15 @@ def _symbols(number: Any) -> Iterator[str]:
         yield from map(str, raw_expression(number).free_symbols)
 
 
-def _reads(condition: Any) -> Iterator[torch.fx.Node]:
-    """Where the numbers are read that a condition is computed of."""
+def reads_of(condition: Any) -> Iterator[torch.fx.Node]:
+    """Where the numbers are read that a condition is computed of, or one of :data:`CONDITIONS` is on."""
     if not isinstance(condition, torch.fx.Node) or isinstance(condition.meta.get("val"), torch.Tensor):
         return
     if condition.target in READS:
         yield condition
         return
     for node in condition.all_input_nodes:
-        yield from _reads(node)
+        yield from reads_of(node)
 
 
 def _is_guess(condition: Any, reads: Collection[torch.fx.Node], sizes: Collection[str]) -> bool:

@@ -2,8 +2,8 @@
 
 The joint trace hands tensors from forward to backward, and no numbers. A tensor of float64 or int64 without
 dimensions computes as Python's number does: operators take it in the type of their other operand. Where an
-operator takes a size or a position, an integer stays a number of the trace, which each half reads anew out of
-a copy of the tensor. What differs (Python's own errors, other types of results) is refused by name.
+operator takes a size or a position, the integer becomes the size of a tensor without elements, which a half
+reads as it reads all sizes. What differs (Python's own errors, other types of results) is refused by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from torch2ort.sizes.symbols import bounds, is_number
 from torch2ort.symbolics.inserted import insert_call
 from torch2ort.symbolics.operators import number_as_sizes
 from torch2ort.symbolics.source import source_line
-from torch2ort.symbolics.value_checks import CONDITIONS, READS, constant, read_number, within_bounds
+from torch2ort.symbolics.value_checks import (
+    CONDITIONS,
+    READS,
+    constant,
+    read_number,
+    reads_of,
+    within_bounds,
+)
 
 aten = torch.ops.aten
 # As Python's, without those that raise for some numbers or leave what 64 bits hold.
@@ -108,7 +115,7 @@ def _drop_unread(
         if node in sized:
             sized.update(n for n in node.all_input_nodes if n in numbers)
     for node in reversed(graph.nodes):
-        if node.target in CONDITIONS and not _leaves_of(node, numbers) <= sized:
+        if node.target in CONDITIONS and not sized.issuperset(reads_of(node)):
             graph.erase_node(node)
     for node in reversed(list(numbers)):
         if not node.users:
@@ -133,21 +140,6 @@ def _size_of(number: torch.fx.Node, read: torch.fx.Node) -> torch.fx.Node:
     size = parts[0] if len(parts) == 1 else insert_call(read, operator.sub, *parts)
     size.meta["val"] = read.meta["val"]
     return size
-
-
-def _leaves_of(
-    condition: torch.fx.Node, numbers: Mapping[torch.fx.Node, torch.fx.Node | None]
-) -> set[torch.fx.Node]:
-    """The reads that a condition is on."""
-    found: set[torch.fx.Node] = set()
-    stack = [condition]
-    while stack:
-        node = stack.pop()
-        if node.target in READS:
-            found.add(node)
-        else:
-            stack.extend(n for n in node.all_input_nodes if n in numbers)
-    return found
 
 
 class _Taken:

@@ -153,10 +153,11 @@ class Replay(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node."""
+        if n.target not in _LOOK_AT_SIZES and n.target not in CONDITIONS:
+            return super().run_node(n)
         before = set(assumed(n.graph))
         result = super().run_node(n)
-        if n.target in _LOOK_AT_SIZES or n.target in CONDITIONS:
-            self.checked.update(set(assumed(n.graph)) - before)
+        self.checked.update(set(assumed(n.graph)) - before)
         return result
 
 
