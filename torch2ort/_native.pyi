@@ -337,16 +337,23 @@ class DirectCall:
         inputs: list[tuple[int, ...]],
         outputs: list[tuple[int, ...]],
         temporaries: list[int],
+        numbers: int,
+        varying: list[tuple[int, int]],
     ) -> DirectCall:
         """A call of a library's function, which stays loaded as long as the process runs.
 
         Args:
             site: A call as above.
             address: Of the function. It takes an array of the addresses of inputs, outputs and temporaries,
-                and gives 0 if it succeeded.
-            inputs: Sizes of the tensors that it reads, all contiguous. Others go to the site.
+                and one of the sizes that vary, and gives 0 if it succeeded.
+            inputs: Sizes of the tensors that it reads, all contiguous; -1 for each that varies. Others go to
+                the site.
             outputs: Likewise of those that it writes, which are the site's outputs.
-            temporaries: Bytes of each piece of memory that it needs besides.
+            temporaries: Bytes of each piece of memory that it needs besides, or -1.
+            numbers: Address of a function that is given the sizes that vary, and writes down all of these
+                numbers, those of the inputs first; 0 if none of them is -1.
+            varying: Where each size that varies is found: an input and a dimension of it. Those below 2 go to
+                the site.
 
         Raises:
             ValueError: The tensors are not the site's, or the arguments are of no such form.

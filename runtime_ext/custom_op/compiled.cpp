@@ -1,6 +1,5 @@
 // Runs a node that stands for a fused region: memory of the runtime's in and out, no Python and no torch.
 #include <algorithm>
-#include <vector>
 
 #include "custom_op/custom_op.h"
 
@@ -33,48 +32,76 @@ class RegionComputation {
       : kernel_(kernel),
         region_(region),
         context_(context),
-        memory_(region.inputs.size() + region.outputs.size() + region.temporaries.size()) {}
+        given_(region.input_dimensions),
+        varying_(region.varying.size()),
+        told_(region.tell == nullptr ? 0 : region.numbers.size()),
+        memory_(region.input_ranks.size() + region.output_ranks.size() + region.temporaries) {}
 
   bool Run(OrtStatus** status);
 
  private:
   OrtStatus* ReadInputs(bool* fits);
+  bool FitSizes();
   OrtStatus* MakeOutputs();
   size_t OutputSize(size_t index) const;
+  const int64_t* OutputSizes(size_t index) const;
 
   const Kernel& kernel_;
   const CompiledRegion& region_;
   OrtKernelContext* context_;
   DLDevice device_{kDLCPU, 0};
   Sizes sizes_;
+  SmallArray<int64_t, 32> given_;  // dimensions of all inputs
+  SmallArray<int64_t, 8> varying_;
+  SmallArray<int64_t, 64> told_;
+  const int64_t* numbers_ = nullptr;  // as `CompiledRegion::numbers`, all of them known
   SmallArray<char*, 32> memory_;
 };
 
 // `fits`: whether the library was compiled for tensors of these sizes.
 OrtStatus* RegionComputation::ReadInputs(bool* fits) {
-  for (size_t i = 0; i < region_.inputs.size(); ++i) {
+  int64_t* next = given_.data();
+  for (size_t i = 0; i < region_.input_ranks.size(); ++i) {
     DLTensor tensor{};
     T2O_RETURN_IF_ERROR(ReadInput(kernel_, context_, i, &device_, &sizes_, &tensor));
-    const CompiledRegion::Sizes& expected = region_.inputs[i];
-    auto rank = static_cast<size_t>(tensor.ndim);
-    *fits = rank == expected.size() && std::equal(expected.begin(), expected.end(), tensor.shape);
+    *fits = static_cast<size_t>(tensor.ndim) == region_.input_ranks[i];
     if (!*fits) return nullptr;
+    next = std::copy(tensor.shape, tensor.shape + tensor.ndim, next);
     memory_[i] = static_cast<char*>(tensor.data);
   }
+  *fits = FitSizes();
   return nullptr;
+}
+
+bool RegionComputation::FitSizes() {
+  numbers_ = region_.numbers.data();
+  if (region_.tell != nullptr) {
+    for (size_t i = 0; i < varying_.size(); ++i) {
+      varying_[i] = given_[region_.varying[i]];
+      if (varying_[i] < kSmallestSize) return false;
+    }
+    region_.tell(varying_.data(), told_.data());
+    numbers_ = told_.data();
+  }
+  return std::equal(given_.begin(), given_.end(), numbers_);
+}
+
+const int64_t* RegionComputation::OutputSizes(size_t index) const {
+  const int64_t* sizes = numbers_ + region_.input_dimensions;
+  for (size_t i = 0; i < index; ++i) sizes += region_.output_ranks[i];
+  return sizes;
 }
 
 // Leaves out those that nobody reads.
 OrtStatus* RegionComputation::MakeOutputs() {
-  for (size_t i = 0; i < region_.outputs.size(); ++i) {
-    const CompiledRegion::Sizes& sizes = region_.outputs[i];
+  for (size_t i = 0; i < region_.output_ranks.size(); ++i) {
     OrtValue* value = nullptr;
     void* target = nullptr;
-    T2O_RETURN_IF_ERROR(
-        kernel_.api->KernelContext_GetOutput(context_, i + 1, sizes.data(), sizes.size(), &value));
+    T2O_RETURN_IF_ERROR(kernel_.api->KernelContext_GetOutput(context_, i + 1, OutputSizes(i),
+                                                             region_.output_ranks[i], &value));
     if (value == nullptr) continue;
     T2O_RETURN_IF_ERROR(kernel_.api->GetTensorMutableData(value, &target));
-    memory_[region_.inputs.size() + i] = static_cast<char*>(target);
+    memory_[region_.input_ranks.size() + i] = static_cast<char*>(target);
   }
   return nullptr;
 }
@@ -82,7 +109,8 @@ OrtStatus* RegionComputation::MakeOutputs() {
 size_t RegionComputation::OutputSize(size_t index) const {
   const DLDataType& dtype = (*AsSite(kernel_.callee)->tensor_outputs)[index].dtype;
   size_t size = dtype.bits / 8;
-  for (int64_t dimension : region_.outputs[index]) size *= static_cast<size_t>(dimension);
+  const int64_t* sizes = OutputSizes(index);
+  for (size_t d = 0; d < region_.output_ranks[index]; ++d) size *= static_cast<size_t>(sizes[d]);
   return size;
 }
 
@@ -93,12 +121,13 @@ bool RegionComputation::Run(OrtStatus** status) {
   *status = MakeOutputs();
   if (*status != nullptr) return true;
   // What has no memory yet: outputs that nobody reads, and temporaries.
-  size_t first = region_.inputs.size(), count = region_.outputs.size(), total = 0;
-  SmallArray<size_t, 16> needed(count + region_.temporaries.size());
+  size_t first = region_.input_ranks.size(), count = region_.output_ranks.size(), total = 0;
+  const int64_t* bytes = numbers_ + region_.input_dimensions + region_.output_dimensions;
+  SmallArray<size_t, 16> needed(count + region_.temporaries);
   for (size_t i = 0; i < needed.size(); ++i) {
     bool is_output = i < count;
     if (is_output && memory_[first + i] != nullptr) continue;
-    needed[i] = Aligned(is_output ? OutputSize(i) : region_.temporaries[i - count]);
+    needed[i] = Aligned(is_output ? OutputSize(i) : static_cast<size_t>(bytes[i - count]));
     total += needed[i];
   }
   Scratch scratch(total);
@@ -108,7 +137,7 @@ bool RegionComputation::Run(OrtStatus** status) {
     memory_[first + i] = next;
     next += needed[i];
   }
-  return region_.function(memory_.data()) == 0;
+  return region_.function(memory_.data(), varying_.data()) == 0;
 }
 
 }  // namespace

@@ -4,27 +4,55 @@ namespace torch2ort {
 
 namespace {
 
-// A number that is no less than 0, or -1 with an exception set.
-long long ParseSize(PyObject* object) {
-  long long size = PyLong_AsLongLong(object);
-  if (size < 0 && PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_ValueError, "a size is negative");
-  return size < 0 ? -1 : size;
+// False with an exception set.
+bool Complain(const char* what) {
+  if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_ValueError, what);
+  return false;
 }
 
-bool ParseShapes(PyObject* list, std::vector<CompiledRegion::Sizes>* shapes) {
+// Adds a number that is no less than 0, or -1 for one that varies.
+bool ParseSize(PyObject* object, std::vector<int64_t>* sizes) {
+  long long size = PyLong_AsLongLong(object);
+  if (PyErr_Occurred() != nullptr) return false;
+  if (size < -1) return Complain("a size is negative");
+  sizes->push_back(size);
+  return true;
+}
+
+bool ParseShapes(PyObject* list, std::vector<size_t>* ranks, std::vector<int64_t>* sizes) {
   for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) {
     PyObject* tuple = PyList_GetItem(list, i);
-    if (!PyTuple_Check(tuple)) {
-      PyErr_SetString(PyExc_ValueError, "the sizes of a tensor are a tuple");
-      return false;
-    }
-    CompiledRegion::Sizes sizes;
+    if (!PyTuple_Check(tuple)) return Complain("the sizes of a tensor are a tuple");
     for (Py_ssize_t d = 0; d < PyTuple_Size(tuple); ++d) {
-      long long size = ParseSize(PyTuple_GetItem(tuple, d));
-      if (size < 0) return false;
-      sizes.push_back(size);
+      if (!ParseSize(PyTuple_GetItem(tuple, d), sizes)) return false;
     }
-    shapes->push_back(std::move(sizes));
+    ranks->push_back(static_cast<size_t>(PyTuple_Size(tuple)));
+  }
+  return true;
+}
+
+bool ParseVarying(PyObject* list, CompiledRegion* region) {
+  for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) {
+    unsigned long long input, dimension;
+    PyObject* place = PyList_GetItem(list, i);
+    if (!PyTuple_Check(place) || !PyArg_ParseTuple(place, "KK", &input, &dimension)) {
+      return Complain("the place of a size is a tuple of an input and a dimension");
+    }
+    if (input >= region->input_ranks.size() || dimension >= region->input_ranks[input]) {
+      return Complain("a size stands at no dimension of an input");
+    }
+    size_t position = dimension;
+    for (size_t before = 0; before < input; ++before) position += region->input_ranks[before];
+    region->varying.push_back(position);
+  }
+  return true;
+}
+
+bool IsWhole(const CompiledRegion& region) {
+  bool varies = false;
+  for (int64_t number : region.numbers) varies |= number < 0;
+  if (varies && (region.tell == nullptr || region.varying.empty())) {
+    return Complain("a region's sizes vary, and nothing tells them");
   }
   return true;
 }
@@ -32,20 +60,24 @@ bool ParseShapes(PyObject* list, std::vector<CompiledRegion::Sizes>* shapes) {
 }  // namespace
 
 std::optional<CompiledRegion> ParseCompiledRegion(PyObject* address, PyObject* inputs, PyObject* outputs,
-                                                  PyObject* temporaries) {
+                                                  PyObject* temporaries, PyObject* tell, PyObject* varying) {
   CompiledRegion region;
   region.function = reinterpret_cast<CompiledRegion::Function>(PyLong_AsVoidPtr(address));
+  region.tell = reinterpret_cast<CompiledRegion::Numbers>(PyLong_AsVoidPtr(tell));
   if (PyErr_Occurred() != nullptr) return std::nullopt;
   if (region.function == nullptr) {
-    PyErr_SetString(PyExc_ValueError, "a region has no function");
+    Complain("a region has no function");
     return std::nullopt;
   }
-  if (!ParseShapes(inputs, &region.inputs) || !ParseShapes(outputs, &region.outputs)) return std::nullopt;
+  if (!ParseShapes(inputs, &region.input_ranks, &region.numbers)) return std::nullopt;
+  region.input_dimensions = region.numbers.size();
+  if (!ParseShapes(outputs, &region.output_ranks, &region.numbers)) return std::nullopt;
+  region.output_dimensions = region.numbers.size() - region.input_dimensions;
   for (Py_ssize_t i = 0; i < PyList_Size(temporaries); ++i) {
-    long long size = ParseSize(PyList_GetItem(temporaries, i));
-    if (size < 0) return std::nullopt;
-    region.temporaries.push_back(static_cast<size_t>(size));
+    if (!ParseSize(PyList_GetItem(temporaries, i), &region.numbers)) return std::nullopt;
+    ++region.temporaries;
   }
+  if (!ParseVarying(varying, &region) || !IsWhole(region)) return std::nullopt;
   return region;
 }
 

@@ -184,24 +184,26 @@ PyObject* DirectCallNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 
 // False with an exception set if the region is for other tensors than the site.
 bool FitsSite(const CompiledRegion& region, Site* site) {
-  bool fits =
-      region.inputs.size() == site->inputs->size() && region.outputs.size() == site->tensor_outputs->size();
-  for (size_t i = 0; fits && i < region.outputs.size(); ++i) {
-    fits = (*site->tensor_outputs)[i].rank == static_cast<int32_t>(region.outputs[i].size());
+  bool fits = region.input_ranks.size() == site->inputs->size() &&
+              region.output_ranks.size() == site->tensor_outputs->size();
+  for (size_t i = 0; fits && i < region.output_ranks.size(); ++i) {
+    fits = (*site->tensor_outputs)[i].rank == static_cast<int32_t>(region.output_ranks[i]);
   }
   return fits || Complain("the region's tensors are not the site's");
 }
 
 PyObject* DirectCallOfRegion(PyObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"site", "address", "inputs", "outputs", "temporaries", nullptr};
-  PyObject *site, *address, *inputs, *outputs, *temporaries;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!O!O!O!O!:of_region", const_cast<char**>(names),
+  static const char* names[] = {"site",        "address", "inputs",  "outputs",
+                                "temporaries", "numbers", "varying", nullptr};
+  PyObject *site, *address, *inputs, *outputs, *temporaries, *numbers, *varying;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!O!O!O!O!O!O!:of_region", const_cast<char**>(names),
                                    site_type, &site, &PyLong_Type, &address, &PyList_Type, &inputs,
-                                   &PyList_Type, &outputs, &PyList_Type, &temporaries)) {
+                                   &PyList_Type, &outputs, &PyList_Type, &temporaries, &PyLong_Type, &numbers,
+                                   &PyList_Type, &varying)) {
     return nullptr;
   }
   auto plan = std::make_unique<Plan>();
-  plan->region = ParseCompiledRegion(address, inputs, outputs, temporaries);
+  plan->region = ParseCompiledRegion(address, inputs, outputs, temporaries, numbers, varying);
   if (!plan->region || !FitsSite(*plan->region, AsSite(site))) return nullptr;
   return Make(reinterpret_cast<PyTypeObject*>(type), site, std::move(plan));
 }

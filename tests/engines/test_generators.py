@@ -42,6 +42,8 @@ def test_a_gpus_generator_is_put_back_wherever_the_cpus_is(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.random, "fork_rng", noted)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    # A torch that is built for CUDA would go on to ask the devices for their generators itself.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     module = torch2ort.ORTModule(Model(), options=Options(verify=True))
     module(torch.ones(3, requires_grad=True)).sum().backward()
     assert len(forked) > 2

@@ -20,7 +20,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def obtained(texts, store):
         for text in texts:
-            found.append([json.loads(call)["operator"] for call, _ in json.loads(text)["calls"]])
+            found.append([json.loads(call)["operator"] for call, *_ in json.loads(text)["calls"]])
         return {text: decode_region(text).run for text in texts}
 
     monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch2ort.kernels.functions import AtenKernel
 from torch2ort.kernels.library import LibraryKernel
 from torch2ort.kernels.regions.function import FusedRegion
 from torch2ort.kernels.regions.library import native_of
+from torch2ort.kernels.regions.region import Size
 from torch2ort.kernels.regions.shared import NativeRegion
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.abstract_run.anew import anew
@@ -129,9 +130,11 @@ def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
         return native.DirectCall.of_region(
             site=bound,
             address=region.address,
-            inputs=[sizes for _, sizes in region.region.inputs],
-            outputs=[sizes for _, sizes in region.program.outputs],
-            temporaries=list(region.program.temporaries),
+            inputs=[_known(sizes) for _, sizes in region.region.inputs],
+            outputs=[_known(sizes) for _, sizes in region.program.outputs],
+            temporaries=list(_known(region.program.temporaries)),
+            numbers=region.numbers,
+            varying=list(region.region.varying.values()),
         )
     found = _direct_arguments(site)
     if found is None:
@@ -148,6 +151,11 @@ def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
         )
     except NotImplementedError:
         return bound
+
+
+def _known(sizes: Sequence[Size]) -> tuple[int, ...]:
+    """Sizes with -1 for each that varies, which the region's library tells."""
+    return tuple(size if isinstance(size, int) else -1 for size in sizes)
 
 
 def _native_region(site: Site) -> NativeRegion | None:

@@ -116,9 +116,7 @@ class SiteMaker:
             is_known=is_library,
         )
         if sizes:
-            with self._graph.inserting_before(node):
-                # No number of it is read, but its shape.
-                tensors.append(self._node(node, _FULL, ([*sizes, 0], 0), {"dtype": torch.int64}))
+            tensors.append(self.of_sizes(node, sizes))
         outputs = self.call(
             node,
             LibraryKernel if is_library else AtenKernel,
@@ -136,6 +134,11 @@ class SiteMaker:
             if result is not None and order is not None:
                 outputs[i] = self._as_it_lies(result, outputs[i], order)
         return outputs
+
+    def of_sizes(self, node: torch.fx.Node, sizes: Sequence[torch.fx.Node]) -> torch.fx.Node:
+        """A tensor before ``node`` without elements, of which a call reads its shape: ``sizes``, then 0."""
+        with self._graph.inserting_before(node):
+            return self._node(node, _FULL, ([*sizes, 0], 0), {"dtype": torch.int64})
 
     def _as_it_lies(self, result: torch.fx.Node, output: torch.fx.Node, order: list[int]) -> torch.fx.Node:
         """What stands for ``result``, where ``output`` is that with its dimensions in another order."""

@@ -13,6 +13,8 @@ from torch import nn
 import torch2ort
 from tests.support.functions import Affine, Square
 from tests.support.regions import interpret
+from torch2ort.kernels.regions import library
+from torch2ort.kernels.regions.region import Region, decode_region
 
 pytestmark = pytest.mark.joint("it is what is tried")
 
@@ -33,6 +35,11 @@ class Of(nn.Module):
 @pytest.fixture
 def regions(monkeypatch):
     return interpret(monkeypatch)
+
+
+def known_regions() -> list[Region]:
+    """Those that were asked for since the test began."""
+    return [decode_region(text) for text in library._LIBRARIES.loaded]
 
 
 def step(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -136,12 +143,56 @@ def test_what_a_compiler_would_write_out_over_and_over_is_cut(regions):
     assert len(regions) > 4
 
 
-def test_operators_over_sizes_that_vary_run_one_by_one(regions):
-    model = Of(lambda m, x: torch.tanh(m.a(x) * 2), **A)
+def attention_of_any_size(m, x):
+    batch, length, _ = x.shape
+    q, k, v = (layer(x).view(batch, length, 2, 4).transpose(1, 2) for layer in (m.q, m.k, m.v))
+    weights = torch.softmax(q @ k.transpose(-1, -2) / 2.0, -1)
+    return m.norm(x + (weights @ v).transpose(1, 2).reshape(batch, length, 8))
+
+
+QKV = {name: nn.Linear(8, 8) for name in "qkv"}
+OF_ANY_SIZE = {
+    "attention": Of(attention_of_any_size, **QKV, norm=nn.LayerNorm(8)),
+    "means over what varies": Of(lambda m, x: torch.tanh(m.a(x) - x.mean((0, 1))) * x.shape[1], **A),
+    "views of all rows": Of(lambda m, x: m.b(F.gelu(m.a(x.reshape(-1, 8)) * 2) + 1).view_as(x), **AB),
+    "rows alone": Of(lambda m, x: torch.sigmoid(m.a(x.flatten(0, 1)) * 2), **A),
+    "a size twice over": Of(lambda m, x: torch.tanh(m.a(torch.cat([x, x], 1)) * 2), **A),
+    "running statistics": Of(
+        lambda m, x: torch.relu(m.norm(m.a(x).transpose(1, 2))) * 2, **A, norm=nn.BatchNorm1d(8)
+    ),
+    "a Function between": Of(lambda m, x: torch.tanh(Square.apply(torch.tanh(m.a(x)) / 2) + x) * 0.5, **A),
+    "a loss": Of(lambda m, x: F.cross_entropy(m.a(x).flatten(0, 1) * 2, x[..., 0].flatten().long() * 0), **A),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_regions_are_for_all_sizes_of_their_graph(name, regions):
+    model = copy.deepcopy(OF_ANY_SIZE[name])
     module = fused(model)
-    for rows in (2, 3, 5, 6):
-        x = torch.randn(rows, 8)
+    torch.manual_seed(5)
+    for batch, length in ((2, 3), (3, 5), (5, 4), (4, 2), (7, 9)):
+        x = torch.randn(batch, length, 8)
         torch.testing.assert_close(step(module, x), step(model, x))
+    # The first graph is for its sizes alone, the next for all of them.
+    assert {bool(region.varying) for region in known_regions()} == {False, True}
+
+
+def test_equal_layers_of_any_size_share_one_library(regions):
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(4)))
+    module = fused(layers)
+    for rows in (2, 3, 5):
+        step(module, torch.randn(rows, 8))
+    assert len(regions) <= 8
+
+
+def test_a_size_that_values_decide_is_part_of_no_region(regions):
+    def chosen(m, x):
+        h = torch.tanh(m.a(x) * 2)
+        return torch.tanh(torch.sigmoid(h[h[:, 0] > 0] * 2) + 1).sum(0)
+
+    model = Of(chosen, **A)
+    torch.testing.assert_close(step(fused(model), X[0]), step(model, X[0]))
+    assert all("sigmoid" not in names for names in regions)
 
 
 def test_outputs_without_a_gradient_have_no_part_in_backward(regions):

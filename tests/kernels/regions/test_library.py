@@ -8,6 +8,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sympy
 import torch
 
 import torch2ort
@@ -18,6 +19,7 @@ from torch2ort.kernels.regions import _torch_private, library, making
 from torch2ort.kernels.regions.comparison import difference
 from torch2ort.kernels.regions.region import decode_region, encode_region, in_float32
 from torch2ort.kernels.regions.shared import NativeRegion
+from torch2ort.sizes.expressions import parse
 
 pytestmark = [
     pytest.mark.joint("regions are a part of its graphs"),
@@ -28,9 +30,10 @@ compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor comp
 
 X = torch.tensor([[0.5, -2.0, float("nan"), -0.0], [1e30, 3.0, -1e-30, 7.0]])
 TANH = encode_call(torch.ops.aten.tanh.default, [{"tensor": 0}], {}, random=False)
-TEXT = encode_region([X], [(TANH, [0]), (TANH, [1])], [2])
+SHAPES = [(torch.float32, (2, 4))]
+TEXT = encode_region(SHAPES, [(TANH, [0], ()), (TANH, [1], ())], [2])
 ABS = encode_call(torch.ops.aten.abs.default, [{"tensor": 0}], {}, random=False)
-OTHER = encode_region([X], [(ABS, [0]), (TANH, [1])], [2])
+OTHER = encode_region(SHAPES, [(ABS, [0], ()), (TANH, [1], ())], [2])
 
 
 @pytest.fixture
@@ -119,6 +122,70 @@ def test_another_process_finds_each_of_them(text, libraries, folder, monkeypatch
     torch.testing.assert_close(tuple(found), decode_region(text).run([X]), equal_nan=True)
 
 
+N = parse("n0")
+NORM = encode_call(
+    torch.ops.aten.native_layer_norm.default, [{"tensor": 0}, [4], None, None, 1e-5], {}, random=False
+)
+VIEW = encode_call(torch.ops.aten.reshape.default, [{"tensor": 0}, [{"size": 0}]], {}, random=False)
+SUM = encode_call(torch.ops.aten.sum.dim_IntList, [{"tensor": 0}, [0, 1]], {}, random=False)
+# Normalised rows, all in one dimension, and a sum over what varies.
+VARYING = encode_region(
+    [(torch.float32, (N, 3, 4))],
+    [(TANH, [0], ()), (NORM, [1], ()), (VIEW, [2], (12 * N,)), (SUM, [1], ())],
+    [5, 6, 3],
+)
+
+
+# A batch's statistics, which are divided by one less than there are numbers.
+STATISTICS = encode_call(
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    [*({"tensor": i} for i in (0, 1, 1)), {"tensor": 2}, {"tensor": 2}, True, 0.1, 1e-5],
+    {},
+    random=False,
+)
+BATCH = encode_region(
+    [(torch.float32, (N, 3, 4)), *[(torch.float32, (3,))] * 2],
+    [(TANH, [0], ()), (STATISTICS, [3, 1, 2], ())],
+    [4, 7, 8],
+)
+
+
+@compiles
+def test_one_library_is_for_all_sizes_and_for_the_next_process(libraries, tmp_path, monkeypatch):
+    texts = {VARYING, BATCH}
+    for _ in range(2):
+        assert library.compiled(texts, Store(tmp_path)) == texts
+        for text in texts:
+            assert library.native_of(text)
+            for count in (2, 3, 7, 5000):
+                tensors = [torch.randn(count, 3, 4), torch.ones(3), torch.rand(3)][
+                    : 1 if text == VARYING else 3
+                ]
+                found, expected = library.library_of(text)(tensors), decode_region(text).run(tensors)
+                torch.testing.assert_close(tuple(found), expected, rtol=1e-4, atol=1e-4)
+        # Once more as another process.
+        monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
+        forget_the_compiler(monkeypatch)
+
+
+@compiles
+def test_code_that_is_for_some_sizes_alone_is_not_used(libraries, monkeypatch):
+    conditions = [[parse("n0") - 5 > 0], [sympy.Eq(parse("n0"), 4099)]]
+    monkeypatch.setattr(_torch_private.Trace, "conditions", lambda self: conditions.pop(0))
+    assert isinstance(making.make([VARYING])[VARYING], making.Made)
+    unmade = making.make([VARYING])[VARYING]
+    assert unmade == making.Unmade("UnknownCodeError: its code is for sizes where Eq(n0, 4099)")
+
+
+@pytest.mark.parametrize(("wrong", "where"), [(2, "{'n0': 2}"), (17, "{'n0': 17}"), (5003, "{'n0': 5003}")])
+def test_a_library_for_all_sizes_is_compared_for_several(wrong, where):
+    def run(tensors):
+        found = decode_region(VARYING).run(tensors)
+        return [found[0] + (len(tensors[0]) == wrong), *found[1:]]
+
+    assert difference(VARYING, run) == f"output 0 differs from that of PyTorch's kernels where {where}"
+
+
 @compiles
 def test_a_library_in_the_cache_that_does_not_load_is_made_again(libraries, tmp_path, monkeypatch):
     made = making.make([TEXT])[TEXT]
@@ -191,7 +258,8 @@ def test_a_sum_that_pytorch_rounds_on_the_way_may_be_exact(libraries, folder):
     backward = torch.ops.aten.native_layer_norm_backward.default
     call = encode_call(backward, [*arguments, [True, True, False]], {}, random=False)
     tensors = [*given, *statistics, *weights]
-    text = encode_region(tensors, [(TANH, [0]), (call, [6, 1, 2, 3, 4, 5])], [7, 8])
+    shapes = [(t.dtype, t.shape) for t in tensors]
+    text = encode_region(shapes, [(TANH, [0], ()), (call, [6, 1, 2, 3, 4, 5], ())], [7, 8])
     assert library.compiled([text], Store(folder)) == {text}
     found, expected = library.library_of(text)(list(tensors)), decode_region(text).run(tensors)
     exact = decode_region(in_float32(text)).run([t.float() for t in tensors])

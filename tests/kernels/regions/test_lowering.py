@@ -7,6 +7,7 @@ import torch
 
 from torch2ort.kernels.regions.lowering import UnknownCodeError, lowered
 from torch2ort.kernels.regions.source import Program, program_of, text_of
+from torch2ort.sizes.expressions import evaluate, parse
 
 INPUTS = [(torch.float32, (2, 3)), (torch.bfloat16, (3,))]
 KERNEL = '#include <cstdint>\nextern "C"  void  kernel(const float* a, float* b)\n{\n  b[0] = a[0];\n}'
@@ -31,7 +32,7 @@ class Runner:
         self.partitions = partitions
 
     def call(self, args):
-        x, y = args
+        *sizes, x, y = args
         args.clear()
 {lines}
 
@@ -75,6 +76,58 @@ return (result, result, x, reinterpret_tensor(result, (3,), (1,), 3))"""
         "std::memcpy(memory[4], memory[0] + 0, 24);",
         "std::memcpy(memory[5], memory[2] + 12, 12);",
     ]
+
+
+N, M = parse("n0"), parse("n1")
+VARYING = [(torch.float32, (N, M, 4)), (torch.bfloat16, (3,))]
+SIZED = '#include <cstdint>\nextern "C"  void  kernel(const float* a, float* b, const int64_t ks0)\n{}'
+
+
+def test_sizes_that_vary_are_arithmetic_in_cpp():
+    body = """\
+s0, s1 = sizes
+assert_size_stride(x, (s0, s1, 4), (4*s1, 4, 1), 'input')
+between = empty_strided_cpu((s0, s1), (s1, 1), torch.float32)
+first(x, between, s0*s1)
+result = empty_strided_cpu((s1 + 1, s0), (s0, 1), torch.float32)
+first(reinterpret_tensor(between, (s1,), (1,), s1*(s0 - 1)), result, (4*s0) // 3)
+return (reinterpret_tensor(result, (s0*(s1 + 1),), (1,), 0),)"""
+    types = "['const float*', 'float*', 'const int64_t']"
+    found = lowered(module(body, types=types, kernel=SIZED), VARYING, ["n0", "n1"])
+    program, part = program_of("entry", found, ["n0", "n1"])
+    ((dtype, (size,)),), (bytes_between,) = program.outputs, program.temporaries
+    assert dtype is torch.float32
+    for n, m in ((2, 3), (7, 5)):
+        assert evaluate(size, {"n0": n, "n1": m}) == n * (m + 1)
+        assert evaluate(bytes_between, {"n0": n, "n1": m}) == 4 * n * m
+    calls = [line.replace("reinterpret_cast", "").strip() for line in part.splitlines() if "::kernel" in line]
+    assert [call.rpartition(", ")[2] for call in calls] == [
+        "(sizes[0] * sizes[1]));",
+        "((4 * sizes[0]) / 3));",
+    ]
+    told = [line.strip() for line in part.splitlines() if "numbers[" in line]
+    assert told[:5] == [
+        "numbers[0] = sizes[0];",
+        "numbers[1] = sizes[1];",
+        "numbers[2] = 4;",
+        "numbers[3] = 3;",
+        "numbers[4] = (sizes[0] * (1 + sizes[1]));",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("n, m = sizes\nreturn (reinterpret_tensor(x, (4*n*m + 1,), (1,), 0),)", "larger than its memory"),
+        ("n, _ = sizes\nreturn (reinterpret_tensor(x, (n,), (1,), n - 3),)", "larger than its memory"),
+        ("_, n = sizes\nassert_size_stride(x, (n, n, 4), (4*n, 4, 1))\nreturn ()", "another order in"),
+        ("n, _ = sizes\nassert_size_stride(x, (n, n, 4), (4*n, 4, 1))\nreturn ()", "another order in"),
+        ("return (3 if sizes[0] > 5 else x,)", "truth value of Relational"),
+    ],
+)  # fmt: skip
+def test_what_does_not_hold_for_all_sizes_is_refused(body, said):
+    with pytest.raises(UnknownCodeError, match=said):
+        lowered(module(body), VARYING, ["n0", "n1"])
 
 
 MADE = "result = empty_strided_cpu((2, 3), (3, 1), torch.float32)\n"

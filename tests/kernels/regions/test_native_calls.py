@@ -20,6 +20,7 @@ from torch2ort.kernels.regions.region import decode_region, encode_region
 from torch2ort.kernels.regions.shared import loaded
 from torch2ort.kernels.regions.source import Program
 from torch2ort.pythonop.native import native
+from torch2ort.sizes.expressions import parse
 
 pytestmark = [
     pytest.mark.joint("regions are a part of its graphs"),
@@ -33,8 +34,9 @@ LIBRARY = """
 #include <cstdint>
 #include <cstring>
 #include <dlfcn.h>
-#define ENTRY extern "C" __attribute__((visibility("default"))) int32_t
-ENTRY twice(char* const* memory) {
+#define SEEN extern "C" __attribute__((visibility("default")))
+#define ENTRY SEEN int32_t
+ENTRY twice(char* const* memory, const int64_t*) {
   auto* x = reinterpret_cast<float*>(memory[0]);
   auto* y = reinterpret_cast<float*>(memory[1]);
   auto* is_nan = reinterpret_cast<bool*>(memory[2]);
@@ -44,12 +46,24 @@ ENTRY twice(char* const* memory) {
   std::memcpy(y, between, 24);
   return 0;
 }
-ENTRY has_lock(char* const* memory) {
+ENTRY has_lock(char* const* memory, const int64_t*) {
   auto* check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
   for (int i = 0; i < 6; ++i) reinterpret_cast<float*>(memory[1])[i] = check == nullptr ? -1 : check();
   return 0;
 }
-ENTRY fail(char* const*) { return 1; }
+ENTRY fail(char* const*, const int64_t*) { return 1; }
+ENTRY rows(char* const* memory, const int64_t* sizes) {
+  auto* x = reinterpret_cast<float*>(memory[0]);
+  auto* between = reinterpret_cast<float*>(memory[3]);
+  for (int64_t i = 0; i < 3 * sizes[0]; ++i) between[i] = 2 * x[i];
+  for (int64_t i = 0; i < 3 * sizes[0]; ++i) memory[2][i] = between[i] != between[i];
+  std::memcpy(memory[1], between, 12 * sizes[0]);
+  return 0;
+}
+SEEN void rows_numbers(const int64_t* sizes, int64_t* numbers) {
+  const int64_t found[] = {sizes[0], 3, sizes[0], 3, sizes[0], 3, 12 * sizes[0]};
+  std::memcpy(numbers, found, sizeof(found));
+}
 """
 X = torch.tensor([[0.5, -2.0, float("nan")], [-0.0, 3e38, float("-inf")]])
 
@@ -60,7 +74,10 @@ def call(operator, *arguments):
 
 # As text what `twice` computes.
 DOUBLED, IS_NAN = call(aten.mul.Tensor, {"tensor": 0}, 2), call(aten.ne.Tensor, {"tensor": 0}, {"tensor": 1})
-TWICE = encode_region([X], [(DOUBLED, [0]), (IS_NAN, [1, 1])], [1, 2])
+TWICE = encode_region([(torch.float32, (2, 3))], [(DOUBLED, [0], ()), (IS_NAN, [1, 1], ())], [1, 2])
+
+# The same of any number of rows.
+ROWS = encode_region([(torch.float32, (parse("n0"), 3))], [(DOUBLED, [0], ()), (IS_NAN, [1, 1], ())], [1, 2])
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +180,48 @@ def test_other_sizes_than_it_was_compiled_for_are_refused(region, sizes):
     assert node.python_calls == calls
 
 
+@pytest.fixture
+def rows(written, monkeypatch):
+    """A node that calls a function for any number of rows, known as the region ``ROWS``."""
+    outputs = ((torch.float32, (parse("n0"), 3)), (torch.bool, (parse("n0"), 3)))
+    program = Program("rows", outputs, (12 * parse("n0"),))
+    known = {ROWS: loaded(written, decode_region(ROWS), program)}
+    monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)(known))
+    return OneNode(FusedRegion, ROWS, [X], decode_region(ROWS).run([X]))
+
+
+def test_sizes_that_vary_are_told_to_the_library(rows):
+    assert rows.is_direct
+    for count in (2, 5, 3, 1000, 2):
+        x = torch.randn(count, 3)
+        x[1, 2] = float("nan")
+        y, is_nan = rows(x)
+        assert torch.equal(y[0], 2 * x[0])
+        assert torch.equal(is_nan, x.isnan())
+    assert rows.python_calls == 1
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_sizes_below_two_run_call_by_call_in_pytorchs_kernels(rows, count):
+    rows(X)
+    calls = rows.python_calls
+    y, is_nan = rows(X[:count])
+    torch.testing.assert_close((y, is_nan), (2 * X[:count], X[:count].isnan()), equal_nan=True)
+    assert rows.python_calls == calls + 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 1), (5, 0)])
+def test_sizes_that_do_not_fit_those_that_vary_are_refused(rows, sizes):
+    rows(X)
+    with pytest.raises(EngineError) as error:
+        rows(torch.zeros(sizes))
+    assert str(error.value) == (
+        f"tensor 0 of a fused region is torch.float32 of shape {list(sizes)}, but it was compiled for "
+        f"torch.float32 of shape [n0, 3], contiguous. A Function of the model gave another shape or type "
+        f"than when it was exported. With Options(fuse=False) operators run one by one"
+    )
+
+
 def test_results_outlive_the_session(region):
     node = region()
     node(X)
@@ -199,12 +258,18 @@ def test_what_no_node_can_call_runs_in_python(monkeypatch):
         ({"outputs": [(2, 3), (6,)]}, "DirectCall: the region's tensors are not the site's"),
         ({"inputs": [(-2, 3)]}, "a size is negative"),
         ({"inputs": [[2, 3]]}, "the sizes of a tensor are a tuple"),
-        ({"temporaries": [-1]}, "a size is negative"),
+        ({"temporaries": [-2]}, "a size is negative"),
+        ({"temporaries": [-1]}, "a region's sizes vary, and nothing tells them"),
+        ({"inputs": [(-1, 3)], "numbers": 1}, "a region's sizes vary, and nothing tells them"),
+        ({"varying": [0]}, "the place of a size is a tuple of an input and a dimension"),
+        ({"varying": [(1, 0)]}, "a size stands at no dimension of an input"),
+        ({"varying": [(0, 2)]}, "a size stands at no dimension of an input"),
     ],
 )
 def test_a_call_that_is_not_the_sites_is_refused(region, changed, said):
     site = region().site
     arguments = {"address": 1, "inputs": [(2, 3)], "outputs": [(2, 3), (2, 3)], "temporaries": []}
+    arguments |= {"numbers": 0, "varying": []}
     with pytest.raises(ValueError, match=f"^{said}$"):
         native.DirectCall.of_region(site=site, **{**arguments, **changed})
 

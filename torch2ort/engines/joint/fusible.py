@@ -13,6 +13,7 @@ import torch
 
 from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.memory import VIEWS
+from torch2ort.sizes.symbols import bounds, has_hint
 
 aten = torch.ops.aten
 
@@ -62,10 +63,16 @@ def is_fusible(node: torch.fx.Node) -> bool:
         return False
     if node.target not in VIEWS and name not in POINTWISE and name not in _REDUCTIONS and name not in MADE:
         return False
-    read = [n.meta.get("val") for n in node.all_input_nodes]
+    if not all(_is_plain(n.meta.get("val")) or is_size(n) for n in node.all_input_nodes):
+        return False
     given = node.meta["val"]
-    values = [*read, *(given if isinstance(given, (list, tuple)) else (given,))]
-    return all(v is None or _is_plain(v) for v in values)
+    return all(v is None or _is_plain(v) for v in (given if isinstance(given, (list, tuple)) else (given,)))
+
+
+def is_size(node: torch.fx.Node) -> bool:
+    """Whether a node is a whole number that sizes of the graph's inputs tell, and never negative."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.SymInt) and _is_told(value, 0)
 
 
 def _is_plain(value: Any) -> bool:
@@ -74,5 +81,11 @@ def _is_plain(value: Any) -> bool:
         isinstance(value, torch.Tensor)
         and value.dtype in _DTYPES
         and value.device.type == "cpu"
-        and all(type(size) is int and size > 0 for size in value.shape)
+        and all(size > 0 if isinstance(size, int) else _is_told(size, 1) for size in value.shape)
     )
+
+
+def _is_told(size: torch.SymInt, least: int) -> bool:
+    """Whether sizes of the graph's inputs tell a number, and that it is at least so much."""
+    lower, _ = bounds(size)
+    return has_hint(size) and lower is not None and lower >= least

@@ -13,11 +13,14 @@ import torch
 from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.fusible import MADE, POINTWISE, is_fusible, name_of
 from torch2ort.engines.joint.memory import VIEWS
+from torch2ort.engines.joint.named_sizes import NamedSizes
 from torch2ort.engines.joint.recompute import is_large
+from torch2ort.engines.joint.sizes import elements
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.regions.function import FusedRegion
 from torch2ort.kernels.regions.region import encode_region
 from torch2ort.pythonop import Site
+from torch2ort.sizes.symbols import is_number
 from torch2ort.symbolics.sites import SiteMaker, is_random
 
 aten = torch.ops.aten
@@ -41,7 +44,8 @@ def fuse(graph: torch.fx.Graph, available: Callable[[Sequence[str]], Collection[
     _merge(graph)
     kept = [node for node in graph.nodes if _is_ordered(node)]
     maker = SiteMaker(graph)
-    regions = [region for region in map(_region_of, _regions(graph)) if region.outputs]
+    found = map(_region_of, _regions(graph))
+    regions = [region for region in found if region is not None and region.outputs]
     usable = available([region.text for region in regions if _inputs_of(region.nodes)])
     for region in regions:
         if region.text in usable:
@@ -64,7 +68,7 @@ def _merge(graph: torch.fx.Graph) -> None:
 
 def _is_ordered(node: torch.fx.Node) -> bool:
     """Whether a node keeps its place among its like: it calls a Function, or draws random numbers."""
-    if node.op != "call_function" or node.target is operator.getitem:
+    if node.op != "call_function" or node.target is operator.getitem or is_number(node.meta.get("val")):
         return False
     return not (isinstance(node.target, OpOverload) and node.target.namespace == "aten") or is_random(node)
 
@@ -80,7 +84,8 @@ def _levels(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
     last = 0
     for node in graph.nodes:
         level = max((reached[n] for n in node.all_input_nodes), default=0)
-        if node.op == "call_function" and not is_fusible(node):
+        # A number that is computed of sizes is nothing to wait for but the tensors that have them.
+        if node.op == "call_function" and not is_fusible(node) and not is_number(node.meta.get("val")):
             level += 1
             if _is_ordered(node):
                 level = last = max(level, last + 1)
@@ -89,7 +94,7 @@ def _levels(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
     for node in reversed(graph.nodes):
         if is_fusible(node):
             readers = [user for user in node.users if user.op == "call_function"]
-            allowed = [levels[user] if user in levels else reached[user] - 1 for user in readers]
+            allowed = [_allowed(user, levels, reached) for user in readers]
             is_result = len(readers) < len(node.users)
             levels[node] = min([*allowed, *([reached[node]] if is_result or not readers else [])])
     for node in levels:
@@ -97,6 +102,15 @@ def _levels(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
         if source is not None:
             levels[node] = levels[source]
     return levels
+
+
+def _allowed(
+    reader: torch.fx.Node, levels: dict[torch.fx.Node, int], reached: dict[torch.fx.Node, int]
+) -> int:
+    """The highest number that a node may have for one of those that read it."""
+    if reader in levels:
+        return levels[reader]
+    return reached[reader] if is_number(reader.meta.get("val")) else reached[reader] - 1
 
 
 def _compute_again(graph: torch.fx.Graph, levels: dict[torch.fx.Node, int]) -> None:
@@ -138,11 +152,13 @@ def _leaves(
     """The large tensors that a node is computed of element by element in its region; ``None`` for several."""
     if name_of(node) not in POINTWISE and node.target not in VIEWS and name_of(node) not in MADE:
         return None
-    size = node.meta["val"].numel()
+    size = elements(node.meta["val"])
     found: set[torch.fx.Node] = set()
     for read in node.all_input_nodes:
+        if is_number(read.meta["val"]):
+            continue
         if levels.get(read) != levels[node]:
-            found.update([read] if read.meta["val"].numel() * _SMALL > size else [])
+            found.update([read] if elements(read.meta["val"]) * _SMALL > size else [])
             continue
         inner = known[read]
         if inner is None:
@@ -222,71 +238,91 @@ class _Region:
     Attributes:
         nodes: in the order of the graph.
         outputs: those of them that others read.
+        sizes: names for those that vary.
         text: what they compute.
     """
 
     nodes: Sequence[torch.fx.Node]
     outputs: Sequence[torch.fx.Node]
+    sizes: NamedSizes
     text: str
 
 
-def _region_of(nodes: Sequence[torch.fx.Node]) -> _Region:
+def _region_of(nodes: Sequence[torch.fx.Node]) -> _Region | None:
+    """The region of nodes; ``None`` where a size is none that a text can hold."""
     inside = set(nodes)
     outputs = [n for n in nodes if not inside.issuperset(n.users) and isinstance(n.meta["val"], torch.Tensor)]
-    return _Region(nodes, outputs, _text_of(nodes, _inputs_of(nodes), outputs))
+    read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if is_number(n.meta["val"]))
+    try:
+        sizes = NamedSizes([n.meta["val"] for n in _inputs_of(nodes)], list(read))
+        return _Region(nodes, outputs, sizes, _text_of(nodes, sizes, outputs))
+    except ValueError:
+        return None
 
 
 def _inputs_of(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
-    """What nodes read of others."""
+    """The tensors that nodes read of others."""
     inside = set(nodes)
-    return list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
+    read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside)
+    return [n for n in read if not is_number(n.meta["val"])]
 
 
 def _replace(region: _Region, maker: SiteMaker) -> None:
     """Put a call in the place of a region."""
     # The call of a region before may have taken the place of what these read.
-    results = maker.call(region.nodes[-1], FusedRegion, [region.text], _inputs_of(region.nodes))
+    inputs, last = _inputs_of(region.nodes), region.nodes[-1]
+    if region.sizes.told:
+        inputs.append(maker.of_sizes(last, region.sizes.told))
+    results = maker.call(last, FusedRegion, [region.text], inputs)
     for node, result in zip(region.outputs, results, strict=True):
         node.replace_all_uses_with(result)
     for node in reversed(region.nodes):
         node.graph.erase_node(node)
 
 
-def _text_of(
-    nodes: Sequence[torch.fx.Node], inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node]
-) -> str:
-    """The region in words that are the same for all that compute the same."""
+def _text_of(nodes: Sequence[torch.fx.Node], sizes: NamedSizes, outputs: Sequence[torch.fx.Node]) -> str:
+    """The region in words that are the same for all that compute the same.
+
+    Raises:
+        ValueError: a size is none that a text can hold.
+    """
+    inputs = _inputs_of(nodes)
+    given = [(n.meta["val"].dtype, [sizes.of(size) for size in n.meta["val"].shape]) for n in inputs]
+    if sizes.told:
+        given.append((torch.int64, [*(sizes.of(n.meta["val"]) for n in sizes.told), 0]))
     numbers = {node: i for i, node in enumerate(inputs)}
-    count = len(inputs)
+    count = len(given)
     calls = []
     for node in nodes:
         if _source(node) is not None:
             continue
-        call, read = _call_of(node)
-        calls.append((call, [numbers[n] for n in read]))
+        call, tensors, taken = _call_of(node)
+        calls.append((call, [numbers[n] for n in tensors], [sizes.of(n.meta["val"]) for n in taken]))
         if isinstance(node.meta["val"], torch.Tensor):
             numbers[node] = count
             count += 1
         else:
             numbers.update((user, count + cast(int, user.args[1])) for user in node.users)
             count += len(node.meta["val"])
-    return encode_region([n.meta["val"] for n in inputs], calls, [numbers[n] for n in outputs])
+    return encode_region(given, calls, [numbers[n] for n in outputs])
 
 
-def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
-    """The text of a node's call, and its tensors by their numbers in it."""
-    read: list[torch.fx.Node] = []
+def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
+    """The text of a node's call, and its tensors and sizes by their numbers in it."""
+    tensors: list[torch.fx.Node] = []
+    sizes: list[torch.fx.Node] = []
 
-    def operand(tensor: torch.fx.Node) -> Any:
-        if tensor not in read:
-            read.append(tensor)
-        return {"tensor": read.index(tensor)}
+    def operand(value: torch.fx.Node) -> Any:
+        kind, known = ("size", sizes) if is_number(value.meta["val"]) else ("tensor", tensors)
+        if value not in known:
+            known.append(value)
+        return {kind: known.index(value)}
 
     # A tensor lies in a graph in the order of its dimensions, which a view may not find in eager PyTorch.
     target = cast(OpOverload, aten.reshape.default if node.target in _RESHAPES else node.target)
     arguments = cast("tuple[Any, ...]", torch.fx.node.map_arg(node.args, operand))
     keywords = cast("dict[str, Any]", torch.fx.node.map_arg(node.kwargs, operand))
-    return encode_call(target, arguments, dict(keywords), random=False), read
+    return encode_call(target, arguments, dict(keywords), random=False), tensors, sizes
 
 
 def _sort(graph: torch.fx.Graph, kept: Sequence[torch.fx.Node]) -> None:

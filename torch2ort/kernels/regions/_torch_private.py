@@ -7,6 +7,7 @@
 | torch._inductor.config.patch | 2.12.1, 2.13.0 |
 | torch._inductor.cpp_builder.CppBuilder, CppTorchOptions | 2.12.1, 2.13.0 |
 | torch._inductor.cpu_vec_isa.pick_vec_isa | 2.11.0, 2.13.0, 2.15.0 |
+| ShapeEnv.create_symbol, create_symintnode, guards; DimDynamic; ConstantSource; FakeTensorMode | 2.13.0 |
 
 Where one of those that were not tried is missing, the packages of the first line do the work.
 """
@@ -14,22 +15,59 @@ Where one of those that were not tried is missing, the packages of the first lin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 
 _Function = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-def wrapper_of(function: _Function, arguments: tuple[torch.Tensor, ...], *, threads: int) -> str:
+class Trace:
+    """Tensors without data, of sizes some of which vary.
+
+    Args:
+        hints: a number for each size that varies, by name. Compiled code is right for all, best for these.
+
+    Attributes:
+        sizes: those that vary, by name.
+    """
+
+    def __init__(self, hints: Mapping[str, int]) -> None:
+        from torch._dynamo.source import ConstantSource
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+        self._environment = ShapeEnv()
+        self._mode = FakeTensorMode(shape_env=self._environment)
+        self.sizes: dict[str, Any] = {}
+        for name, hint in hints.items():
+            source = ConstantSource(name)
+            made = self._environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+            self.sizes[name] = self._environment.create_symintnode(made, hint=hint, source=source)
+
+    def tensor(self, dtype: torch.dtype, sizes: Sequence[Any]) -> torch.Tensor:
+        """A contiguous tensor."""
+        with self._mode:
+            return torch.empty(sizes, dtype=dtype)
+
+    def conditions(self) -> list[sympy.Expr]:
+        """What code that was made of such tensors takes their sizes to be."""
+        return [guard.expr for guard in self._environment.guards]
+
+
+def wrapper_of(
+    function: _Function, arguments: tuple[torch.Tensor, ...], sizes: Sequence[Any] = (), *, threads: int
+) -> str:
     """What inductor writes for a function of contiguous tensors: Python with kernels in C++, not compiled.
 
     Args:
         function: takes and gives tensors.
-        arguments: some that it takes.
+        arguments: some that it takes, or those of a :class:`Trace`.
+        sizes: those of the trace that vary, which what is written takes in front of the tensors.
         threads: as for :func:`compile_package`.
     """
     import torch._inductor
@@ -50,11 +88,14 @@ def wrapper_of(function: _Function, arguments: tuple[torch.Tensor, ...], *, thre
         written.append(code.value)
         return Nothing()
 
-    traced: Any = make_fx(lambda *tensors: tuple(function(tensors)), tracing_mode="fake")
+    traced: Any = make_fx(
+        lambda *given: tuple(function(given[len(sizes) :])), tracing_mode="symbolic" if sizes else "fake"
+    )
     with torch.no_grad(), mock.patch.object(GraphLowering, "compile_to_module", write):
         # What comes out of a cache of inductor's would be written by nobody.
         options = {**_settings(threads), "cpp_wrapper": False, "force_disable_caches": True}
-        torch._inductor.compile(traced(*arguments), list(arguments), options=options)
+        given = [*sizes, *arguments]
+        torch._inductor.compile(traced(*given), given, options=options)
     (code,) = written
     return code
 

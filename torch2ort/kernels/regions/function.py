@@ -22,4 +22,6 @@ class FusedRegion(Function):
         if private.is_abstract(tensors):
             return region.run(tensors)
         region.check(tensors)
+        if not region.is_compiled_for(tensors):
+            return region.run(tensors)
         return tuple(library_of(text)(list(tensors)))

@@ -13,10 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
+
+from torch2ort.kernels.regions.region import SMALLEST, Size
+from torch2ort.sizes.expressions import symbol
 
 # What is kept of the module: its kernels, and what calls them.
 _CALLS = frozenset({"Runner", "call", "runner"})
+# What a kernel takes besides addresses: a size that varies, or what is computed of some.
+_NUMBER = "const int64_t"
 
 
 class UnknownCodeError(Exception):
@@ -32,7 +38,7 @@ class Buffer:
         is_input: whether the caller's, which nobody writes to.
     """
 
-    size: int
+    size: Size
     is_input: bool = False
 
 
@@ -50,12 +56,12 @@ class View:
 
     buffer: Buffer
     dtype: torch.dtype
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size = 0
 
     @property
-    def size(self) -> int:
+    def extent(self) -> Size:
         """Bytes from its first element to its last."""
         return _extent(self.sizes, self.strides) * self.dtype.itemsize
 
@@ -70,7 +76,7 @@ class Kernel:
     """A function in C++.
 
     Attributes:
-        types: of its parameters, all of them pointers.
+        types: of its parameters: pointers, and numbers of 64 bits.
         source: its text, where it is called ``kernel``.
     """
 
@@ -90,29 +96,33 @@ class Lowered:
     """
 
     inputs: tuple[View, ...]
-    calls: list[tuple[Kernel, tuple[View, ...]]] = field(default_factory=list)
+    calls: list[tuple[Kernel, tuple[View | Size, ...]]] = field(default_factory=list)
     outputs: tuple[View, ...] = ()
     buffers: list[Buffer] = field(default_factory=list)
 
 
-def lowered(code: str, inputs: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> Lowered:
+def lowered(
+    code: str, inputs: Sequence[tuple[torch.dtype, tuple[Size, ...]]], varying: Sequence[str] = ()
+) -> Lowered:
     """What the module ``code`` does.
 
     Args:
         code: as inductor writes it.
         inputs: element type and sizes of the tensors that it takes, all contiguous.
+        varying: names of the sizes that vary, which it takes in front of them.
 
     Raises:
         UnknownCodeError: it does more than to call kernels, or something that is not known here.
     """
     views = []
     for dtype, sizes in inputs:
-        buffer = Buffer(math.prod(sizes) * dtype.itemsize, is_input=True)
-        views.append(View(buffer, dtype, sizes, _dense(sizes)))
+        strides = _dense(sizes)
+        buffer = Buffer(_extent(sizes, strides) * dtype.itemsize, is_input=True)
+        views.append(View(buffer, dtype, sizes, strides))
     recorder = _Recorder(Lowered(tuple(views)))
     try:
         call = _caller(code, recorder)
-        outputs = call(list(views))
+        outputs = call([*map(symbol, varying), *views])
     except UnknownCodeError:
         raise
     except Exception as error:  # whatever a stand-in makes of an operator that it knows not
@@ -143,44 +153,45 @@ class _Recorder:
         """A kernel that the module can call."""
         kernel = Kernel(tuple(types), source)
 
-        def call(*views: View) -> None:
-            if len(views) != len(types):
+        def call(*given: View | Size) -> None:
+            if len(given) != len(types):
                 raise UnknownCodeError("a kernel is called with more or less than it takes")
-            for view, kind in zip(views, types, strict=True):
-                writes = not kind.startswith("const ")
-                if not isinstance(view, View) or not kind.endswith("*") or (writes and view.buffer.is_input):
-                    raise UnknownCodeError(f"a kernel is called with {view!r} for {kind}")
-            self.found.calls.append((kernel, views))
+            for value, kind in zip(given, types, strict=True):
+                if not _is_taken(value, kind):
+                    raise UnknownCodeError(f"a kernel is called with {value!r} for {kind}")
+            self.found.calls.append((kernel, given))
 
         return call
 
-    def empty(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> View:
+    def empty(self, sizes: tuple[Size, ...], strides: tuple[Size, ...], dtype: torch.dtype) -> View:
         """Memory that nobody wrote to."""
         buffer = Buffer(_extent(sizes, strides) * dtype.itemsize)
         self.found.buffers.append(buffer)
         return View(buffer, dtype, tuple(sizes), tuple(strides))
 
-    def reinterpret(self, view: View, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> View:
+    def reinterpret(
+        self, view: View, sizes: tuple[Size, ...], strides: tuple[Size, ...], offset: Size
+    ) -> View:
         """The same memory in other sizes."""
         start = view.offset + offset * view.dtype.itemsize
         made = View(view.buffer, view.dtype, tuple(sizes), tuple(strides), start)
-        if start < 0 or start + made.size > view.buffer.size:
+        if not _is_never_negative(start) or not _is_never_negative(view.buffer.size - start - made.extent):
             raise UnknownCodeError("a view is larger than its memory")
         return made
 
-    def expect(self, view: View, sizes: tuple[int, ...], strides: tuple[int, ...], *said: str) -> None:
+    def expect(self, view: View, sizes: tuple[Size, ...], strides: tuple[Size, ...], *said: str) -> None:
         """Refuse another order than the kernels are for."""
-        if view.sizes != tuple(sizes) or not _fits(view.sizes, view.strides, tuple(strides)):
+        if not _is_equal(view.sizes, tuple(sizes)) or not _fits(view.sizes, view.strides, tuple(strides)):
             raise UnknownCodeError("the kernels are for another order in memory")
 
 
-def _caller(code: str, recorder: _Recorder) -> Callable[[list[View]], Sequence[View]]:
+def _caller(code: str, recorder: _Recorder) -> Callable[[list[View | Size]], Sequence[View]]:
     """The function ``call`` of inductor's module."""
     module = ast.parse(code)
     module.body = [statement for statement in module.body if _is_kept(statement)]
     names = recorder.names()
     exec(compile(module, "<inductor>", "exec"), names)  # torch wrote it in this process
-    found: Callable[[list[View]], Sequence[View]] = names["call"]
+    found: Callable[[list[View | Size]], Sequence[View]] = names["call"]
     return found
 
 
@@ -197,19 +208,46 @@ def _is_kept(statement: ast.stmt) -> bool:
     return statement.targets[0].id in _CALLS
 
 
-def _dense(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(max(size, 1) for size in sizes[i + 1 :]) for i in range(len(sizes)))
+def _is_taken(value: View | Size, kind: str) -> bool:
+    """Whether a kernel can be called with a value where it has a parameter of a type."""
+    if not isinstance(value, View):
+        return kind == _NUMBER and isinstance(value, int | sympy.Expr)
+    return kind.endswith("*") and (kind.startswith("const ") or not value.buffer.is_input)
 
 
-def _fits(sizes: Sequence[int], strides: Sequence[int], expected: Sequence[int]) -> bool:
+def _dense(sizes: Sequence[Size]) -> tuple[Size, ...]:
+    # What varies is never 0.
+    counts = [max(size, 1) if isinstance(size, int) else size for size in sizes]
+    return tuple(math.prod(counts[i + 1 :]) for i in range(len(sizes)))
+
+
+def _fits(sizes: Sequence[Size], strides: Sequence[Size], expected: Sequence[Size]) -> bool:
     """Whether strides are as expected where they count."""
     return all(
-        size == 1 or stride == wanted for size, stride, wanted in zip(sizes, strides, expected, strict=True)
+        size == 1 or _is_equal([stride], [wanted])
+        for size, stride, wanted in zip(sizes, strides, expected, strict=True)
     )
 
 
-def _extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
+def _is_equal(these: Sequence[Size], those: Sequence[Size]) -> bool:
+    """Whether sizes are the same, whatever those are that vary."""
+    return len(these) == len(those) and all(
+        sympy.expand(one - other) == 0 for one, other in zip(these, those, strict=True)
+    )
+
+
+def _is_never_negative(size: Size) -> bool:
+    """Whether it is known of a size that it is no less than 0."""
+    if isinstance(size, int):
+        return size >= 0
+    more = {s: symbol(s.name) + SMALLEST for s in size.free_symbols}
+    return bool(sympy.expand(size.subs(more)).is_nonnegative)
+
+
+def _extent(sizes: Sequence[Size], strides: Sequence[Size]) -> Size:
     """Elements from the first to the last."""
     if 0 in sizes:
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    extent: Size = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    # In one form, so that equal ones are equal.
+    return extent if isinstance(extent, int) else sympy.expand(extent)

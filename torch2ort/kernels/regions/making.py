@@ -16,14 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import sympy
 import torch
 
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.cache.store.shelf import Kept
 from torch2ort.cache.store.store import Entry
 from torch2ort.kernels.regions import _torch_private as private
-from torch2ort.kernels.regions.lowering import Kernel, lowered
-from torch2ort.kernels.regions.region import Region, decode_region
+from torch2ort.kernels.regions.lowering import Kernel, UnknownCodeError, lowered
+from torch2ort.kernels.regions.region import Region, as_json, decode_region, read, shape_of
 from torch2ort.kernels.regions.shared import loaded
 from torch2ort.kernels.regions.source import Program, program_of, text_of
 from torch2ort.log import logger, quiet
@@ -31,6 +32,10 @@ from torch2ort.startup import SESSION, timed
 
 _LIBRARY = "regions.so"
 _PACKAGE = "region.pt2"
+# How the functions of a library are called; another number for another way.
+_FORM = "2"
+# For sizes that vary: large, so that inductor adds up with care, and primes, so that it sees no pattern.
+_HINTS = (4099, 4111, 4127, 4129, 4133, 4139, 4153, 4157)
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
@@ -64,11 +69,9 @@ def make(texts: Sequence[str]) -> dict[str, Made | Unmade]:
     Args:
         texts: of the regions, each once.
     """
-    made: dict[str, Made | Unmade] = {}
-    if texts:
-        made.update(_in_one_library(texts))
+    made: dict[str, Made | Unmade] = dict(_in_one_library(texts)) if texts else {}
     for text in texts:
-        if text not in made:
+        if isinstance(made[text], Unmade) and not decode_region(text).varying:
             made[text] = _in_a_package(text)
     return made
 
@@ -97,40 +100,43 @@ def surroundings() -> dict[str, str]:
         "threads": str(_threads()),
         # The compiler writes for the very processor that it runs on.
         "processor": _processor(),
-        "form": _LIBRARY,
+        "form": _FORM,
     }
 
 
 @timed(SESSION)
 @exclusive.exporting()
-def _in_one_library(texts: Sequence[str]) -> dict[str, Made]:
-    """The regions that inductor makes of kernels alone."""
+def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
+    """The regions that inductor makes of kernels alone, and why it does not make others so."""
     programs: dict[str, Program] = {}
     parts: list[str] = []
     kernels: list[Kernel] = []
+    unmade: dict[str, Made | Unmade] = {}
     with _compiling() as folder:
         for text in texts:
             region = decode_region(text)
             entry = f"torch2ort_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
             try:
-                code = private.wrapper_of(region.run, _samples(region), threads=_threads())
-                found = lowered(code, region.inputs)
-                programs[text], part = program_of(entry, found)
+                varying = tuple(region.varying)
+                found = lowered(_code_of(region), region.inputs, varying)
+                programs[text], part = program_of(entry, found, varying)
             except Exception as error:  # whatever a compiler can say
                 logger.info("a fused region is no library: %s", _said(error))
+                unmade[text] = Unmade(_said(error))
                 continue
             parts.append(part)
             kernels.extend(kernel for kernel, _ in found.calls)
         if not programs:
-            return {}
+            return unmade
         try:
             library = private.compile_library(text_of(parts, kernels), folder, threads=_threads())
             runs = {text: loaded(library, decode_region(text), p) for text, p in programs.items()}
         except Exception as error:  # likewise
             logger.info("fused regions are no library: %s", _said(error))
-            return {}
+            return {**unmade, **dict.fromkeys(programs, Unmade(_said(error)))}
     files = {_LIBRARY: library}
-    return {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}
+    made = {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}
+    return {**unmade, **made}
 
 
 @timed(SESSION)
@@ -166,6 +172,33 @@ def _compiling() -> Iterator[Path]:
         yield Path(folder)
 
 
+def _code_of(region: Region) -> str:
+    """What inductor writes for a region.
+
+    Raises:
+        UnknownCodeError: it would not be right for all sizes.
+    """
+    if not region.varying:
+        return private.wrapper_of(region.run, _samples(region), threads=_threads())
+    trace = private.Trace(dict(zip(region.varying, _HINTS, strict=False)))
+    arguments = tuple(trace.tensor(dtype, shape_of(sizes, trace.sizes)) for dtype, sizes in region.inputs)
+    code = private.wrapper_of(region.run, arguments, tuple(trace.sizes.values()), threads=_threads())
+    for condition in trace.conditions():
+        if not _is_of_large_sizes(condition):
+            raise UnknownCodeError(f"its code is for sizes where {condition}")
+    return code
+
+
+def _is_of_large_sizes(condition: sympy.Expr) -> bool:
+    """Whether a condition says that sizes are large, where inductor adds up with more care than for small."""
+    if not isinstance(condition, (sympy.StrictGreaterThan, sympy.GreaterThan)):
+        condition = getattr(condition, "reversed", condition)
+    if not isinstance(condition, (sympy.StrictGreaterThan, sympy.GreaterThan)):
+        return False
+    large = sympy.expand(condition.lhs - condition.rhs)
+    return all(c > 0 for term, c in large.as_coefficients_dict().items() if term.free_symbols)
+
+
 def _samples(region: Region) -> tuple[torch.Tensor, ...]:
     return tuple(region.samples(torch.Generator().manual_seed(0)))
 
@@ -175,14 +208,16 @@ def _said(error: Exception) -> str:
 
 
 def _encoded(program: Program) -> str:
-    outputs = [[str(dtype).removeprefix("torch."), list(sizes)] for dtype, sizes in program.outputs]
-    return json.dumps([program.entry, outputs, list(program.temporaries)])
+    outputs = [[str(dtype).removeprefix("torch."), as_json(sizes)] for dtype, sizes in program.outputs]
+    return json.dumps([program.entry, outputs, as_json(program.temporaries)])
 
 
 def _decoded(text: str) -> Program:
     entry, outputs, temporaries = json.loads(text)
     return Program(
-        entry, tuple((getattr(torch, dtype), tuple(sizes)) for dtype, sizes in outputs), tuple(temporaries)
+        entry,
+        tuple((getattr(torch, dtype), tuple(map(read, sizes))) for dtype, sizes in outputs),
+        tuple(map(read, temporaries)),
     )
 
 

@@ -1,4 +1,8 @@
-"""A region of a program: calls of ATen operators, their operands by number, sizes and types all known."""
+"""A region of a program: calls of ATen operators, their operands by number, types known, and sizes by name.
+
+A size is a number, or an expression over sizes that vary. Each of these has a name, and is a dimension of
+some tensor that the region reads.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,30 @@ import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import sympy
 import torch
 
 from torch2ort.errors import EngineError, ModelLoadError
 from torch2ort.kernels.functions import Call, decode_call
+from torch2ort.sizes import expressions
+
+Size: TypeAlias = int | sympy.Expr
+# A file may hold any text: none of these takes long to build.
+_POWER = re.compile(r"\b[A-Za-z]\w*\*\*\d\b(?!\*\*)")
+_PLAIN = re.compile(r"(?!.*(?:\*\*|\d{19}))[\w+\-*/%(), ]{1,400}")
+# What compiled code takes a size that varies to be at least, as torch does: 0 and 1 have rules of their own.
+SMALLEST = 2
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Stands for the tensor whose sizes a call takes as numbers; see :class:`Call`."""
+
+    shape: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -21,20 +42,38 @@ class Region:
 
     Attributes:
         inputs: element type and sizes of each tensor that it reads; all are contiguous.
-        calls: what it calls, in order, and the numbers of the tensors that each takes. Inputs have the first
-            numbers, results the next ones.
+        calls: what it calls, in order, the numbers of the tensors that each takes, and the sizes that it
+            takes as numbers. Inputs have the first numbers, results the next ones.
         outputs: numbers of the tensors that it gives; all are contiguous, and no two share memory.
     """
 
-    inputs: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
-    calls: tuple[tuple[Call, tuple[int, ...]], ...]
+    inputs: tuple[tuple[torch.dtype, tuple[Size, ...]], ...]
+    calls: tuple[tuple[Call, tuple[int, ...], tuple[Size, ...]], ...]
     outputs: tuple[int, ...]
+
+    @functools.cached_property
+    def varying(self) -> dict[str, tuple[int, int]]:
+        """The name of each size that varies -> an input and the dimension of it that it is."""
+        found: dict[str, tuple[int, int]] = {}
+        for position, (_, sizes) in enumerate(self.inputs):
+            for dimension, size in enumerate(sizes):
+                if isinstance(size, sympy.Symbol):
+                    found.setdefault(size.name, (position, dimension))
+        return found
+
+    def values(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """What the sizes that vary are for these inputs, by name."""
+        return {name: tensors[i].shape[d] for name, (i, d) in self.varying.items()}
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs, call by call in PyTorch's kernels."""
+        sizes = self.values(tensors)
         values = list(tensors)
-        for call, operands in self.calls:
-            result = call.result([values[i] for i in operands])
+        for call, operands, numbers in self.calls:
+            given: list[Any] = [values[i] for i in operands]
+            if numbers:
+                given.append(_Numbers(shape_of(numbers, sizes)))
+            result = call.result(given)
             values.extend(result if isinstance(result, (tuple, list)) else (result,))
         return tuple(values[i].contiguous() for i in self.outputs)
 
@@ -44,32 +83,84 @@ class Region:
         Raises:
             EngineError: one has another type, other sizes or another order in memory.
         """
-        for position, (tensor, (dtype, shape)) in enumerate(zip(tensors, self.inputs, strict=True)):
-            if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous():
+        ranks = [len(sizes) for _, sizes in self.inputs] == [tensor.dim() for tensor in tensors]
+        values = self.values(tensors) if ranks else {}
+        for position, (tensor, (dtype, sizes)) in enumerate(zip(tensors, self.inputs, strict=True)):
+            fits = ranks and tensor.shape == shape_of(sizes, values)
+            if tensor.dtype is not dtype or not fits or not tensor.is_contiguous():
                 raise EngineError(
                     f"tensor {position} of a fused region is {tensor.dtype} of shape {list(tensor.shape)}, "
-                    f"but it was compiled for {dtype} of shape {list(shape)}, contiguous. A Function of the "
-                    f"model gave another shape or type than when it was exported. With Options(fuse=False) "
-                    f"operators run one by one"
+                    f"but it was compiled for {dtype} of shape [{', '.join(map(written, sizes))}], "
+                    f"contiguous. A Function of the model gave another shape or type than when it was "
+                    f"exported. With Options(fuse=False) operators run one by one"
                 )
 
-    def samples(self, generator: torch.Generator) -> list[torch.Tensor]:
-        """Random inputs, with a few special numbers among floating-point ones."""
-        return [_sample(dtype, shape, generator) for dtype, shape in self.inputs]
+    def is_compiled_for(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether compiled code is for tensors of these sizes, which :meth:`check` lets pass."""
+        return all(value >= SMALLEST for value in self.values(tensors).values())
+
+    def samples(
+        self, generator: torch.Generator, values: Mapping[str, int] | None = None
+    ) -> list[torch.Tensor]:
+        """Random inputs, with a few special numbers among floating-point ones.
+
+        Args:
+            generator: gives the numbers.
+            values: of the sizes that vary, by name.
+        """
+        return [_sample(dtype, shape_of(sizes, values or {}), generator) for dtype, sizes in self.inputs]
+
+
+def shape_of(sizes: Iterable[Size], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What sizes come to.
+
+    Args:
+        sizes: numbers and expressions.
+        values: of what varies, by name.
+    """
+    return tuple(size if isinstance(size, int) else expressions.evaluate(size, values) for size in sizes)
+
+
+def written(size: Size) -> str:
+    """A size as a text."""
+    return str(size) if isinstance(size, int) else expressions.text(sympy.expand(size))
+
+
+def as_json(sizes: Iterable[Size]) -> list[int | str]:
+    """Sizes as JSON holds them; :func:`read` takes each of them back."""
+    return [size if isinstance(size, int) else written(size) for size in sizes]
+
+
+def read(size: int | str) -> Size:
+    """A size of which there is a number or a text.
+
+    Raises:
+        ValueError: the text is no arithmetic of names and whole numbers.
+    """
+    if isinstance(size, int):
+        return int(size)
+    if _PLAIN.fullmatch(_POWER.sub("n", size)) is None:
+        raise ValueError(f"{size!r} is no size")
+    found = expressions.parse(size)
+    return int(found) if found.is_Integer else found
 
 
 def encode_region(
-    inputs: Sequence[torch.Tensor], calls: Sequence[tuple[str, Sequence[int]]], outputs: Sequence[int]
+    inputs: Sequence[tuple[torch.dtype, Sequence[Size]]],
+    calls: Sequence[tuple[str, Sequence[int], Sequence[Size]]],
+    outputs: Sequence[int],
 ) -> str:
     """The text that :func:`decode_region` turns back into a :class:`Region`.
 
     Args:
-        inputs: tensors of the types and sizes that it reads.
-        calls: of each call, what :func:`torch2ort.kernels.functions.encode_call` gave, and its operands.
+        inputs: as :attr:`Region.inputs`.
+        calls: of each call, what :func:`torch2ort.kernels.functions.encode_call` gave, its operands, and the
+            sizes that it takes.
         outputs: as :attr:`Region.outputs`.
     """
-    given = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in inputs]
-    return json.dumps({"inputs": given, "calls": list(calls), "outputs": list(outputs)}, sort_keys=True)
+    given = [[str(dtype).removeprefix("torch."), as_json(sizes)] for dtype, sizes in inputs]
+    called = [[call, list(operands), as_json(numbers)] for call, operands, numbers in calls]
+    return json.dumps({"inputs": given, "calls": called, "outputs": list(outputs)}, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -81,12 +172,29 @@ def decode_region(text: str) -> Region:
     """
     try:
         record = json.loads(text)
-        inputs = tuple((getattr(torch, dtype), tuple(map(int, shape))) for dtype, shape in record["inputs"])
-        calls = tuple((decode_call(call), tuple(map(int, operands))) for call, operands in record["calls"])
-        outputs = tuple(map(int, record["outputs"]))
+        region = Region(
+            inputs=tuple(
+                (getattr(torch, dtype), tuple(map(read, sizes))) for dtype, sizes in record["inputs"]
+            ),
+            calls=tuple(
+                (decode_call(call), tuple(map(int, operands)), tuple(map(read, numbers)))
+                for call, operands, numbers in record["calls"]
+            ),
+            outputs=tuple(map(int, record["outputs"])),
+        )
+        named = {s.name for size in _sizes(region) if not isinstance(size, int) for s in size.free_symbols}
+        if not named <= region.varying.keys():
+            raise ValueError("nothing tells a size")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"not a fused region: {text!r} ({error})") from None
-    return Region(inputs, calls, outputs)
+    return region
+
+
+def _sizes(region: Region) -> Iterable[Size]:
+    for _, sizes in region.inputs:
+        yield from sizes
+    for _, _, numbers in region.calls:
+        yield from numbers
 
 
 def in_float32(text: str) -> str:
@@ -101,7 +209,7 @@ def calls_of(text: str) -> list[str]:
         ModelLoadError: the text describes none.
     """
     decode_region(text)
-    return [call for call, _ in json.loads(text)["calls"]]
+    return [call for call, *_ in json.loads(text)["calls"]]
 
 
 def _sample(dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

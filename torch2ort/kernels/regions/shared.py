@@ -8,12 +8,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.errors import EngineError
-from torch2ort.kernels.regions.region import Region
+from torch2ort.kernels.regions.region import Region, shape_of
 from torch2ort.kernels.regions.source import Program
 
 
@@ -22,14 +23,17 @@ class NativeRegion:
     """A region that is called by an address, from Python or, without it, by a node.
 
     Attributes:
-        address: of the function, which takes the addresses of all memory and gives 0 if it succeeded.
+        address: of the function, which takes the addresses of all memory and the sizes that vary, and gives 0
+            if it succeeded.
         region: what it computes.
         program: what memory it takes.
+        numbers: address of the function that tells what sizes come to; 0 where none varies.
     """
 
     address: int
     region: Region
     program: Program
+    numbers: int = 0
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The region's outputs for inputs that :meth:`Region.check` lets pass.
@@ -37,12 +41,17 @@ class NativeRegion:
         Raises:
             EngineError: the library gave up.
         """
-        outputs = [torch.empty(shape, dtype=dtype, device="cpu") for dtype, shape in self.program.outputs]
-        sizes = self.program.temporaries
-        between = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
+        values = self.region.values(tensors)
+        outputs = [
+            torch.empty(shape_of(sizes, values), dtype=dtype, device="cpu")
+            for dtype, sizes in self.program.outputs
+        ]
+        needed = shape_of(self.program.temporaries, values)
+        between = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in needed]
         memory = [t.data_ptr() for t in (*tensors, *outputs, *between)]
         function = _PROTOTYPE(self.address)
-        if function((ctypes.c_void_p * len(memory))(*memory)) != 0:
+        sizes = (ctypes.c_int64 * len(values))(*values.values())
+        if function((ctypes.c_void_p * len(memory))(*memory), sizes) != 0:
             raise EngineError("a fused region failed. With Options(fuse=False) operators run one by one")
         return outputs
 
@@ -57,7 +66,7 @@ class _Loaded:
 
 _LOADED = _Loaded()
 # ctypes gives up Python's lock for the length of the call.
-_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64))
 
 
 def loaded(library: bytes, region: Region, program: Program) -> NativeRegion:
@@ -79,7 +88,13 @@ def loaded(library: bytes, region: Region, program: Program) -> NativeRegion:
                 path = Path(folder, "regions.so")
                 path.write_bytes(library)
                 _LOADED.libraries[name] = ctypes.CDLL(str(path))
-        function = getattr(_LOADED.libraries[name], program.entry)
+        found = _LOADED.libraries[name]
+        address = _address(getattr(found, program.entry))
+        numbers = _address(getattr(found, program.numbers)) if region.varying else 0
+    return NativeRegion(address, region, program, numbers)
+
+
+def _address(function: Any) -> int:
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
-    return NativeRegion(address, region, program)
+    return address

@@ -1,18 +1,20 @@
 """The library of several regions as one text in C++, so that a compiler reads inductor's headers once.
 
 Each region is a function that takes the addresses of its memory: of the inputs, of the outputs, and of what
-it needs in between.
+it needs in between, and the sizes that vary. Of those, another function tells what all else comes to.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import sympy
 import torch
 
 from torch2ort.kernels.regions.lowering import Buffer, Kernel, Lowered, UnknownCodeError, View
+from torch2ort.kernels.regions.region import Size
 
 _INCLUDE = re.compile(r"^\s*#include\b.*$", re.MULTILINE)
 _KERNEL = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
@@ -20,16 +22,23 @@ _PRELUDE = """\
 #include <cstdint>
 #include <cstring>
 
+#define TORCH2ORT_EXPORT extern "C" __attribute__((visibility("default")))
+
 using Memory = char* const*;
 """
 _ENTRY = """\
-extern "C" __attribute__((visibility("default"))) int32_t {entry}(Memory memory) {{
+TORCH2ORT_EXPORT int32_t {entry}(Memory memory, const int64_t* sizes) {{
   try {{
 {calls}
     return 0;
   }} catch (...) {{
     return 1;
   }}
+}}
+"""
+_NUMBERS = """\
+TORCH2ORT_EXPORT void {entry}(const int64_t* sizes, int64_t* numbers) {{
+{lines}
 }}
 """
 
@@ -39,45 +48,63 @@ class Program:
     """How a region is called in its library.
 
     Attributes:
-        entry: name of its function.
+        entry: name of its function, which takes addresses and the sizes that vary.
         outputs: element type and sizes of each tensor that it gives; all are contiguous.
         temporaries: bytes of each piece of memory that it needs besides inputs and outputs.
     """
 
     entry: str
-    outputs: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
-    temporaries: tuple[int, ...]
+    outputs: tuple[tuple[torch.dtype, tuple[Size, ...]], ...]
+    temporaries: tuple[Size, ...]
+
+    @property
+    def numbers(self) -> str:
+        """Name of the function that tells what sizes come to, one after the other.
+
+        Those of the dimensions of the inputs, then of the outputs, and the bytes of the temporaries. Only a
+        region has one whose sizes vary.
+        """
+        return f"{self.entry}_numbers"
 
 
-def program_of(entry: str, found: Lowered) -> tuple[Program, str]:
+def program_of(entry: str, found: Lowered, varying: Sequence[str] = ()) -> tuple[Program, str]:
     """How a region is called, and its part of the library's text.
 
     Args:
         entry: what its function is to be called, unique in the library.
         found: what inductor made of it.
+        varying: names of the sizes that vary, in the order in which the function takes them.
 
     Raises:
         UnknownCodeError: a kernel is written in another form than the one known here.
     """
+    names = {name: f"sizes[{i}]" for i, name in enumerate(varying)}
     places, copies = _places(found)
     kernels: dict[int, tuple[str, Kernel]] = {}
     calls = []
-    for kernel, views in found.calls:
+    for kernel, given in found.calls:
         name, _ = kernels.setdefault(id(kernel), (f"{entry}_{len(kernels)}", kernel))
         arguments = (
-            f"reinterpret_cast<{kind}>({_address(view, places)})"
-            for kind, view in zip(kernel.types, views, strict=True)
+            f"reinterpret_cast<{kind}>({_address(value, places, names)})"
+            if isinstance(value, View)
+            else _in_cpp(value, names)
+            for kind, value in zip(kernel.types, given, strict=True)
         )
         calls.append(f"    {name}::kernel({', '.join(arguments)});")
     for position, view in copies:
-        target = len(found.inputs) + position
-        calls.append(f"    std::memcpy(memory[{target}], {_address(view, places)}, {view.size});")
+        target, size = len(found.inputs) + position, _in_cpp(view.extent, names)
+        calls.append(f"    std::memcpy(memory[{target}], {_address(view, places, names)}, {size});")
     parts = [_namespace(name, kernel) for name, kernel in kernels.values()]
     parts.append(_ENTRY.format(entry=entry, calls="\n".join(calls)))
     first = len(found.inputs) + len(found.outputs)
     temporaries = tuple(buffer.size for buffer, place in places.items() if place >= first)
     outputs = tuple((view.dtype, view.sizes) for view in found.outputs)
-    return Program(entry, outputs, temporaries), "\n".join(parts)
+    program = Program(entry, outputs, temporaries)
+    if varying:
+        told = [*(size for view in (*found.inputs, *found.outputs) for size in view.sizes), *temporaries]
+        lines = (f"  numbers[{i}] = {_in_cpp(size, names)};" for i, size in enumerate(told))
+        parts.append(_NUMBERS.format(entry=program.numbers, lines="\n".join(lines)))
+    return program, "\n".join(parts)
 
 
 def text_of(parts: Iterable[str], kernels: Iterable[Kernel]) -> str:
@@ -99,7 +126,7 @@ def _places(found: Lowered) -> tuple[Mapping[Buffer, int], list[tuple[int, View]
     places = {view.buffer: i for i, view in enumerate(found.inputs)}
     copies = []
     for position, view in enumerate(found.outputs):
-        if view.buffer in places or view.size != view.buffer.size:
+        if view.buffer in places or view.extent != view.buffer.size:
             copies.append((position, view))
         else:
             places[view.buffer] = len(found.inputs) + position
@@ -111,8 +138,37 @@ def _places(found: Lowered) -> tuple[Mapping[Buffer, int], list[tuple[int, View]
     return places, copies
 
 
-def _address(view: View, places: Mapping[Buffer, int]) -> str:
-    return f"memory[{places[view.buffer]}] + {view.offset}"
+def _address(view: View, places: Mapping[Buffer, int], names: Mapping[str, str]) -> str:
+    return f"memory[{places[view.buffer]}] + {_in_cpp(view.offset, names)}"
+
+
+def _in_cpp(size: Size, names: Mapping[str, str]) -> str:
+    """A size as C++ computes it, where no part of it is negative.
+
+    Args:
+        size: a number, or an expression over sizes that vary.
+        names: what each of these is called there.
+
+    Raises:
+        UnknownCodeError: it holds something that is not known here.
+    """
+    if isinstance(size, int) or size.is_Integer:
+        return str(int(size))
+    if size.is_Symbol:
+        return names[size.name]
+    if isinstance(size, sympy.floor):
+        above, below = sympy.together(size.args[0]).as_numer_denom()
+        return f"({_in_cpp(above, names)} / {_in_cpp(below, names)})"
+    if size.is_Pow and size.args[1].is_Integer and 0 < int(size.args[1]) <= 4:
+        return _joined([size.args[0]] * int(size.args[1]), "*", names)
+    if size.is_Add or size.is_Mul:
+        return _joined(size.args, "+" if size.is_Add else "*", names)
+    raise UnknownCodeError(f"the size {size} is not known in C++")
+
+
+def _joined(sizes: Sequence[sympy.Expr], sign: str, names: Mapping[str, str]) -> str:
+    """Several sizes, with an operator between them; see :func:`_in_cpp`."""
+    return f"({f' {sign} '.join(_in_cpp(size, names) for size in sizes)})"
 
 
 def _namespace(name: str, kernel: Kernel) -> str:
