@@ -124,6 +124,59 @@ def test_what_inference_mode_made_is_not_saved_for_backward_as_in_eager() -> Non
             module(X)
 
 
+class Saves(torch.autograd.Function):
+    """A product, which saves its factors, or keeps the first one as an attribute."""
+
+    @staticmethod
+    def forward(ctx, a, b, how):
+        view = a.view(-1)
+        ctx.save_for_backward(view if how == "view" else None if how == "attribute" else a, b)
+        ctx.a, ctx.shape = a if how == "attribute" else None, a.shape
+        return a * b
+
+    @staticmethod
+    def backward(ctx, gradient):
+        a, b = ctx.saved_tensors
+        a = ctx.a if a is None else a.view(ctx.shape)
+        return gradient * b, gradient * a, None
+
+
+def in_inference_mode(m, x):
+    with torch.inference_mode():
+        return m.first(x)
+
+
+@pytest.mark.parametrize("how", ["itself", "view"])
+@pytest.mark.parametrize("read", [True, False])
+def test_nor_by_a_function_whose_result_is_read_or_not(how, read) -> None:
+    def body(m, x):
+        product = Saves.apply(in_inference_mode(m, x), m.last(x), how)
+        return m.last(product) if read else m.last(x)
+
+    for module in pair(body):
+        with pytest.raises(RuntimeError, match=r"^Inference tensors cannot be saved for backward"):
+            module(X)
+
+
+FINE = {
+    "an attribute": lambda m, x: Saves.apply(in_inference_mode(m, x), m.last(x), "attribute"),
+    "a copy": lambda m, x: Saves.apply(in_inference_mode(m, x).clone(), m.last(x), "itself"),
+    "no gradient": lambda m, x: Saves.apply(in_inference_mode(m, x), x, "itself") + m.last(x),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_what_inference_mode_made_and_nothing_saves_goes_through_functions(name) -> None:
+    found = []
+    for module in pair(FINE[name]):
+        output = module(X)
+        output.square().sum().backward()
+        found.append([output.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1])
+    for actual, expected in zip(found[1], found[0], strict=True):
+        assert_same(actual, expected, name)
+
+
 def reads_requires_grad(m, x):
     with torch.enable_grad():
         hidden = m.first(x)

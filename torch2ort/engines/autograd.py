@@ -14,6 +14,7 @@ from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
 from torch2ort.pythonop.autocast import Autocast, off
+from torch2ort.pythonop.interception import UNSAVABLE
 
 
 class _Step(NamedTuple):
@@ -116,10 +117,5 @@ def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> Collection[int]
     if not unseen and not moving:
         return engine.copied
     if not set(unseen).isdisjoint(engine.needed):
-        raise RuntimeError(
-            "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference "
-            "mode in computation tracked by autograd. To work around this, you can make a clone to get a "
-            "normal tensor and use it in autograd, or use `torch.no_grad()` instead of "
-            "`torch.inference_mode()`."
-        )
+        raise RuntimeError(UNSAVABLE)
     return {*engine.copied, *unseen, *moving}

@@ -13,7 +13,7 @@ import itertools
 import operator
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +29,13 @@ from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
 from torch2ort.versions import installed, remedy
+
+# Eager PyTorch's words.
+UNSAVABLE = (
+    "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in "
+    "computation tracked by autograd. To work around this, you can make a clone to get a normal tensor and "
+    "use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
+)
 
 _library = torch.library.Library("torch2ort", "DEF")
 _library.define("python_op(Tensor[] inputs, str site) -> Tensor[]")
@@ -116,6 +123,8 @@ class Capture:
             outputs = self._operator(tensors, site.key)
         except UserError as carrier:
             raise carrier.error from None
+        if any(required) and torch.is_grad_enabled():
+            _refuse_saved(values[p] for p in site.known_result.saved)
         return _returned(site, values, outputs)
 
     def _name(self, function: type) -> str:
@@ -190,6 +199,12 @@ def _refuse_record_in_inference_mode(function: type, required: Sequence[bool]) -
             f"on, where eager PyTorch records it alone, and refuses it if it saves what inference mode made. "
             f"Call the model under torch.no_grad() instead, or the Function without torch.enable_grad()"
         )
+
+
+def _refuse_saved(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse what eager PyTorch refuses to save for backward."""
+    if any(tensor.is_inference() for tensor in tensors):
+        raise RuntimeError(UNSAVABLE)
 
 
 def _concrete(function: type, position: int, value: Any) -> Any:

@@ -58,6 +58,8 @@ class Result:
         hidden: mutated argument positions that ``forward`` does not return; each is one more tensor
             output behind the returned ones, so that the write reaches the exported graph.
         kept: argument positions whose memory the Function still holds after ``forward``.
+        saved: those among them that it gave to ``save_for_backward``, itself or a view; for a trace alone, no
+            file has it.
         uses_rng: whether ``forward`` draws from PyTorch's random generator.
         effects: whether ``forward`` writes to Python objects, so that calls keep the program's order.
         observed: whether a run of ``forward`` told all this; else a shape inferer did, and the rest is
@@ -81,6 +83,7 @@ class Result:
     returned_inputs: tuple[tuple[int, int], ...] = ()
     hidden: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    saved: tuple[int, ...] = field(default=(), compare=False)
     uses_rng: bool = False
     effects: bool = False
     observed: bool = True

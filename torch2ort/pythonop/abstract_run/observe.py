@@ -175,6 +175,7 @@ def _describe(
         for p, t, version, storage in zip(positions, tensors, versions, storages, strict=True)
         if id(t) in dirty or storage in watch.written or private.version_of(t) != version
     )
+    saved = {StorageWeakRef(t.untyped_storage()) for t in context.to_save or () if t is not None}
     where = {id(t): p for p, t in zip(positions, tensors, strict=True)}
     returned_inputs = {i: where[id(v)] for i, v in enumerate(values) if where.get(id(v)) in mutated}
     hidden = tuple(p for p in mutated if p not in returned_inputs.values())
@@ -189,6 +190,7 @@ def _describe(
         mutated=mutated,
         returned_inputs=tuple(sorted(returned_inputs.items())),
         hidden=hidden,
+        saved=tuple(p for p, storage in zip(positions, storages, strict=True) if storage in saved),
         uses_rng=watch.uses_rng,
     )
     aliases = frozenset(
