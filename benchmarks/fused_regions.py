@@ -74,10 +74,27 @@ class Recurrent(nn.Module):
         return self.last(self.lstm(x)[0][:, -1]).square().mean()
 
 
+class Gates(nn.Module):
+    """Four layers with gates and LayerNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.Linear(64, 256), nn.Linear(256, 64), nn.LayerNorm(64)]) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for wide, narrow, norm in self.layers:
+            h = wide(x)
+            x = norm(x + narrow(h * torch.sigmoid(1.7 * h) * torch.tanh(h)))
+        return x.square().mean()
+
+
 MODELS = {
     f"{FUNCTIONS} Functions of 256 floats": (Chain, (256,)),
     "conv + BatchNorm, 8x3x32x32": (Convolutions, (8, 3, 32, 32)),
     "LSTM, 16x32x64": (Recurrent, (16, 32, 64)),
+    "gates, 64x64": (Gates, (64, 64)),
 }
 
 
@@ -93,10 +110,13 @@ def training(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     return step
 
 
-def on_ort(model: nn.Module, x: Tensor, *, fuse: bool = False) -> Callable[[], Tensor]:
-    """The same of a copy on the joint engine, which is built by one step."""
+def on_ort(model: nn.Module, x: Tensor, *, fuse: bool = False, varies: bool = False) -> Callable[[], Tensor]:
+    """The same of a copy on the joint engine, built by one step, or for batches that vary by two."""
     options = torch2ort.Options(engine="joint", fuse=fuse)
-    step = training(torch2ort.ORTModule(copy.deepcopy(model), options=options), x)
+    module = torch2ort.ORTModule(copy.deepcopy(model), options=options)
+    if varies:
+        training(module, x[: len(x) // 2])()
+    step = training(module, x)
     step()
     return step
 
@@ -111,6 +131,9 @@ def compare(name: str) -> None:
         torch2ort.register_inline(Tiny)
         ways["joint, inlined"] = on_ort(model, x)
     ways["joint, fused"] = on_ort(model, x, fuse=True)
+    if kind in (Convolutions, Gates):
+        ways["joint, batch varies"] = on_ort(model, x, varies=True)
+        ways["joint, fused, batch varies"] = on_ort(model, x, fuse=True, varies=True)
     ways["torch.compile"] = training(torch.compile(copy.deepcopy(model)), x)
     ways["eager"] = training(model, x)
     losses = {way: step() for way, step in ways.items()}
