@@ -99,6 +99,29 @@ def test_the_gradients_beside_them_are_eagers(models):
     torch.testing.assert_close(*found)
 
 
+class BesideARegion(torch.nn.Module):
+    """Reads no result of an index, and computes something without gradient behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((), 0.5))
+
+    def forward(self, x, k):
+        scaled = x * self.scale
+        scaled[torch.arange(3), k]
+        with torch.no_grad():
+            x.roll(1, 1)
+        return scaled
+
+
+def test_an_index_beside_a_region_without_gradient_is_checked():
+    x, module = torch.ones(3, 4), torch2ort.ORTModule(BesideARegion())
+    module(x, torch.tensor([1, 3, 0])).sum().backward()
+    torch.testing.assert_close(next(module.parameters()).grad, x.sum())
+    outside = torch.tensor([1, 4, 0])
+    assert outcome(module, x, outside) == outcome(BesideARegion(), x, outside)
+
+
 class Counted(torch.nn.Module):
     def forward(self, k):
         torch.bincount(k, minlength=9)

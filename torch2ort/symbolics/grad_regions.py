@@ -20,10 +20,21 @@ def inline_grad_regions(graph_module: torch.fx.GraphModule) -> None:
 
     Decomposition would inline them too, and forget that no gradient passes through.
     """
+    _note_readers(graph_module.graph)
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and node.target is _WRAPPED:
             _inline(graph_module, node)
     graph_module.recompile()
+
+
+def _note_readers(graph: torch.fx.Graph) -> None:
+    """Let every node know who reads it: where torch cuts a program into regions it forgets some.
+
+    It forgets those whose own results nobody reads. They may raise an error all the same.
+    """
+    for node in graph.nodes:
+        for read in node.all_input_nodes:
+            read.users.setdefault(node)
 
 
 def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
