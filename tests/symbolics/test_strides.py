@@ -52,6 +52,44 @@ def test_a_view_of_a_permuted_result_of_a_convolution(write):
     assert_trains_like_eager(Codes(write), [(images,)], steps=2, lr=0.01)
 
 
+ONES = torch.ones(4)
+DRAWN = {
+    "batch_norm": lambda x: F.batch_norm(x, ONES * 0, ONES),
+    "logsigmoid": F.logsigmoid,
+    "roll": lambda x: x.roll(1, 1),
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+}
+LYING = {
+    "rows": torch.randn(4, 6).t(),
+    "channels last": torch.randn(2, 4, 3, 5).to(memory_format=torch.channels_last),
+    "another order": torch.randn(2, 3, 5, 4).permute(0, 3, 2, 1),
+}
+
+
+@pytest.mark.parametrize("lying", LYING)
+@pytest.mark.parametrize("inplace", [False, True], ids=["", "in place"])
+@pytest.mark.parametrize("name", DRAWN)
+def test_random_numbers_go_where_they_go_in_eager_behind_what_a_trace_has_in_another_order(
+    name, inplace, lying
+):
+    x = LYING[lying]
+    if name == "channel_shuffle" and x.dim() == 2:
+        pytest.skip("it takes images")
+
+    class Drawn(torch.nn.Module):
+        def forward(self, x):
+            return F.dropout(DRAWN[name](x), 0.4, inplace=inplace) + 0
+
+    found = []
+    for model in (Drawn(), torch2ort.ORTModule(Drawn())):
+        torch.manual_seed(3)
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        result = model(leaf)
+        result.square().sum().backward()
+        found.append((result.detach(), leaf.grad))
+    torch.testing.assert_close(found[1], found[0])
+
+
 class Windows(torch.nn.Module):
     """Overlapping windows of what lies in memory with its dimensions exchanged, as Longformer reads them."""
 

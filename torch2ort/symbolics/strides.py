@@ -22,6 +22,11 @@ aten = torch.ops.aten
 # They draw for a tensor of their own, a number for each channel.
 _DRAW_FOR_CHANNELS = frozenset({aten.feature_alpha_dropout_.default, aten.feature_dropout_.default})
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
+# Operators whose results a trace has in another order than PyTorch's kernels for the CPU, which give
+# contiguous ones; of the first, channels-last if the input is.
+_AS_SUGGESTED = frozenset({aten.batch_norm.default, aten.channel_shuffle.default, aten.roll.default})
+_CONTIGUOUS = frozenset({aten.log_sigmoid.default})
+_CHANNELS_LAST = {"[0, 2, 3, 1]": torch.channels_last, "[0, 2, 3, 4, 1]": torch.channels_last_3d}
 
 
 def loosen_views(program: torch.export.ExportedProgram) -> None:
@@ -110,9 +115,10 @@ def draw_in_order_of_memory(graph: torch.fx.Graph) -> None:
     Raises:
         UnsupportedOperatorError: another operator draws for a tensor with its dimensions exchanged.
     """
+    changed = _lie_as_in_eager(graph)
     for node in list(graph.nodes):
         tensor = _drawn_in_place(node)
-        if tensor is None or _lies_in_order(tensor):
+        if tensor is None or (_lies_in_order(tensor) and node not in changed):
             continue
         if node.target is not aten.dropout_.default:
             _refuse_order(node, tensor)
@@ -120,6 +126,38 @@ def draw_in_order_of_memory(graph: torch.fx.Graph) -> None:
             dropped = graph.call_function(aten.dropout.default, node.args)
             dropped.meta = dict(node.meta)
         node.target, node.args = aten.copy_.default, (node.args[0], dropped)
+
+
+def _lie_as_in_eager(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Have the results of operators lie in memory as those of PyTorch's kernels do, where a trace is wrong.
+
+    Random numbers go to elements in the order in which these lie.
+
+    Returns:
+        What is computed of such a result. It lies as the trace had it until it is traced again.
+    """
+    changed: set[torch.fx.Node] = set()
+    for node in list(graph.nodes):
+        if not changed.isdisjoint(node.all_input_nodes):
+            changed.add(node)
+        if node.target not in _AS_SUGGESTED and node.target not in _CONTIGUOUS:
+            continue
+        if node.meta["val"].device.type != "cpu":
+            continue
+        order = torch.contiguous_format
+        if node.target in _AS_SUGGESTED:
+            order = _CHANNELS_LAST.get(str(order_of_memory(node.args[0].meta["val"])), order)
+        value = node.meta["val"].clone(memory_format=order)
+        if order_of_memory(value) == order_of_memory(node.meta["val"]):
+            continue
+        with graph.inserting_after(node):
+            lying = graph.call_function(aten.clone.default, (node,), {"memory_format": order})
+        lying.meta = {**node.meta, "val": value}
+        for user in list(node.users):
+            if user is not lying:
+                user.replace_input_with(node, lying)
+        changed.add(lying)
+    return changed
 
 
 def _drawn_in_place(node: torch.fx.Node) -> torch.Tensor | None:
