@@ -124,6 +124,49 @@ def test_what_inference_mode_made_is_not_saved_for_backward_as_in_eager() -> Non
             module(X)
 
 
+def written(write):
+    def body(m, x):
+        with torch.inference_mode():
+            hidden = m.first(x)
+        write(hidden)
+        return hidden + m.last(x)
+
+    return body
+
+
+WRITES = {
+    "all of it": lambda hidden: hidden.mul_(2),
+    "columns": lambda hidden: hidden.__setitem__((slice(None), slice(2, None)), 0.0),
+    "a row": lambda hidden: hidden.__setitem__(0, X[0]),
+    "a view": lambda hidden: hidden[:, 2:].mul_(2),
+    "a mask": lambda hidden: hidden.__setitem__(hidden > 0, 0.0),
+    "a part of an alias": lambda hidden: hidden.detach()[1:].add_(3),
+    "an entry of an alias": lambda hidden: hidden.detach().__setitem__(1, 3.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_nor_written_to_outside_of_it(write) -> None:
+    expected, found = pair(written(WRITES[write]))
+    with pytest.raises(RuntimeError) as error:
+        expected(X)
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(error.value))}$"):
+        found(X)
+
+
+DETACHED = {
+    "detach": lambda hidden: hidden.detach().mul_(2),
+    "data": lambda hidden: hidden.data.mul_(2),
+    "detached of a part": lambda hidden: hidden[1:].detach().add_(3),
+}
+
+
+@pytest.mark.parametrize("how", DETACHED)
+def test_a_detached_alias_of_it_is_written_to(how) -> None:
+    expected, found = pair(written(DETACHED[how]))
+    assert_same(found(X).detach(), expected(X).detach(), "output")
+
+
 class Saves(torch.autograd.Function):
     """A product, which saves its factors, or keeps the first one as an attribute."""
 

@@ -20,6 +20,53 @@ import torch
 
 from torch2ort.capture import _torch_private as private
 
+# Eager PyTorch's words.
+_UNWRITABLE = (
+    "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a "
+    "normal tensor before doing inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details."
+)
+# In-place by their names alone.
+_NO_WRITES = frozenset({"requires_grad_", "detach_", "rename_"})
+_DETACHES = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+
+
+class InferenceTensors:
+    """What inference mode made in a trace, and must not be written to outside of it.
+
+    A trace refuses writes to whole tensors alone.
+    """
+
+    def __init__(self) -> None:
+        # By their ids; nothing else keeps them for as long as these count.
+        self._detached: dict[int, torch.Tensor] = {}
+
+    def refuse_write(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        """Refuse what eager PyTorch refuses.
+
+        Args:
+            function: of torch, which is about to be called.
+            arguments: those without names.
+
+        Raises:
+            RuntimeError: it writes to what inference mode made, outside of that mode.
+        """
+        name = getattr(function, "__name__", "")
+        is_entry = name == "__setitem__"
+        writes = is_entry or (name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES)
+        if not writes or not arguments or not isinstance(arguments[0], torch.Tensor):
+            return
+        # An entry by a number is a view, which is written to.
+        is_whole = not is_entry or isinstance(arguments[1], (torch.Tensor, list))
+        if is_whole and id(arguments[0]) in self._detached:
+            return
+        if arguments[0].is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(_UNWRITABLE)
+
+    def note(self, function: Any, result: Any) -> None:
+        """Note a detached alias, which eager PyTorch lets be written to as a whole."""
+        if function in _DETACHES and result.is_inference():
+            self._detached[id(result)] = result
+
 
 @contextlib.contextmanager
 def traced_inference_mode(inside: bool) -> Iterator[None]:

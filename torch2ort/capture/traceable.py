@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch2ort.capture import _torch_private as private
 from torch2ort.capture import unnamed_views
 from torch2ort.capture._torch_private import BatchNorm, mask_is_a_mask
+from torch2ort.capture.inference_mode import InferenceTensors
 from torch2ort.capture.source_lines import line_in
 from torch2ort.effects import refuse_call, refuse_state
 from torch2ort.errors import ExportError
@@ -121,6 +122,7 @@ class TracedCode(TorchFunctionMode):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self._model = model
+        self._inference = InferenceTensors()
         self._own = {id(parameter) for parameter in model.parameters()}
         self._onednn = bool(torch.backends.mkldnn.enabled)
         self.used: set[int] = set()
@@ -133,13 +135,14 @@ class TracedCode(TorchFunctionMode):
     ) -> Any:
         """Call ``func``, or what stands for it."""
         if func == _DATA:
-            return args[0].detach()
+            return self._noted(func, args[0].detach())
         if func in _LEAVES and True in (*args[1:], *(kwargs or {}).values(), len(args) == 1):
             self.derived = self.derived or traceback.extract_stack()
         if func in _HOOKS:
             self.hooked = self.hooked or traceback.extract_stack()
         refuse_call(self._model, func, kwargs or {}, derived=bool(self.derived))
         refuse_state(self._model, func, args, kwargs or {})
+        self._inference.refuse_write(func, args)
         for value in (*args, *(kwargs or {}).values()):
             self._note(value)
         if func == private.pack_padded_sequence:
@@ -150,7 +153,11 @@ class TracedCode(TorchFunctionMode):
             )
         stands = recurrent.stand_in(func, args, onednn=self._onednn)
         stands = stands or unnamed_views.stand_in(func, args, kwargs or {})
-        return (stands or func)(*args, **(kwargs or {}))
+        return self._noted(func, (stands or func)(*args, **(kwargs or {})))
+
+    def _noted(self, func: Any, result: Any) -> Any:
+        self._inference.note(func, result)
+        return result
 
     def _note(self, value: Any) -> None:
         if isinstance(value, (list, tuple)):
