@@ -163,6 +163,15 @@ def test_a_function_that_gives_up_is_an_error(region):
         assert str(error.value) == "a fused region failed. With Options(fuse=False) operators run one by one"
 
 
+def refusal(sizes: tuple[int, ...], wanted: str) -> str:
+    """What is said of a tensor of other sizes than those that are wanted."""
+    return (
+        f"tensor 0 of a fused region is torch.float32 of shape {list(sizes)}, but it was compiled for "
+        f"torch.float32 of shape {wanted}, contiguous. A Function of the model gave another shape or type than "
+        f"when it was exported. With Options(fuse=False) operators run one by one"
+    )
+
+
 @pytest.mark.parametrize("sizes", [(3, 2), (2, 4), (1, 3), (0, 3), (2, 0)])
 def test_other_sizes_than_it_was_compiled_for_are_refused(region, sizes):
     node = region()
@@ -170,11 +179,7 @@ def test_other_sizes_than_it_was_compiled_for_are_refused(region, sizes):
     for _ in range(2):
         with pytest.raises(EngineError) as error:
             node(torch.zeros(sizes))
-        assert str(error.value) == (
-            f"tensor 0 of a fused region is torch.float32 of shape {list(sizes)}, but it was compiled for "
-            f"torch.float32 of shape [2, 3], contiguous. A Function of the model gave another shape or type "
-            f"than when it was exported. With Options(fuse=False) operators run one by one"
-        )
+        assert str(error.value) == refusal(sizes, "[2, 3]")
     calls = node.python_calls
     assert torch.equal(node(X)[1], X.isnan())
     assert node.python_calls == calls
@@ -215,11 +220,7 @@ def test_sizes_that_do_not_fit_those_that_vary_are_refused(rows, sizes):
     rows(X)
     with pytest.raises(EngineError) as error:
         rows(torch.zeros(sizes))
-    assert str(error.value) == (
-        f"tensor 0 of a fused region is torch.float32 of shape {list(sizes)}, but it was compiled for "
-        f"torch.float32 of shape [n0, 3], contiguous. A Function of the model gave another shape or type "
-        f"than when it was exported. With Options(fuse=False) operators run one by one"
-    )
+    assert str(error.value) == refusal(sizes, "[n0, 3]")
 
 
 def test_results_outlive_the_session(region):
