@@ -35,7 +35,7 @@ class RegionComputation {
         given_(region.input_dimensions),
         varying_(region.varying.size()),
         told_(region.tell == nullptr ? 0 : region.numbers.size()),
-        memory_(region.input_ranks.size() + region.output_ranks.size() + region.temporaries) {}
+        memory_(region.inputs.size() + region.outputs.size() + region.temporaries) {}
 
   bool Run(OrtStatus** status);
 
@@ -44,7 +44,6 @@ class RegionComputation {
   bool FitSizes();
   OrtStatus* MakeOutputs();
   size_t OutputSize(size_t index) const;
-  const int64_t* OutputSizes(size_t index) const;
 
   const Kernel& kernel_;
   const CompiledRegion& region_;
@@ -61,10 +60,10 @@ class RegionComputation {
 // `fits`: whether the library was compiled for tensors of these sizes.
 OrtStatus* RegionComputation::ReadInputs(bool* fits) {
   int64_t* next = given_.data();
-  for (size_t i = 0; i < region_.input_ranks.size(); ++i) {
+  for (size_t i = 0; i < region_.inputs.size(); ++i) {
     DLTensor tensor{};
     T2O_RETURN_IF_ERROR(ReadInput(kernel_, context_, i, &device_, &sizes_, &tensor));
-    *fits = static_cast<size_t>(tensor.ndim) == region_.input_ranks[i];
+    *fits = static_cast<size_t>(tensor.ndim) == region_.inputs[i].rank;
     if (!*fits) return nullptr;
     next = std::copy(tensor.shape, tensor.shape + tensor.ndim, next);
     memory_[i] = static_cast<char*>(tensor.data);
@@ -86,22 +85,17 @@ bool RegionComputation::FitSizes() {
   return std::equal(given_.begin(), given_.end(), numbers_);
 }
 
-const int64_t* RegionComputation::OutputSizes(size_t index) const {
-  const int64_t* sizes = numbers_ + region_.input_dimensions;
-  for (size_t i = 0; i < index; ++i) sizes += region_.output_ranks[i];
-  return sizes;
-}
-
 // Leaves out those that nobody reads.
 OrtStatus* RegionComputation::MakeOutputs() {
-  for (size_t i = 0; i < region_.output_ranks.size(); ++i) {
+  for (size_t i = 0; i < region_.outputs.size(); ++i) {
+    const CompiledRegion::Shape& shape = region_.outputs[i];
     OrtValue* value = nullptr;
     void* target = nullptr;
-    T2O_RETURN_IF_ERROR(kernel_.api->KernelContext_GetOutput(context_, i + 1, OutputSizes(i),
-                                                             region_.output_ranks[i], &value));
+    T2O_RETURN_IF_ERROR(
+        kernel_.api->KernelContext_GetOutput(context_, i + 1, numbers_ + shape.begin, shape.rank, &value));
     if (value == nullptr) continue;
     T2O_RETURN_IF_ERROR(kernel_.api->GetTensorMutableData(value, &target));
-    memory_[region_.input_ranks.size() + i] = static_cast<char*>(target);
+    memory_[region_.inputs.size() + i] = static_cast<char*>(target);
   }
   return nullptr;
 }
@@ -109,8 +103,8 @@ OrtStatus* RegionComputation::MakeOutputs() {
 size_t RegionComputation::OutputSize(size_t index) const {
   const DLDataType& dtype = (*AsSite(kernel_.callee)->tensor_outputs)[index].dtype;
   size_t size = dtype.bits / 8;
-  const int64_t* sizes = OutputSizes(index);
-  for (size_t d = 0; d < region_.output_ranks[index]; ++d) size *= static_cast<size_t>(sizes[d]);
+  const CompiledRegion::Shape& shape = region_.outputs[index];
+  for (size_t d = 0; d < shape.rank; ++d) size *= static_cast<size_t>(numbers_[shape.begin + d]);
   return size;
 }
 
@@ -121,8 +115,8 @@ bool RegionComputation::Run(OrtStatus** status) {
   *status = MakeOutputs();
   if (*status != nullptr) return true;
   // What has no memory yet: outputs that nobody reads, and temporaries.
-  size_t first = region_.input_ranks.size(), count = region_.output_ranks.size(), total = 0;
-  const int64_t* bytes = numbers_ + region_.input_dimensions + region_.output_dimensions;
+  size_t first = region_.inputs.size(), count = region_.outputs.size(), total = 0;
+  const int64_t* bytes = numbers_ + region_.numbers.size() - region_.temporaries;
   SmallArray<size_t, 16> needed(count + region_.temporaries);
   for (size_t i = 0; i < needed.size(); ++i) {
     bool is_output = i < count;

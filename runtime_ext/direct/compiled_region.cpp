@@ -19,14 +19,14 @@ bool ParseSize(PyObject* object, std::vector<int64_t>* sizes) {
   return true;
 }
 
-bool ParseShapes(PyObject* list, std::vector<size_t>* ranks, std::vector<int64_t>* sizes) {
+bool ParseShapes(PyObject* list, std::vector<CompiledRegion::Shape>* shapes, std::vector<int64_t>* sizes) {
   for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) {
     PyObject* tuple = PyList_GetItem(list, i);
     if (!PyTuple_Check(tuple)) return Complain("the sizes of a tensor are a tuple");
+    shapes->push_back({sizes->size(), static_cast<size_t>(PyTuple_Size(tuple))});
     for (Py_ssize_t d = 0; d < PyTuple_Size(tuple); ++d) {
       if (!ParseSize(PyTuple_GetItem(tuple, d), sizes)) return false;
     }
-    ranks->push_back(static_cast<size_t>(PyTuple_Size(tuple)));
   }
   return true;
 }
@@ -38,12 +38,10 @@ bool ParseVarying(PyObject* list, CompiledRegion* region) {
     if (!PyTuple_Check(place) || !PyArg_ParseTuple(place, "KK", &input, &dimension)) {
       return Complain("the place of a size is a tuple of an input and a dimension");
     }
-    if (input >= region->input_ranks.size() || dimension >= region->input_ranks[input]) {
+    if (input >= region->inputs.size() || dimension >= region->inputs[input].rank) {
       return Complain("a size stands at no dimension of an input");
     }
-    size_t position = dimension;
-    for (size_t before = 0; before < input; ++before) position += region->input_ranks[before];
-    region->varying.push_back(position);
+    region->varying.push_back(region->inputs[input].begin + dimension);
   }
   return true;
 }
@@ -69,10 +67,9 @@ std::optional<CompiledRegion> ParseCompiledRegion(PyObject* address, PyObject* i
     Complain("a region has no function");
     return std::nullopt;
   }
-  if (!ParseShapes(inputs, &region.input_ranks, &region.numbers)) return std::nullopt;
+  if (!ParseShapes(inputs, &region.inputs, &region.numbers)) return std::nullopt;
   region.input_dimensions = region.numbers.size();
-  if (!ParseShapes(outputs, &region.output_ranks, &region.numbers)) return std::nullopt;
-  region.output_dimensions = region.numbers.size() - region.input_dimensions;
+  if (!ParseShapes(outputs, &region.outputs, &region.numbers)) return std::nullopt;
   for (Py_ssize_t i = 0; i < PyList_Size(temporaries); ++i) {
     if (!ParseSize(PyList_GetItem(temporaries, i), &region.numbers)) return std::nullopt;
     ++region.temporaries;

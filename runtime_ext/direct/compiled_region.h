@@ -17,21 +17,25 @@ struct CompiledRegion {
   using Function = int32_t (*)(char* const* memory, const int64_t* sizes);
   using Numbers = void (*)(const int64_t* sizes, int64_t* numbers);
 
+  struct Shape {
+    size_t begin, rank;  // where the dimensions stand among the numbers, and how many there are
+  };
+
   Function function = nullptr;
-  Numbers tell = nullptr;       // of a region whose sizes vary
-  std::vector<size_t> varying;  // where each of those stands among the dimensions of the inputs
-  std::vector<size_t> input_ranks, output_ranks;
-  size_t input_dimensions = 0, output_dimensions = 0;  // of all of them together
-  size_t temporaries = 0;
+  Numbers tell = nullptr;        // of a region whose sizes vary
+  std::vector<size_t> varying;   // where each of those stands among the numbers
   std::vector<int64_t> numbers;  // what `tell` tells; all of it is known where no size varies
+  std::vector<Shape> inputs, outputs;
+  size_t input_dimensions = 0;  // of all inputs together
+  size_t temporaries = 0;       // whose bytes are the last numbers
 };
 
 // A library is for sizes of at least this where they vary: see torch2ort/kernels/regions/region.py.
 constexpr int64_t kSmallestSize = 2;
 
 // Of Python's: an address, lists of tuples of sizes, a list of bytes, each -1 if it varies, another address,
-// and of each size that varies the input and the dimension. Empty with an
-// exception set if it is something else.
+// and of each size that varies the input and the dimension. Empty with an exception set if it is something
+// else.
 std::optional<CompiledRegion> ParseCompiledRegion(PyObject* address, PyObject* inputs, PyObject* outputs,
                                                   PyObject* temporaries, PyObject* tell, PyObject* varying);
 

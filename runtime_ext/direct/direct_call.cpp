@@ -184,10 +184,10 @@ PyObject* DirectCallNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 
 // False with an exception set if the region is for other tensors than the site.
 bool FitsSite(const CompiledRegion& region, Site* site) {
-  bool fits = region.input_ranks.size() == site->inputs->size() &&
-              region.output_ranks.size() == site->tensor_outputs->size();
-  for (size_t i = 0; fits && i < region.output_ranks.size(); ++i) {
-    fits = (*site->tensor_outputs)[i].rank == static_cast<int32_t>(region.output_ranks[i]);
+  bool fits =
+      region.inputs.size() == site->inputs->size() && region.outputs.size() == site->tensor_outputs->size();
+  for (size_t i = 0; fits && i < region.outputs.size(); ++i) {
+    fits = (*site->tensor_outputs)[i].rank == static_cast<int32_t>(region.outputs[i].rank);
   }
   return fits || Complain("the region's tensors are not the site's");
 }

@@ -27,7 +27,7 @@ _UNWRITABLE = (
 )
 # In-place by their names alone.
 _NO_WRITES = frozenset({"requires_grad_", "detach_", "rename_"})
-_DETACHES = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+_DETACHES = (torch.Tensor.detach, torch.detach)
 
 
 class InferenceTensors:

@@ -135,7 +135,7 @@ class TracedCode(TorchFunctionMode):
     ) -> Any:
         """Call ``func``, or what stands for it."""
         if func == _DATA:
-            return self._noted(func, args[0].detach())
+            return self._noted(torch.Tensor.detach, args[0].detach())
         if func in _LEAVES and True in (*args[1:], *(kwargs or {}).values(), len(args) == 1):
             self.derived = self.derived or traceback.extract_stack()
         if func in _HOOKS:

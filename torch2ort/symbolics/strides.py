@@ -26,7 +26,7 @@ _PYTHON_OP = torch.ops.torch2ort.python_op.default
 # contiguous ones; of the first, channels-last if the input is.
 _AS_SUGGESTED = frozenset({aten.batch_norm.default, aten.channel_shuffle.default, aten.roll.default})
 _CONTIGUOUS = frozenset({aten.log_sigmoid.default})
-_CHANNELS_LAST = {"[0, 2, 3, 1]": torch.channels_last, "[0, 2, 3, 4, 1]": torch.channels_last_3d}
+_CHANNELS_LAST = {(0, 2, 3, 1): torch.channels_last, (0, 2, 3, 4, 1): torch.channels_last_3d}
 
 
 def loosen_views(program: torch.export.ExportedProgram) -> None:
@@ -146,7 +146,8 @@ def _lie_as_in_eager(graph: torch.fx.Graph) -> set[torch.fx.Node]:
             continue
         order = torch.contiguous_format
         if node.target in _AS_SUGGESTED:
-            order = _CHANNELS_LAST.get(str(order_of_memory(node.args[0].meta["val"])), order)
+            given = order_of_memory(node.args[0].meta["val"])
+            order = _CHANNELS_LAST.get(tuple(given or ()), order)
         value = node.meta["val"].clone(memory_format=order)
         if order_of_memory(value) == order_of_memory(node.meta["val"]):
             continue

@@ -63,13 +63,13 @@ def is_fusible(node: torch.fx.Node) -> bool:
         return False
     if node.target not in VIEWS and name not in POINTWISE and name not in _REDUCTIONS and name not in MADE:
         return False
-    if not all(_is_plain(n.meta.get("val")) or is_size(n) for n in node.all_input_nodes):
+    if not all(_is_plain(n.meta.get("val")) or _is_size(n) for n in node.all_input_nodes):
         return False
     given = node.meta["val"]
     return all(v is None or _is_plain(v) for v in (given if isinstance(given, (list, tuple)) else (given,)))
 
 
-def is_size(node: torch.fx.Node) -> bool:
+def _is_size(node: torch.fx.Node) -> bool:
     """Whether a node is a whole number that sizes of the graph's inputs tell, and never negative."""
     value = node.meta.get("val")
     return isinstance(value, torch.SymInt) and _is_told(value, 0)

@@ -32,7 +32,6 @@ class NamedSizes:
         self._names: dict[str, sympy.Expr] = {}
         # What is known as a whole, whatever it is computed of.
         self._wholes: list[tuple[sympy.Expr, sympy.Symbol]] = []
-        self._count = 0
         self.told: list[torch.fx.Node] = []
         sizes: list[Any] = [size for tensor in inputs for size in tensor.shape]
         varying = [size for size in sizes if isinstance(size, torch.SymInt)]
@@ -72,8 +71,7 @@ class NamedSizes:
         found = self._over_names(size)
         if self._is_known(found):
             return False
-        name = symbol(f"n{self._count}")
-        self._count += 1
+        name = symbol(f"n{len(self._names) + len(self._wholes)}")
         if expression_of(size).is_Symbol:
             self._names[str(expression_of(size))] = name
         else:

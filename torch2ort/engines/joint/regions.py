@@ -66,9 +66,14 @@ def _merge(graph: torch.fx.Graph) -> None:
                 graph.erase_node(node)
 
 
+def _is_number(node: torch.fx.Node) -> bool:
+    """Whether a node gives a number, which is computed of sizes."""
+    return is_number(node.meta.get("val"))
+
+
 def _is_ordered(node: torch.fx.Node) -> bool:
     """Whether a node keeps its place among its like: it calls a Function, or draws random numbers."""
-    if node.op != "call_function" or node.target is operator.getitem or is_number(node.meta.get("val")):
+    if node.op != "call_function" or node.target is operator.getitem or _is_number(node):
         return False
     return not (isinstance(node.target, OpOverload) and node.target.namespace == "aten") or is_random(node)
 
@@ -85,7 +90,7 @@ def _levels(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
     for node in graph.nodes:
         level = max((reached[n] for n in node.all_input_nodes), default=0)
         # A number that is computed of sizes is nothing to wait for but the tensors that have them.
-        if node.op == "call_function" and not is_fusible(node) and not is_number(node.meta.get("val")):
+        if node.op == "call_function" and not is_fusible(node) and not _is_number(node):
             level += 1
             if _is_ordered(node):
                 level = last = max(level, last + 1)
@@ -110,7 +115,7 @@ def _allowed(
     """The highest number that a node may have for one of those that read it."""
     if reader in levels:
         return levels[reader]
-    return reached[reader] if is_number(reader.meta.get("val")) else reached[reader] - 1
+    return reached[reader] if _is_number(reader) else reached[reader] - 1
 
 
 def _compute_again(graph: torch.fx.Graph, levels: dict[torch.fx.Node, int]) -> None:
@@ -155,7 +160,7 @@ def _leaves(
     size = elements(node.meta["val"])
     found: set[torch.fx.Node] = set()
     for read in node.all_input_nodes:
-        if is_number(read.meta["val"]):
+        if _is_number(read):
             continue
         if levels.get(read) != levels[node]:
             found.update([read] if elements(read.meta["val"]) * _SMALL > size else [])
@@ -252,10 +257,11 @@ def _region_of(nodes: Sequence[torch.fx.Node]) -> _Region | None:
     """The region of nodes; ``None`` where a size is none that a text can hold."""
     inside = set(nodes)
     outputs = [n for n in nodes if not inside.issuperset(n.users) and isinstance(n.meta["val"], torch.Tensor)]
-    read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if is_number(n.meta["val"]))
+    inputs = _inputs_of(nodes)
+    read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if _is_number(n))
     try:
-        sizes = NamedSizes([n.meta["val"] for n in _inputs_of(nodes)], list(read))
-        return _Region(nodes, outputs, sizes, _text_of(nodes, sizes, outputs))
+        sizes = NamedSizes([n.meta["val"] for n in inputs], list(read))
+        return _Region(nodes, outputs, sizes, _text_of(nodes, inputs, sizes, outputs))
     except ValueError:
         return None
 
@@ -264,7 +270,7 @@ def _inputs_of(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
     """The tensors that nodes read of others."""
     inside = set(nodes)
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside)
-    return [n for n in read if not is_number(n.meta["val"])]
+    return [n for n in read if not _is_number(n)]
 
 
 def _replace(region: _Region, maker: SiteMaker) -> None:
@@ -280,13 +286,17 @@ def _replace(region: _Region, maker: SiteMaker) -> None:
         node.graph.erase_node(node)
 
 
-def _text_of(nodes: Sequence[torch.fx.Node], sizes: NamedSizes, outputs: Sequence[torch.fx.Node]) -> str:
+def _text_of(
+    nodes: Sequence[torch.fx.Node],
+    inputs: Sequence[torch.fx.Node],
+    sizes: NamedSizes,
+    outputs: Sequence[torch.fx.Node],
+) -> str:
     """The region in words that are the same for all that compute the same.
 
     Raises:
         ValueError: a size is none that a text can hold.
     """
-    inputs = _inputs_of(nodes)
     given = [(n.meta["val"].dtype, [sizes.of(size) for size in n.meta["val"].shape]) for n in inputs]
     if sizes.told:
         given.append((torch.int64, [*(sizes.of(n.meta["val"]) for n in sizes.told), 0]))
@@ -313,7 +323,7 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node], list[torch.
     sizes: list[torch.fx.Node] = []
 
     def operand(value: torch.fx.Node) -> Any:
-        kind, known = ("size", sizes) if is_number(value.meta["val"]) else ("tensor", tensors)
+        kind, known = ("size", sizes) if _is_number(value) else ("tensor", tensors)
         if value not in known:
             known.append(value)
         return {kind: known.index(value)}

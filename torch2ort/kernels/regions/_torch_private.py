@@ -7,7 +7,8 @@
 | torch._inductor.config.patch | 2.12.1, 2.13.0 |
 | torch._inductor.cpp_builder.CppBuilder, CppTorchOptions | 2.12.1, 2.13.0 |
 | torch._inductor.cpu_vec_isa.pick_vec_isa | 2.11.0, 2.13.0, 2.15.0 |
-| ShapeEnv.create_symbol, create_symintnode, guards; DimDynamic; ConstantSource; FakeTensorMode | 2.13.0 |
+| ShapeEnv.create_symbol, create_symintnode, guards | 2.11.0, 2.12.1, 2.13.0 |
+| DimDynamic, ConstantSource, FakeTensorMode | 2.11.0, 2.12.1, 2.13.0 |
 
 Where one of those that were not tried is missing, the packages of the first line do the work.
 """

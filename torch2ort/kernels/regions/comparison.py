@@ -43,10 +43,13 @@ def difference(text: str, run: Callable[[list[torch.Tensor]], Sequence[torch.Ten
 def _trials(region: Region) -> Iterator[dict[str, int]]:
     """Numbers for the sizes that vary, by name; nothing once, if there are none."""
     names = list(region.varying)
+    if not names:
+        yield {}
+        return
     tried = [dict(zip(names, numbers, strict=False)) for numbers in (_FEW, _ODD)]
     tried += [{name: _MANY if name == large else SMALLEST for name in names} for large in names]
-    for values in tried if names else [{}]:
-        if not names or all(math.prod(shape_of(sizes, values)) <= _MOST for _, sizes in region.inputs):
+    for values in tried:
+        if all(math.prod(shape_of(sizes, values)) <= _MOST for _, sizes in region.inputs):
             yield values
 
 

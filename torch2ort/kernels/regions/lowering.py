@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 import torch
 
-from torch2ort.kernels.regions.region import SMALLEST, Size
+from torch2ort.kernels.regions.region import SMALLEST, Shape, Size
 from torch2ort.sizes.expressions import symbol
 
 # What is kept of the module: its kernels, and what calls them.
@@ -101,9 +101,7 @@ class Lowered:
     buffers: list[Buffer] = field(default_factory=list)
 
 
-def lowered(
-    code: str, inputs: Sequence[tuple[torch.dtype, tuple[Size, ...]]], varying: Sequence[str] = ()
-) -> Lowered:
+def lowered(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()) -> Lowered:
     """What the module ``code`` does.
 
     Args:

@@ -24,7 +24,15 @@ from torch2ort.cache.store.shelf import Kept
 from torch2ort.cache.store.store import Entry
 from torch2ort.kernels.regions import _torch_private as private
 from torch2ort.kernels.regions.lowering import Kernel, UnknownCodeError, lowered
-from torch2ort.kernels.regions.region import Region, as_json, decode_region, read, shape_of
+from torch2ort.kernels.regions.region import (
+    Region,
+    as_json,
+    decode_region,
+    read,
+    read_shapes,
+    shape_of,
+    shapes_as_json,
+)
 from torch2ort.kernels.regions.shared import loaded
 from torch2ort.kernels.regions.source import Program, program_of, text_of
 from torch2ort.log import logger, quiet
@@ -69,7 +77,7 @@ def make(texts: Sequence[str]) -> dict[str, Made | Unmade]:
     Args:
         texts: of the regions, each once.
     """
-    made: dict[str, Made | Unmade] = dict(_in_one_library(texts)) if texts else {}
+    made = _in_one_library(texts) if texts else {}
     for text in texts:
         if isinstance(made[text], Unmade) and not decode_region(text).varying:
             made[text] = _in_a_package(text)
@@ -111,7 +119,7 @@ def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
     programs: dict[str, Program] = {}
     parts: list[str] = []
     kernels: list[Kernel] = []
-    unmade: dict[str, Made | Unmade] = {}
+    made: dict[str, Made | Unmade] = {}
     with _compiling() as folder:
         for text in texts:
             region = decode_region(text)
@@ -122,21 +130,20 @@ def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
                 programs[text], part = program_of(entry, found, varying)
             except Exception as error:  # whatever a compiler can say
                 logger.info("a fused region is no library: %s", _said(error))
-                unmade[text] = Unmade(_said(error))
+                made[text] = Unmade(_said(error))
                 continue
             parts.append(part)
             kernels.extend(kernel for kernel, _ in found.calls)
         if not programs:
-            return unmade
+            return made
         try:
             library = private.compile_library(text_of(parts, kernels), folder, threads=_threads())
             runs = {text: loaded(library, decode_region(text), p) for text, p in programs.items()}
         except Exception as error:  # likewise
             logger.info("fused regions are no library: %s", _said(error))
-            return {**unmade, **dict.fromkeys(programs, Unmade(_said(error)))}
+            return made | dict.fromkeys(programs, Unmade(_said(error)))
     files = {_LIBRARY: library}
-    made = {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}
-    return {**unmade, **made}
+    return made | {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}
 
 
 @timed(SESSION)
@@ -208,17 +215,12 @@ def _said(error: Exception) -> str:
 
 
 def _encoded(program: Program) -> str:
-    outputs = [[str(dtype).removeprefix("torch."), as_json(sizes)] for dtype, sizes in program.outputs]
-    return json.dumps([program.entry, outputs, as_json(program.temporaries)])
+    return json.dumps([program.entry, shapes_as_json(program.outputs), as_json(program.temporaries)])
 
 
 def _decoded(text: str) -> Program:
     entry, outputs, temporaries = json.loads(text)
-    return Program(
-        entry,
-        tuple((getattr(torch, dtype), tuple(map(read, sizes))) for dtype, sizes in outputs),
-        tuple(map(read, temporaries)),
-    )
+    return Program(entry, read_shapes(outputs), tuple(map(read, temporaries)))
 
 
 def _threads() -> int:

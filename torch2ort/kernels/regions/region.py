@@ -22,6 +22,8 @@ from torch2ort.kernels.functions import Call, decode_call
 from torch2ort.sizes import expressions
 
 Size: TypeAlias = int | sympy.Expr
+# Element type and sizes of a tensor.
+Shape: TypeAlias = tuple[torch.dtype, tuple[Size, ...]]
 # A file may hold any text: none of these takes long to build.
 _POWER = re.compile(r"\b[A-Za-z]\w*\*\*\d\b(?!\*\*)")
 _PLAIN = re.compile(r"(?!.*(?:\*\*|\d{19}))[\w+\-*/%(), ]{1,400}")
@@ -47,7 +49,7 @@ class Region:
         outputs: numbers of the tensors that it gives; all are contiguous, and no two share memory.
     """
 
-    inputs: tuple[tuple[torch.dtype, tuple[Size, ...]], ...]
+    inputs: tuple[Shape, ...]
     calls: tuple[tuple[Call, tuple[int, ...], tuple[Size, ...]], ...]
     outputs: tuple[int, ...]
 
@@ -145,6 +147,21 @@ def read(size: int | str) -> Size:
     return int(found) if found.is_Integer else found
 
 
+def shapes_as_json(shapes: Iterable[tuple[torch.dtype, Sequence[Size]]]) -> list[list[Any]]:
+    """Types and sizes of tensors as JSON holds them; :func:`read_shapes` takes them back."""
+    return [[str(dtype).removeprefix("torch."), as_json(sizes)] for dtype, sizes in shapes]
+
+
+def read_shapes(shapes: Iterable[Sequence[Any]]) -> tuple[Shape, ...]:
+    """Types and sizes of tensors.
+
+    Raises:
+        AttributeError: a type is none of torch's.
+        ValueError: a size is none, or something is missing.
+    """
+    return tuple((getattr(torch, dtype), tuple(map(read, sizes))) for dtype, sizes in shapes)
+
+
 def encode_region(
     inputs: Sequence[tuple[torch.dtype, Sequence[Size]]],
     calls: Sequence[tuple[str, Sequence[int], Sequence[Size]]],
@@ -158,9 +175,10 @@ def encode_region(
             sizes that it takes.
         outputs: as :attr:`Region.outputs`.
     """
-    given = [[str(dtype).removeprefix("torch."), as_json(sizes)] for dtype, sizes in inputs]
     called = [[call, list(operands), as_json(numbers)] for call, operands, numbers in calls]
-    return json.dumps({"inputs": given, "calls": called, "outputs": list(outputs)}, sort_keys=True)
+    return json.dumps(
+        {"inputs": shapes_as_json(inputs), "calls": called, "outputs": list(outputs)}, sort_keys=True
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -173,9 +191,7 @@ def decode_region(text: str) -> Region:
     try:
         record = json.loads(text)
         region = Region(
-            inputs=tuple(
-                (getattr(torch, dtype), tuple(map(read, sizes))) for dtype, sizes in record["inputs"]
-            ),
+            inputs=read_shapes(record["inputs"]),
             calls=tuple(
                 (decode_call(call), tuple(map(int, operands)), tuple(map(read, numbers)))
                 for call, operands, numbers in record["calls"]

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
-import torch
 
 from torch2ort.kernels.regions.lowering import Buffer, Kernel, Lowered, UnknownCodeError, View
-from torch2ort.kernels.regions.region import Size
+from torch2ort.kernels.regions.region import Shape, Size
 
 _INCLUDE = re.compile(r"^\s*#include\b.*$", re.MULTILINE)
 _KERNEL = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
@@ -54,7 +53,7 @@ class Program:
     """
 
     entry: str
-    outputs: tuple[tuple[torch.dtype, tuple[Size, ...]], ...]
+    outputs: tuple[Shape, ...]
     temporaries: tuple[Size, ...]
 
     @property
