@@ -33,8 +33,9 @@ def cuda(number: int = 0, **settings: str) -> Any:
 
 @pytest.fixture
 def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An onnxruntime that claims to have CUDA."""
+    """An onnxruntime that claims to have CUDA, and to take memory of PyTorch's."""
     names = [CUDA, *onnxruntime.get_available_providers()]
+    monkeypatch.setattr(devices, "shares_memory", lambda: True)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
 
 

@@ -30,6 +30,7 @@ from torch2ort.symbolics.integer_bounds import settle_bounds
 from torch2ort.symbolics.integer_numbers import settle_numbers
 from torch2ort.symbolics.library_calls import refuse_unfit_operators
 from torch2ort.symbolics.mutation import refuse_other_mutations
+from torch2ort.symbolics.overwritten import keep_overwritten
 from torch2ort.symbolics.policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
@@ -95,6 +96,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     draw_in_order_of_memory(program.graph_module.graph)
     if target.differentiates:
         refuse_hidden_writes(program.graph_module.graph)
+    if target.is_trained:
+        keep_overwritten(program.graph_module.graph)
     settle_bounds(program.graph_module.graph)
     settle_numbers(program.graph_module.graph)
     fuse_gelu(program.graph_module, in_half=not target.rounds_as_eager)

@@ -13,14 +13,11 @@ import operator
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.pythonop import Site, site_by_key
-from torch2ort.symbolics.gradients import is_float, makes_constants
-from torch2ort.symbolics.shared_memory import shared_with, written_by
+from torch2ort.symbolics.shared_memory import written_by
 from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.tracked_memory import DETACHES, TrackedMemory, site_of
 
 aten = torch.ops.aten
-_PYTHON_OP = torch.ops.torch2ort.python_op.default
-_DETACH = frozenset({aten.detach.default, aten.detach_.default})
 
 
 def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
@@ -34,7 +31,7 @@ def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
     Raises:
         UnsupportedOperatorError: there is one; names its line.
     """
-    memory = _Memory()
+    memory = TrackedMemory()
     nodes = list(graph.nodes)
     for position, node in enumerate(nodes):
         for target in written_by(node):
@@ -43,8 +40,8 @@ def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
             if holder is not None and not _is_of(holder, node):
                 raise UnsupportedOperatorError(
                     f"{node.target} at {source_line(node)} writes into a tensor that "
-                    f"{_site(holder).func_name} holds for its backward. Eager PyTorch refuses the backward, "
-                    f"or reads what was written, and a graph cannot. Write into a clone of it"
+                    f"{site_of(holder).func_name} holds for its backward. Eager PyTorch refuses the "
+                    f"backward, or reads what was written, and a graph cannot. Write into a clone of it"
                 )
             if (
                 target in memory.hidden
@@ -60,83 +57,17 @@ def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
         memory.add(node)
 
 
-class _Memory:
-    """Which nodes share memory, and which memory carries a gradient.
-
-    Attributes:
-        tracked: the first node of each memory that carries a gradient.
-        hidden: nodes that share a memory and do not carry its gradient.
-        held: the first node of each memory that a Function holds for its backward -> the Function's call.
-    """
-
-    def __init__(self) -> None:
-        self._bases: dict[torch.fx.Node, torch.fx.Node] = {}
-        self.tracked: set[torch.fx.Node] = set()
-        self.hidden: set[torch.fx.Node] = set()
-        self.held: dict[torch.fx.Node, torch.fx.Node] = {}
-
-    def base(self, node: torch.fx.Node) -> torch.fx.Node:
-        return self._bases.get(node, node)
-
-    def carries(self, node: torch.fx.Node) -> bool:
-        return self.base(node) in self.tracked and node not in self.hidden
-
-    def add(self, node: torch.fx.Node) -> None:
-        """Note what ``node`` shares, and whether its result or what it writes carries a gradient."""
-        value = node.meta.get("val")
-        if node.op == "placeholder":
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                self.tracked.add(node)
-            return
-        if node.op != "call_function":
-            return
-        source = shared_with(node)
-        if source is not None:
-            self._bases[node] = self.base(source)
-            if source in self.hidden or node.target in _DETACH:
-                self.hidden.add(node)
-        self._add_held(node)
-        if makes_constants(node.target):
-            return
-        if is_float(value) and any(self.carries(n) for n in node.all_input_nodes):
-            written = list(written_by(node))
-            self.tracked.update(self.base(n) for n in written if n not in self.hidden)
-            if source is None and not written:
-                self.tracked.add(node)
-
-    def _add_held(self, node: torch.fx.Node) -> None:
-        """Note what a call of a Function holds, if a run of it has shown that."""
-        call = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(call, torch.fx.Node) or call.target is not _PYTHON_OP:
-            return
-        site = _site(call)
-        known = site.known_result
-        if not known.observed or not any(site.needs_input_grad):
-            return
-        if call is not node:
-            if node.args[1] in (known.kept_results or ()):
-                self.held[self.base(node)] = call
-            return
-        for tensor, position in zip(call.args[0], site.tensor_positions, strict=True):  # type: ignore[arg-type]
-            if position in known.kept:
-                self.held[self.base(tensor)] = call
-
-
-def _site(call: torch.fx.Node) -> Site:
-    return site_by_key(str(call.args[1]))
-
-
 def _is_of(call: torch.fx.Node, write: torch.fx.Node) -> bool:
     """Whether a write is what the Function itself did to its argument, which follows its call in a trace."""
     source = write.args[1] if write.target is aten.copy_.default else None
     return isinstance(source, torch.fx.Node) and source.target is operator.getitem and source.args[0] is call
 
 
-def _read_later(memory: _Memory, base: torch.fx.Node, later: list[torch.fx.Node]) -> bool:
+def _read_later(memory: TrackedMemory, base: torch.fx.Node, later: list[torch.fx.Node]) -> bool:
     """Whether a node in ``later`` reads the memory together with its gradient."""
     return any(
         memory.base(n) is base and n not in memory.hidden
         for node in later
-        if node.target not in _DETACH
+        if node.target not in DETACHES
         for n in node.all_input_nodes
     )

@@ -11,6 +11,13 @@ from torch2ort.symbolics.decompositions.registry import decomposes
 aten = torch.ops.aten
 
 
+@decomposes(aten.copy.default)
+def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """The source in the other's dtype and shape; the operator has no derivative, its translation no shape."""
+    del non_blocking
+    return src.to(self.dtype).expand(self.shape).clone()
+
+
 @decomposes(aten.squeeze.dims)
 def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     """One axis after the other, the last first."""

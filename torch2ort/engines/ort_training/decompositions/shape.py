@@ -9,12 +9,6 @@ from torch2ort.engines.ort_training.decompositions.table import decomposes
 aten = torch.ops.aten
 
 
-@decomposes(aten.copy.default)
-def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """The source in the other's dtype and shape; PyTorch's own operator has no derivative."""
-    return src.to(self.dtype).expand(self.shape).clone()
-
-
 @decomposes(aten.pixel_shuffle.default)
 def pixel_shuffle(self: torch.Tensor, upscale_factor: int) -> torch.Tensor:
     """Channels into pixels."""

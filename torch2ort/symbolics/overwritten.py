@@ -1,0 +1,78 @@
+"""Tensors with a gradient that are written over whole.
+
+Eager PyTorch gives zeros to what such a tensor was computed of. A program that is functional does not read
+it any more, and gives nothing: an optimiser with weight decay or momentum tells the two apart.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.inserted import insert_call
+from torch2ort.symbolics.shared_memory import written_by
+from torch2ort.symbolics.tracked_memory import TrackedMemory
+
+aten = torch.ops.aten
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+
+# They write to every element of their first argument, and read none.
+_WRITE_OVER = frozenset(
+    {
+        *(aten.copy_, aten.fill_, aten.zero_),
+        *(aten.normal_, aten.uniform_, aten.random_, aten.bernoulli_, aten.exponential_),
+        *(aten.cauchy_, aten.log_normal_, aten.geometric_),
+    }
+)
+
+
+def keep_overwritten(graph: torch.fx.Graph) -> None:
+    """Join what is written over a tensor with a gradient to that tensor, whose gradient is zeros.
+
+    Args:
+        graph: a program's nodes, not yet functional, for who differentiates it; changed in place.
+    """
+    memory = TrackedMemory()
+    for node in list(graph.nodes):
+        written = _written_over(node)
+        if written is not None and memory.carries(written) and _is_whole(written, memory.base(written)):
+            node = _join(node, written)
+        memory.add(node)
+
+
+def _written_over(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The tensor that a node writes over whole, if it is not a Function's own write to its argument."""
+    if not isinstance(node.target, OpOverload) or node.target.overloadpacket not in _WRITE_OVER:
+        return None
+    (written,) = written_by(node)
+    source = node.args[1] if node.target is aten.copy_.default else None
+    if isinstance(source, torch.fx.Node) and source.target is operator.getitem:
+        call = source.args[0]
+        assert isinstance(call, torch.fx.Node)
+        if call.target is _PYTHON_OP and written in call.all_input_nodes:
+            return None  # its derivative is the Function's
+    return written
+
+
+def _is_whole(view: torch.fx.Node, base: torch.fx.Node) -> bool:
+    return view is base or private.is_known(view.meta["val"].numel() == base.meta["val"].numel())
+
+
+def _join(node: torch.fx.Node, written: torch.fx.Node) -> torch.fx.Node:
+    """Have a node write to new memory, and what is there, chosen by a condition that holds, to the tensor.
+
+    Returns:
+        What now stands for the node.
+    """
+    new = insert_call(node, aten.empty_like.default, written)
+    wrote = insert_call(node, node.target, new, *node.args[1:], **node.kwargs)
+    device = written.meta["val"].device
+    always = insert_call(node, aten.full.default, [], True, dtype=torch.bool, device=device)
+    chosen = insert_call(node, aten.where.self, always, wrote, written)
+    copied = insert_call(node, aten.copy_.default, written, chosen)
+    node.replace_all_uses_with(copied)
+    node.graph.erase_node(node)
+    return copied
