@@ -8,16 +8,12 @@ a new tensor, and the Function would read the old one.
 
 from __future__ import annotations
 
-import operator
-
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.symbolics.shared_memory import written_by
 from torch2ort.symbolics.source import source_line
-from torch2ort.symbolics.tracked_memory import DETACHES, TrackedMemory, site_of
-
-aten = torch.ops.aten
+from torch2ort.symbolics.tracked_memory import DETACHES, TrackedMemory, copied_from, site_of
 
 
 def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
@@ -37,7 +33,8 @@ def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
         for target in written_by(node):
             base = memory.base(target)
             holder = memory.held.get(base)
-            if holder is not None and not _is_of(holder, node):
+            # What the Function itself did to its argument follows its call in a trace.
+            if holder is not None and copied_from(node) is not holder:
                 raise UnsupportedOperatorError(
                     f"{node.target} at {source_line(node)} writes into a tensor that "
                     f"{site_of(holder).func_name} holds for its backward. Eager PyTorch refuses the "
@@ -55,12 +52,6 @@ def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
                     f"a new tensor instead of writing into that one"
                 )
         memory.add(node)
-
-
-def _is_of(call: torch.fx.Node, write: torch.fx.Node) -> bool:
-    """Whether a write is what the Function itself did to its argument, which follows its call in a trace."""
-    source = write.args[1] if write.target is aten.copy_.default else None
-    return isinstance(source, torch.fx.Node) and source.target is operator.getitem and source.args[0] is call
 
 
 def _read_later(memory: TrackedMemory, base: torch.fx.Node, later: list[torch.fx.Node]) -> bool:

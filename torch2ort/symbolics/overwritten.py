@@ -6,18 +6,15 @@ it any more, and gives nothing: an optimiser with weight decay or momentum tells
 
 from __future__ import annotations
 
-import operator
-
 import torch
 
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.inserted import insert_call
 from torch2ort.symbolics.shared_memory import written_by
-from torch2ort.symbolics.tracked_memory import TrackedMemory
+from torch2ort.symbolics.tracked_memory import TrackedMemory, copied_from
 
 aten = torch.ops.aten
-_PYTHON_OP = torch.ops.torch2ort.python_op.default
 
 # They write to every element of their first argument, and read none.
 _WRITE_OVER = frozenset(
@@ -48,13 +45,9 @@ def _written_over(node: torch.fx.Node) -> torch.fx.Node | None:
     if not isinstance(node.target, OpOverload) or node.target.overloadpacket not in _WRITE_OVER:
         return None
     (written,) = written_by(node)
-    source = node.args[1] if node.target is aten.copy_.default else None
-    if isinstance(source, torch.fx.Node) and source.target is operator.getitem:
-        call = source.args[0]
-        assert isinstance(call, torch.fx.Node)
-        if call.target is _PYTHON_OP and written in call.all_input_nodes:
-            return None  # its derivative is the Function's
-    return written
+    call = copied_from(node)
+    # The derivative of what a Function did to its argument is the Function's.
+    return None if call is not None and written in call.all_input_nodes else written
 
 
 def _is_whole(view: torch.fx.Node, base: torch.fx.Node) -> bool:

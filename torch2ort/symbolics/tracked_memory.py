@@ -82,3 +82,12 @@ class TrackedMemory:
 def site_of(call: torch.fx.Node) -> Site:
     """The site of a call of a Function in a program."""
     return site_by_key(str(call.args[1]))
+
+
+def copied_from(write: torch.fx.Node) -> torch.fx.Node | None:
+    """The call of a Function whose result a node copies into a tensor; ``None`` if it does something else."""
+    source = write.args[1] if write.target is aten.copy_.default else None
+    if not isinstance(source, torch.fx.Node) or source.target is not operator.getitem:
+        return None
+    call = source.args[0]
+    return call if isinstance(call, torch.fx.Node) and call.target is _PYTHON_OP else None
