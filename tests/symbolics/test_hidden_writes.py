@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -89,6 +91,77 @@ def test_a_hidden_write_is_refused_before_a_step(write):
     )
 
 
+def argument_of(h):
+    y = h.sin()
+    h.data.mul_(0.5)
+    return y
+
+
+def result_of(h):
+    y = h.sigmoid()
+    z = y * 2
+    y.data.mul_(0.5)
+    return z
+
+
+def view_of_an_argument(h):
+    y = h[:, :2].sin()
+    h.data.mul_(0.5)
+    return y
+
+
+def what_has_no_gradient(h):
+    scale = torch.full((3, 4), 2.0)
+    y = h * scale
+    scale.data.mul_(0.5)
+    return y
+
+
+def what_was_read_detached(h):
+    scale = torch.full((3, 4), 2.0)
+    y = h * scale.data
+    scale.mul_(0.5)
+    return y
+
+
+def one_of_several_results(h):
+    values, indices = h.sort(dim=1)
+    indices.data.zero_()
+    return values
+
+
+def part_under_no_grad_of_a_result(h):
+    y = h.exp()
+    z = y * 2
+    with torch.no_grad():
+        y[0] = 0
+    return z
+
+
+SAVED = {
+    argument_of: "aten.sin.default",
+    result_of: "aten.sigmoid.default",
+    view_of_an_argument: "aten.sin.default",
+    what_has_no_gradient: "aten.mul.Tensor",
+    what_was_read_detached: "aten.mul.Tensor",
+    one_of_several_results: "aten.sort.default",
+    part_under_no_grad_of_a_result: "aten.exp.default",
+}
+
+
+@pytest.mark.parametrize(("write", "reader"), SAVED.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_hidden_write_to_what_a_derivative_reads_is_refused(write, reader):
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        torch2ort.ORTModule(Around(write))(torch.randn(3, 4))
+    message = (
+        rf"aten\.\S+ at .* writes into a tensor that the derivative of {re.escape(reader)} at .* reads, "
+        r"where autograd does not see it: inside torch\.no_grad\(\) or through a detached tensor\. Eager "
+        r"PyTorch refuses the backward, or reads what was written, and a graph cannot\. Write into a clone "
+        r"of it"
+    )
+    assert re.fullmatch(message, str(caught.value))
+
+
 def test_a_hidden_write_needs_no_gradient_in_inference():
     model, x = Around(under_no_grad).requires_grad_(False), torch.randn(3, 4)
     torch.testing.assert_close(torch2ort.ORTModule(model)(x), model(x))
@@ -129,6 +202,25 @@ def what_nobody_reads_again(h):
     return twice
 
 
+def what_no_derivative_reads(h):
+    half, total, rest = h[:, :2] * 2, h.sum(), h.clone()
+    h.data.zero_()
+    return half + total, rest
+
+
+def argument_of_what_keeps_its_result(h):
+    y = h.exp()
+    h.data.zero_()
+    return y
+
+
+def another_factor(h):
+    scale = torch.full((3, 4), 2.0)
+    y = h.detach() * scale
+    scale.data.mul_(0.5)
+    return y + h
+
+
 def seen_by_autograd(h):
     h[:, :2] = h[:, 2:] * 2
     return h.tanh()
@@ -136,7 +228,8 @@ def seen_by_autograd(h):
 
 ALLOWED = [
     *(of_its_own_memory, into_a_copy, into_what_has_no_gradient, with_gradient_inside),
-    *(what_nobody_reads_again, seen_by_autograd),
+    *(what_nobody_reads_again, what_no_derivative_reads, argument_of_what_keeps_its_result),
+    *(another_factor, seen_by_autograd),
 ]
 
 

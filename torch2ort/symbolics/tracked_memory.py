@@ -12,7 +12,7 @@ from torch2ort.symbolics.shared_memory import shared_with, written_by
 
 aten = torch.ops.aten
 DETACHES = frozenset({aten.detach.default, aten.detach_.default})
-_PYTHON_OP = torch.ops.torch2ort.python_op.default
+PYTHON_OP = torch.ops.torch2ort.python_op.default
 
 
 class TrackedMemory:
@@ -64,7 +64,7 @@ class TrackedMemory:
     def _add_held(self, node: torch.fx.Node) -> None:
         """Note what a call of a Function holds, if a run of it has shown that."""
         call = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(call, torch.fx.Node) or call.target is not _PYTHON_OP:
+        if not isinstance(call, torch.fx.Node) or call.target is not PYTHON_OP:
             return
         site = site_of(call)
         known = site.known_result
@@ -90,4 +90,4 @@ def copied_from(write: torch.fx.Node) -> torch.fx.Node | None:
     if not isinstance(source, torch.fx.Node) or source.target is not operator.getitem:
         return None
     call = source.args[0]
-    return call if isinstance(call, torch.fx.Node) and call.target is _PYTHON_OP else None
+    return call if isinstance(call, torch.fx.Node) and call.target is PYTHON_OP else None
