@@ -111,19 +111,21 @@ def _split_by_slices(graph: ir.Graph, node: ir.Node, differentiated: set[ir.Valu
         return
     source = node.inputs[0]
     axis = node.attributes.get_int("axis", 0)
-    sizes = _split_sizes(node, axis)
-    if sizes is None or source is None:
+    sizes = _split_sizes(graph, node, axis)
+    if sizes is None:
+        # The halves of a gated unit, of which a gradient reaches both or none.
         return
-    start = 0
+    start = _constant(graph, node, 0)
     for value, size in zip(list(node.outputs), sizes, strict=True):
+        end = _insert(graph, node, "Add", [start, size], ir.DataType.INT64, ir.Shape([1]))
         if value in used:
-            bounds = [_constant(graph, node, n) for n in (start, start + size, axis)]
+            bounds = [start, end, _constant(graph, node, axis)]
             part = _insert(graph, node, "Slice", [source, *bounds], value.dtype, value.shape)
             part.name = f"{value.name}.slice"
             if _reached(value, differentiated):
                 differentiated.add(part)
             ir.convenience.replace_all_uses_with(value, part, replace_graph_outputs=True)
-        start += size
+        start = end
     graph.remove(node, safe=True)
 
 
@@ -134,12 +136,18 @@ def _reached(value: ir.Value, differentiated: set[ir.Value]) -> bool:
     return any(v in differentiated for use in value.uses() for v in use.node.outputs)
 
 
-def _split_sizes(node: ir.Node, axis: int) -> list[int] | None:
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        tensor = ir.convenience.get_const_tensor(node.inputs[1])
-        return None if tensor is None else [int(n) for n in tensor.numpy()]
-    sizes = [v.shape[axis] if v.shape is not None else None for v in node.outputs]
-    return [int(s) for s in sizes] if all(isinstance(s, int) for s in sizes) else None  # type: ignore[arg-type]
+def _split_sizes(graph: ir.Graph, node: ir.Node, axis: int) -> list[ir.Value] | None:
+    """The size of each part, as a vector of one number; ``None`` if equal parts have a size that varies."""
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    if given is not None:
+        places = [_constant(graph, node, i) for i in range(len(node.outputs))]
+        return [
+            _insert(graph, node, "Gather", [given, place], ir.DataType.INT64, ir.Shape([1]))
+            for place in places
+        ]
+    sizes = [v.shape[axis] for v in node.outputs if v.shape is not None]
+    known = [_constant(graph, node, s) for s in sizes if isinstance(s, int)]
+    return known if len(known) == len(node.outputs) else None
 
 
 def _insert(
