@@ -85,7 +85,8 @@ def assigned_buffers_written(model: torch.nn.Module) -> Iterator[None]:
         holder[name] = buffer
         alike = assigned.shape == buffer.shape and assigned.dtype == buffer.dtype
         if alike and not assigned.requires_grad:
-            with torch.no_grad():
+            # No region without gradient: what the old buffer was saved for, eager still has.
+            with torch.no_grad() if buffer.requires_grad else contextlib.nullcontext():
                 buffer.copy_(assigned)
         else:
             warn(
