@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import torch2ort
 from tests.support.comparison import assert_trains_like_eager
 
 

@@ -20,11 +20,11 @@ _CASTS = frozenset({"_to_copy", "to", "convert_element_type", "detach", "clone"}
 # They move numbers, or make them of nothing, and round none that another type holds exactly.
 _MOVES = frozenset(
     {
-        "_unsafe_view", "alias", "cat", "embedding", "empty", "empty_like", "expand", "flatten", "full",
-        "full_like", "gather", "index_select", "new_empty", "new_full", "new_ones", "new_zeros", "ones",
-        "ones_like", "permute", "repeat", "reshape", "scalar_tensor", "select", "slice", "split",
-        "split_with_sizes", "squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view", "where",
-        "zeros", "zeros_like",
+        "_unsafe_view", "alias", "cat", "embedding", "empty", "empty_like", "expand", "extreme", "flatten",
+        "full", "full_like", "gather", "index_select", "new_empty", "new_full", "new_ones", "new_zeros",
+        "of_sizes", "ones", "ones_like", "permute", "repeat", "reshape", "scalar_tensor", "select", "slice",
+        "split", "split_with_sizes", "squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view",
+        "where", "zeros", "zeros_like",
     }
 )  # fmt: skip
 _TAKEN_APART = frozenset({"dropout", "flip", "native_dropout"})

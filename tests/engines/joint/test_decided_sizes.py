@@ -75,6 +75,7 @@ BODIES = {
     "a mask that is written to": lambda m, h, k: twice(h, k),
     "added back": lambda m, h, k: (i := k.nonzero()[:, 0], h.index_add(0, i, m.layer(h[i])))[1].exp().sum(),
     "two selections": lambda m, h, k: (h[k].sum(0) * h[~k].exp().sum(0)).sum(),
+    "zeros of as many": lambda m, h, k: torch.cat([h[k].new_zeros(h[k].shape[0], 2), h[k].exp()], 1).sum(1),
     "repeated": lambda m, h, k: h.repeat_interleave(k.long() + 1, 0).square().sum(),
 }
 # Of these others of the table are the like.

@@ -82,6 +82,22 @@ class Normed(nn.Module):
         return y.square().mean(), y
 
 
+class Experts(nn.Module):
+    """Rows in groups whose sizes values decide, joined again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.expert = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        which = (x[:, 0] > 0).long()
+        order = which.argsort(stable=True)
+        first, second = self.layer(x)[order].split(F.one_hot(which, 2).sum(0).tolist())
+        joined = torch.cat([self.expert(first), second.sin()]).exp()
+        back = torch.zeros_like(x).index_add(0, order, joined)
+        return back.square().mean(), back
+
+
 # What is tried in float16 besides: kernels differ there in what they give.
 IN_BOTH = ("Attentive", "Normed")
 MODELS = {
@@ -90,6 +106,7 @@ MODELS = {
     "Attentive": (Attentive, lambda: torch.randint(7, (2, 5))),
     "Recurrent": (Recurrent, lambda: torch.randn(5, 2, 3)),
     "Normed": (Normed, lambda: torch.randn(4, 8)),
+    "Experts": (Experts, lambda: torch.randn(6, 8)),
 }
 
 

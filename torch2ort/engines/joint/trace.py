@@ -222,6 +222,8 @@ def _stop_gradients(graph: torch.fx.Graph) -> None:
         if node.op != "call_function" or node.target is _DETACH or not makes_constants(node.target):
             continue
         for read in node.all_input_nodes:
+            if not isinstance(read.meta.get("val"), torch.Tensor):
+                continue
             with graph.inserting_before(node):
                 stopped = graph.call_function(_DETACH, (read,))
             stopped.meta = dict(read.meta)
