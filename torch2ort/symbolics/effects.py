@@ -6,11 +6,12 @@ nothing: a tensor is reshaped to its own shape, to which another contributes no 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from torch2ort.errors import ExportError
+from torch2ort.kernels.index_check import CHECKED_INDEX
 from torch2ort.pythonop import SITE_META, Site, site_by_key
 
 _DOMAIN = "torch2ort"
@@ -24,10 +25,7 @@ def must_run(node: ir.Node) -> bool:
     if _must_compute(node):
         return True
     key = node.metadata_props.get(SITE_META)
-    if key is None:
-        return False
-    site = site_by_key(key)
-    return not site.internal or site.known_result.uses_rng
+    return key is not None and _does_more(site_by_key(key))
 
 
 def has_backward(node: ir.Node) -> bool:
@@ -106,9 +104,12 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
             graph.remove(node, safe=True)
             if graph.outputs:
                 _wait(graph, value, node.name or _NAME)
-            continue
+    read: set[ir.Node] = set()
+    _add_read(read, graph.outputs)
+    # A call that waits reads others before it.
+    for node in reversed(list(graph)):
         site = sites.get(node.name or "")
-        if site is None or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        if site is None or node in read or not _does_more(site):
             continue
         if len(node.outputs) < 2 or not graph.outputs:
             raise ExportError(
@@ -117,6 +118,30 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
                 f"outside of the model"
             )
         _wait(graph, node.outputs[1], node.name or "")
+        _add_read(read, [node.outputs[1]])
+
+
+def _add_read(read: set[ir.Node], values: Iterable[ir.Value | None]) -> None:
+    """Note which nodes' numbers are read for ``values``."""
+    stack = [value.producer() for value in values if value is not None]
+    while stack:
+        node = stack.pop()
+        if node is None or node in read:
+            continue
+        read.add(node)
+        stack.extend(value.producer() for value in _read_by(node) if value is not None)
+
+
+def _read_by(node: ir.Node) -> Sequence[ir.Value | None]:
+    """The inputs whose numbers a node reads; where it reads a size alone, ONNX Runtime may know it."""
+    if node.op_type in ("Shape", "Size"):
+        return ()
+    return node.inputs[:1] if f"{node.domain}::{node.op_type}".startswith(CHECKED_INDEX) else node.inputs
+
+
+def _does_more(site: Site) -> bool:
+    """Whether it is a user's Function or draws random numbers."""
+    return not site.internal or site.known_result.uses_rng
 
 
 def _must_compute(node: ir.Node) -> bool:
