@@ -218,7 +218,9 @@ def test_threads_that_compile_at_once_keep_what_nobody_reads() -> None:
 
     functions = [drawing(factor) for factor in range(3)]
     together = threading.Barrier(len(functions))
-    faster = [compiled(function) for function in functions]
+    # torch 2.11 does not end fullgraph=True where several threads compile at once: after it, in the whole
+    # process, no code behind a break is compiled, whatever the backend.
+    faster = [compiled(function, fullgraph=False) for function in functions]
     with ThreadPoolExecutor(len(functions)) as pool:
         assert [found[0].item() for found in pool.map(start, faster)] == [0, 1, 2]
     for function, quick in zip(functions, faster, strict=True):
