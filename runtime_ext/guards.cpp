@@ -491,6 +491,22 @@ PyObject* FirstChanged(PyObject* self, PyObject* args) {
   return PyLong_FromSsize_t(first < static_cast<Py_ssize_t>(checks->all.size()) ? first : -1);
 }
 
+PyObject* AllChanged(PyObject* self, PyObject* args) {
+  Py_ssize_t start = 0;
+  if (!PyArg_ParseTuple(args, "|n:all_changed", &start)) return nullptr;
+  const Checks& checks = *AsGuards(self)->checks;
+  auto count = static_cast<Py_ssize_t>(checks.all.size());
+  Ref found = Ref::Steal(PyList_New(0));
+  for (Py_ssize_t i = start < 0 ? 0 : start; found; ++i) {
+    i = First(checks, static_cast<size_t>(i));
+    if (i < 0) return nullptr;
+    if (i >= count) break;
+    Ref position = Ref::Steal(PyLong_FromSsize_t(i));
+    if (!position || PyList_Append(found.get(), position.get()) < 0) return nullptr;
+  }
+  return found.release();
+}
+
 Check* CheckAt(PyObject* self, PyObject* index) {
   Py_ssize_t i = PyLong_AsSsize_t(index);
   if (i == -1 && PyErr_Occurred()) return nullptr;
@@ -554,6 +570,7 @@ Py_ssize_t GuardsLength(PyObject* self) {
 
 PyMethodDef methods[] = {
     {"first_changed", FirstChanged, METH_VARARGS, nullptr},
+    {"all_changed", AllChanged, METH_VARARGS, nullptr},
     {"rearm", Rearm, METH_O, nullptr},
     {"accept_alike", AcceptAlike, METH_O, nullptr},
     {"expected", Expected, METH_O, nullptr},

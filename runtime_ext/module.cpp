@@ -7,6 +7,7 @@
 #include "guards.h"
 #include "interception.h"
 #include "step/half.h"
+#include "switches.h"
 #include "tensors/layout.h"
 #include "tensors/noted.h"
 #include "training_kernel/training_kernel.h"
@@ -148,7 +149,7 @@ PyMODINIT_FUNC PyInit__native() {
   if (!module || !InitPolicy() || !InitContext(module.get()) || !InitSite(module.get()) ||
       !InitChain(module.get()) || !InitRun(module.get()) || !InitGuards(module.get()) ||
       !InitDirectCall(module.get()) || !InitCustomOp(module.get()) || !InitHalf(module.get()) ||
-      !InitNoted(module.get())) {
+      !InitNoted(module.get()) || !InitSwitches(module.get())) {
     return nullptr;
   }
   return module.release();

@@ -11,9 +11,11 @@ values that ``forward`` returns; dtypes are torch's names without ``torch.``, su
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor, UntypedStorage
+
+_Made = TypeVar("_Made")
 
 def configure(
     *,
@@ -99,6 +101,22 @@ class Noted:
 
     def written(self, positions: Iterable[int], /) -> list[tuple[int, int, int]]:
         """The same of those that were written to: position, how often by now, and how often then."""
+
+@final
+class Switches(Generic[_Made]):
+    """Settings that many places ask for: read in one call, and described anew where one has changed.
+
+    Args:
+        reads: Functions and their arguments. They change nothing, and give the same object for the same
+            setting, as those of torch do with ``True``, ``None`` and dtypes.
+        make: Called with what they give.
+    """
+
+    def __new__(
+        cls, reads: tuple[tuple[Callable[..., object], tuple[Any, ...]], ...], make: Callable[..., _Made]
+    ) -> Switches[_Made]: ...
+    def now(self) -> _Made:
+        """What ``make`` returns: the object of the last time where nothing has changed."""
 
 class Context:
     """The object that ``forward`` and ``backward`` get as ``ctx``: the surface of torch's ``FunctionCtx``.
@@ -558,6 +576,9 @@ class Guards:
     def __len__(self) -> int: ...
     def first_changed(self, start: int = 0) -> int:
         """Position of the first check from ``start`` on whose owner is not as it was; -1 if all are."""
+
+    def all_changed(self, start: int = 0) -> list[int]:
+        """Positions of all checks from ``start`` on whose owners are not as they were."""
 
     def rearm(self, index: int) -> None:
         """Compares with the present state of that check's owner from now on."""

@@ -28,6 +28,18 @@ def test_nothing_changed():
     assert checks.first_changed() == -1
 
 
+def test_all_that_changed_from_a_position_on():
+    first, second, third = {"a": 1}, [1], {"b": 1}
+    checks = _native.Guards(
+        [(int(Kind.ITEMS), first, None), (int(Kind.SEQUENCE), second, None), (int(Kind.ITEMS), third, None)]
+    )
+    assert checks.all_changed() == []
+    first["a"], third["b"] = 2, 2
+    assert checks.all_changed() == [0, 2]
+    assert checks.all_changed(1) == [2]
+    assert checks.all_changed(3) == []
+
+
 @pytest.mark.parametrize(
     "change",
     [

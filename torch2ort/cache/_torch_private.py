@@ -134,11 +134,11 @@ def notes_of_this_thread() -> Iterator[None]:
         _notes.annotate = annotate
 
 
-def active_modes() -> list[Any]:
+def active_modes() -> tuple[Any, ...]:
     """Torch-function and dispatch modes that are entered on this thread."""
     if not _len_torch_function_stack() and not _len_torch_dispatch_stack():
-        return []  # as before each step of nearly all programs
-    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+        return ()  # as before each step of nearly all programs
+    return (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
 
 
 def global_hook_tables() -> tuple[dict[int, Any], ...]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from torch2ort._native import Switches
 from torch2ort.capture.inference_mode import traced_inference_mode
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.autocast import Autocast, entered
@@ -36,9 +37,7 @@ class Modes(NamedTuple):
     @classmethod
     def now(cls) -> Modes:
         """The switches of this thread; one object for all that are equal."""
-        inference = torch.is_inference_mode_enabled()
-        gradients = torch.is_grad_enabled() and not inference
-        return _of(gradients, inference, torch.get_deterministic_debug_mode(), Autocast.now())
+        return _switches.now()
 
     @property
     def deterministic(self) -> bool:
@@ -53,7 +52,20 @@ class Modes(NamedTuple):
         )
 
 
-_of = functools.cache(Modes)
+@functools.cache
+def _of(recording: bool, inference: bool, determinism: int, autocast: Autocast) -> Modes:
+    return Modes(recording and not inference, inference, determinism, autocast)
+
+
+_switches = Switches(
+    (
+        (torch.is_grad_enabled, ()),
+        (torch.is_inference_mode_enabled, ()),
+        (torch.get_deterministic_debug_mode, ()),
+        (Autocast.now, ()),
+    ),
+    _of,
+)
 
 
 @contextlib.contextmanager

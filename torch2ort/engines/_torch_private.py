@@ -2,11 +2,15 @@
 
 | name | tried on |
 | --- | --- |
+| torch._C._FunctionBase.apply | 2.11.0, 2.13.0 |
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
 | torch.Tensor._version | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,7 +18,15 @@ from torch2ort.versions import need, private_names
 
 with private_names("torch"):
     need(torch.Tensor, "_version")
+    need(torch._C._FunctionBase, "apply")
     need(torch._C._autograd, "_get_current_graph_task_keep_graph")
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """The C code that ``function.apply`` ends in, where no torch.func transform is running."""
+    base: Any = torch._C._FunctionBase
+    bound: Callable[..., Any] = vars(base)["apply"].__get__(None, function)
+    return bound
 
 
 def backward_keeps_graph() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ class _Step(NamedTuple):
 
 
 class Boundary(torch.autograd.Function):
-    """Runs a training engine: its forward half here, its backward half when autograd asks."""
+    """A training engine under :func:`run`: its forward half here, its backward half when autograd asks."""
 
     @staticmethod
     def forward(
@@ -106,16 +106,40 @@ class Boundary(torch.autograd.Function):
         return (None, None, None, *result)
 
 
+# As `Boundary.apply`, without what a call inside of a torch.func transform needs: ORTModule refuses those.
+_apply = private.apply_of(Boundary)
+
+
+def run(
+    engine: Engine,
+    verification: Verification | None,
+    around: Callable[[], AbstractContextManager[None]],
+    feeds: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """What the forward half gives, as autograd sees it.
+
+    Args:
+        engine: runs both halves.
+        verification: compares with eager PyTorch.
+        around: gives what Functions run inside of.
+        feeds: one tensor per feed of the graph.
+
+    Returns:
+        One tensor per fetch.
+    """
+    return list(_apply(engine, verification, around, *feeds))
+
+
 def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> Collection[int]:
     """Positions of the feeds whose changes before backward are expected, or could not be seen.
 
     Raises:
         RuntimeError: backward reads a tensor of inference mode, which eager PyTorch refuses, too.
     """
-    unseen = [i for i, feed in enumerate(feeds) if feed.is_inference()]
     moving = engine.moving.to_copy(engine.needed)
-    if not unseen and not moving:
+    if not moving and True not in map(torch.is_inference, feeds):
         return engine.copied
+    unseen = [i for i, feed in enumerate(feeds) if feed.is_inference()]
     if not set(unseen).isdisjoint(engine.needed):
         raise RuntimeError(UNSAVABLE)
     return {*engine.copied, *unseen, *moving}

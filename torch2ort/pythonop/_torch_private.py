@@ -14,6 +14,7 @@
 | ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.free_symbols, free_unbacked_symbols | 2.11-2.15.0 |
 | torch._C._ForceDispatchKeyGuard, _dispatch_tls_local_{include,exclude}_set, DispatchKey(Set) | 2.11-2.15.0 |
+| torch._C._is_any_autocast_enabled | 2.11.0, 2.13.0 |
 | Tensor._cdata; where tensors and storages count who holds them, which is found by trial | 2.11-2.15.0 |
 """
 
@@ -52,6 +53,7 @@ with private_names("torch"):
     need(torch._C._functorch, "is_functorch_wrapped_tensor")
     from torch._C import DispatchKey, DispatchKeySet
 
+    need(torch._C, "_is_any_autocast_enabled")
     need(torch._C, "_ForceDispatchKeyGuard")
     need(torch._C, "_dispatch_tls_local_include_set")
     need(torch._C, "_dispatch_tls_local_exclude_set")
@@ -69,6 +71,7 @@ __all__ = [
     "end_interception",
     "fake_mode",
     "intercept_apply",
+    "is_autocast_on",
     "is_base_held",
     "is_fake",
     "is_functorch_wrapped",
@@ -88,6 +91,9 @@ __all__ = [
 _QUANTISING = re.compile(
     r"quantized::|aten::(quantize_per_|_make_per_|_?empty\w*_quantized|quantized_(batch_norm|max_pool))"
 )
+
+# Whether autocast is on for any kind of device, also one that torch2ort does not know.
+is_autocast_on = torch._C._is_any_autocast_enabled
 
 # Up to torch 2.13 `Function.apply` is Python code, which binds defaults and keywords before it calls C code.
 _BINDS_IN_PYTHON = isinstance(vars(torch.autograd.Function)["apply"], classmethod)

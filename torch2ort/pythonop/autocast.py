@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch2ort._native import Switches
+from torch2ort.pythonop import _torch_private as private
+
 DEVICES = ("cpu", "cuda")
 _AS_IT_IS = contextlib.nullcontext()
 
@@ -27,16 +30,12 @@ class Autocast(NamedTuple):
     @classmethod
     def now(cls) -> Autocast:
         """The settings of this thread; one object for all that are equal."""
-        return _of(
-            tuple(map(torch.is_autocast_enabled, DEVICES)),
-            tuple(map(torch.get_autocast_dtype, DEVICES)),
-            torch.is_autocast_cache_enabled(),
-        )
+        return _settings.now()
 
     @staticmethod
     def is_on_now() -> bool:
         """:attr:`is_on` of the settings of this thread; several calls a step ask."""
-        return True in map(torch.is_autocast_enabled, DEVICES)
+        return private.is_autocast_on() and True in map(torch.is_autocast_enabled, DEVICES)
 
     @property
     def is_on(self) -> bool:
@@ -59,8 +58,20 @@ class Autocast(NamedTuple):
 
 
 @functools.cache
-def _of(on: tuple[bool, ...], dtypes: tuple[torch.dtype, ...], cache: bool) -> Autocast:
-    return Autocast(tuple(zip(DEVICES, on, dtypes, strict=True)), cache)
+def _of(cache: bool, *switches: Any) -> Autocast:
+    """``switches``: whether it is on for each kind of device, and then the dtype for each."""
+    kinds = len(DEVICES)
+    return Autocast(tuple(zip(DEVICES, switches[:kinds], switches[kinds:], strict=True)), cache)
+
+
+_settings = Switches(
+    (
+        (torch.is_autocast_cache_enabled, ()),
+        *((torch.is_autocast_enabled, (kind,)) for kind in DEVICES),
+        *((torch.get_autocast_dtype, (kind,)) for kind in DEVICES),
+    ),
+    _of,
+)
 
 
 def loaded(data: dict[str, str]) -> Autocast | None:
@@ -94,7 +105,7 @@ def entered(state: Autocast | None) -> Iterator[None]:
 
 def off() -> contextlib.AbstractContextManager[None]:
     """Run without autocast: what is inside has eager's casts already, or is no model's code."""
-    if not Autocast.is_on_now():
+    if not private.is_autocast_on():
         return _AS_IT_IS
     now = Autocast.now()
     return entered(Autocast(tuple((kind, False, dtype) for kind, _, dtype in now.devices), now.cache))

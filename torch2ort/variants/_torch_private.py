@@ -5,6 +5,7 @@
 | torch._subclasses: fake_tensor.FakeTensor, functional_tensor.FunctionalTensor | 2.13.0, 2.15.0 |
 | torch._C._functorch.peek_interpreter_stack | 2.13.0, 2.15.0 |
 | torch._C._len_torch_dispatch_stack | 2.11-2.15.0 |
+| torch._C._get_tracing_state | 2.11.0, 2.13.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0, 2.15.0 |
 | torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.11-2.15.0 |
 | torch.autograd.Variable._execution_engine.queue_callback | 2.11-2.15.0 |
@@ -28,11 +29,22 @@ with private_names("torch"):
 
     need(torch._C._functorch, "peek_interpreter_stack")
     need(torch._C, "_len_torch_dispatch_stack")
+    need(torch._C, "_get_tracing_state")
     need(torch.autograd.forward_ad, "_current_level")
     need(torch.autograd.Variable._execution_engine, "queue_callback")
 
 # What stands for a tensor while a model is traced.
 TRACED: tuple[type[torch.Tensor], ...] = (FakeTensor, FunctionalTensor)
+
+
+# What surrounds a call, quickly: functions and arguments, and what all give in most programs.
+SURROUNDINGS: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...] = (
+    (torch._C._len_torch_dispatch_stack, ()),
+    (torch._C._get_tracing_state, ()),
+    (torch._C._functorch.peek_interpreter_stack, ()),
+    (vars(torch.autograd.forward_ad).__getitem__, ("_current_level",)),
+)
+USUAL_SURROUNDINGS = (0, None, None, -1)
 
 
 def in_transform() -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from torch2ort.pythonop.native import native
 from torch2ort.startup import DIFFERENTIATE, TRACE, Startup
 from torch2ort.variants.assumptions import Assumed, Assumptions
 from torch2ort.variants.family import Shapes, Variant
-from torch2ort.variants.given import Given
+from torch2ort.variants.given import Direct, Given
 from torch2ort.variants.new_graph import export_variant
 from torch2ort.warning import warn
 
@@ -29,6 +29,7 @@ class _Last(NamedTuple):
     """A call, and what served it.
 
     Attributes:
+        direct: how it was written, if of tensors alone.
         schema: the structure around its tensors.
         form: of these, as ``native.form`` has it.
         modes: PyTorch's switches.
@@ -36,11 +37,20 @@ class _Last(NamedTuple):
         variant: the graph.
     """
 
+    direct: Direct | None
     schema: io_schema.Schema
     form: bytes
     modes: Modes
     assumed: Assumed
     variant: Variant
+
+    def serves(self, tensors: list[torch.Tensor], modes: Modes) -> bool:
+        """Whether a call with the same structure around these tensors differs in nothing else."""
+        return (
+            modes is self.modes
+            and native.form(tensors, torch.nn.Parameter) == self.form
+            and self.assumed.guards.changed() is None
+        )
 
 
 class Choice:
@@ -69,16 +79,32 @@ class Choice:
         self._with_constants: set[io_schema.Schema] = set()
         self._last: _Last | None = None
 
+    def directly(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes
+    ) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
+        """As :meth:`again`, for arguments that are not bound yet: ``None`` unless they are tensors alone."""
+        last = self._last
+        if last is None or last.direct is None:
+            return None
+        tensors = last.direct.tensors(args, kwargs)
+        if tensors is None or not last.serves(tensors, modes):
+            return None
+        return tensors, last.assumed, last.variant
+
     def again(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
         """As :meth:`of`, for a call that differs in nothing from the last one; ``None`` for others."""
         last = self._last
-        if last is None or given.schema is not last.schema or given.modes is not last.modes:
-            return None
-        if native.form(given.tensors, torch.nn.Parameter) != last.form:
-            return None
-        if last.assumed.guards.changed() is not None:
+        if last is None or given.schema is not last.schema or not last.serves(given.tensors, given.modes):
             return None
         return given.tensors, last.assumed, last.variant
+
+    def note(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], given: Given
+    ) -> None:
+        """Note how the call was written that :meth:`of` was asked about."""
+        last = self._last  # which another thread may replace meanwhile
+        if last is not None and last.schema is given.schema:
+            self._last = last._replace(direct=Direct.of(args, kwargs, bound, given))
 
     def of(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
         """The tensors to feed, the present state and its graph: for numbers that vary, if there is one."""
@@ -109,7 +135,7 @@ class Choice:
         form = None if self.assumptions.reads_memory else native.form(given.tensors, torch.nn.Parameter)
         self._last = None
         if form is not None:
-            self._last = _Last(given.schema, form, given.modes, assumed, variant)
+            self._last = _Last(None, given.schema, form, given.modes, assumed, variant)
         return given.tensors, assumed, variant
 
     def _variant(self, given: Given) -> tuple[Assumed, Variant]:

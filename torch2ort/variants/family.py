@@ -46,33 +46,29 @@ class Variant:
     started: bool = False
     _training: Engine | None = None
     _inference: InferenceEngine | None = None
-    _picks: tuple[tuple[str, ...], list[int | torch.Tensor]] | None = None
+    _picked: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     def pick(self, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """The graph's weights out of the module's present tensors, and its constants.
 
         Args:
-            names: of the module's parameters and buffers; the same object while no tensor is replaced.
-            tensors: one a name.
+            names: of the module's parameters and buffers.
+            tensors: one a name; the same list while no tensor is replaced.
         """
-        if self._picks is None or self._picks[0] is not names:
-            where = {name: i for i, name in enumerate(names)}
-            picks = [
-                where[origin] if origin in where else self.weights[name]
+        kept = self._picked
+        if kept is None or kept[0] is not tensors:
+            present = dict(zip(names, tensors, strict=True))
+            picked = [
+                present[origin] if origin in present else self.weights[name]
                 for name, origin in self.built.graph.weights.items()
             ]
-            self._picks = (names, picks)
-        return [tensors[p] if isinstance(p, int) else p for p in self._picks[1]]
+            kept = self._picked = (tensors, picked)
+        return kept[1]
 
     @functools.cached_property
     def fetches(self) -> tuple[str, ...]:
         """Every output of the graph, in order."""
         return self.built.graph.fetches
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether an output depends on what gradients are wanted of."""
-        return bool(self.requires_grad) and bool(self.training_engine().differentiable)
 
     def anew(self) -> Variant:
         """The same graph, with an engine of its own whose sessions are made now; this one has its engine."""

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
+from torch2ort._native import Switches
 from torch2ort.capture.dead_ends import put_dead_ends
 from torch2ort.capture.modes import Modes
 from torch2ort.capture.ordinary import are_plain, refuse_tensors
 from torch2ort.capture.origins import put_back
 from torch2ort.capture.views import put_views
-from torch2ort.engines.autograd import Boundary
+from torch2ort.engines import autograd
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
@@ -29,7 +30,7 @@ from torch2ort.variants.family import Variant
 from torch2ort.variants.given import Given
 from torch2ort.variants.parted import Parted, parted_by_deepspeed
 from torch2ort.variants.profile import Profile
-from torch2ort.variants.sharded import gathered, sharded_below
+from torch2ort.variants.sharded import are_parted_among_processes, gathered, sharded_below
 
 
 class Runner:
@@ -62,9 +63,10 @@ class Runner:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns for these arguments."""
-        _refuse_surroundings()
-        if torch.compiler.is_exporting():
-            # As a part of a model that is exported whole, whose weights are.
+        if not _in_usual_surroundings():
+            _refuse_surroundings()
+        if torch.compiler.is_exporting() or not are_parted_among_processes():
+            # The former as a part of a model that is exported whole, whose weights are.
             return self._run(args, kwargs, None)
         modules, parted = sharded_below(self.model), parted_by_deepspeed(self.model)
         if not modules and parted is None:
@@ -76,9 +78,13 @@ class Runner:
         if self.model.__dict__.get("forward") is not self._own_forward:
             self._own_forward = self.model.__dict__.get("forward")
             self._signature = io_schema.Signature.of(self.model.forward)
+        modes = Modes.now()
+        directly = self._choice.directly(args, kwargs, modes)
+        if directly is not None:
+            return self._served(directly, None, modes, {}, parted)
         bound = self._signature.bind(args, kwargs)
         tensors, schema = self._flatten(bound)
-        given = Given(self._signature, tensors, schema, Modes.now())
+        given = Given(self._signature, tensors, schema, modes)
         chosen = self._choice.again(given)
         if chosen is None:
             if not are_plain(tensors) and any(isinstance(tensor, private.TRACED) for tensor in tensors):
@@ -86,12 +92,32 @@ class Runner:
                 return self.model.forward(*args, **kwargs)
             refuse_tensors(tensors, schema)
             chosen = self._choice.of(given)
+            self._choice.note(args, kwargs, bound, given)
+        return self._served(chosen, given, modes, bound, parted)
+
+    def _served(
+        self,
+        chosen: tuple[list[torch.Tensor], Assumed, Variant],
+        given: Given | None,
+        modes: Modes,
+        bound: dict[str, Any],
+        parted: Parted | None,
+    ) -> Any:
+        """What the model returns for a call.
+
+        Args:
+            chosen: the tensors to feed, the state that the model is in, and the graph.
+            given: the call; ``None`` for one like the last one.
+            modes: PyTorch's switches.
+            bound: the arguments by name; none where all are tensors.
+            parted: what DeepSpeed has made of the model.
+        """
         tensors, assumed, variant = chosen
         names, weights = self._choice.assumptions.weights(assumed)
         self.exported = variant.exported
         built = variant.built
         feeds = [*tensors, *variant.pick(names, weights)]
-        verification = self._verification(variant, given)
+        verification = None if given is None else self._verification(variant, given)
         if self.profile is not None and variant.fetches:
             fetched = self._profiled(self.profile, variant, assumed, verification, feeds)
         elif variant.started:
@@ -110,7 +136,7 @@ class Runner:
             known = dict(zip(names, weights, strict=True))
             put_back(outputs, built.origins, tensors, known)
             put_views(outputs, built.views, built.tracked, tensors, known, built.interface.sizes.dims)
-            if given.modes.gradients:
+            if modes.gradients:
                 put_dead_ends(outputs, built.dead_ends, tensors, known)
         if verification is not None:
             verification.check_outputs(outputs)
@@ -197,12 +223,17 @@ def _fetched(
     """What one run of a graph gives, in the order of its fetches."""
     if not variant.fetches:
         return []  # A model of no tensors, for which there is no session.
-    if variant.requires_grad and variant.differentiable:
-        engine, around = variant.training_engine(), assumed.while_functions_run
-        return list(Boundary.apply(engine, verification, around, *feeds))
+    if variant.requires_grad:
+        engine = variant.training_engine()
+        if engine.differentiable:
+            return autograd.run(engine, verification, assumed.while_functions_run, feeds)
     inference = variant.inference_engine()
     with assumed.while_functions_run():
         return inference.run(feeds)
+
+
+# Whether nothing of what the next function looks for is there, at the cost of a step.
+_in_usual_surroundings = Switches(private.SURROUNDINGS, lambda *now: now == private.USUAL_SURROUNDINGS).now
 
 
 def _refuse_surroundings() -> None:

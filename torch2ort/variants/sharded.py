@@ -24,7 +24,7 @@ def sharded_below(model: torch.nn.Module) -> list[Any]:
     Raises:
         ExportError: FSDP does something with one of them that a graph would not.
     """
-    if not _is_possible():
+    if not are_parted_among_processes():
         return []
     found = {name: module for name, module in _sharded(model) if name}
     for name, module in found.items():
@@ -65,13 +65,13 @@ def gathered(modules: list[Any]) -> Iterator[None]:
             module.reshard()
 
 
-def _is_possible() -> bool:
-    """Whether there are processes to part weights among; every call of a model asks."""
+def are_parted_among_processes() -> bool:
+    """Whether weights may be parted: there is more than this process; every call of a model asks."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _sharded(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    if _is_possible():
+    if are_parted_among_processes():
         from torch.distributed.fsdp import FSDPModule
 
         yield from ((name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule))

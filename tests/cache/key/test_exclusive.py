@@ -78,16 +78,16 @@ def test_what_torch_imports_for_the_first_export_of_a_process_holds_torchs_own_f
 
 def test_it_tells_whether_an_export_ran_beside_something():
     export = ExclusiveExport()
-    before = export.idle()
+    before = export.idle
     with export.looking():
-        assert export.idle() == before
+        assert export.idle == before
     with export.exporting(), export.exporting():
-        assert export.idle() is None
-    assert export.idle() not in (None, before)
+        assert export.idle is None
+    assert export.idle not in (None, before)
 
 
 def test_a_failed_export_lets_go():
     export = ExclusiveExport()
     with pytest.raises(ValueError, match="export"), export.exporting():
         raise ValueError("export")
-    assert export.idle() is not None
+    assert export.idle is not None

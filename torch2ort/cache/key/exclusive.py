@@ -15,36 +15,37 @@ from torch2ort.cache import _torch_private as private
 
 
 class ExclusiveExport:
-    """The right to export, or to look at a model; a thread may take it again while it has it."""
+    """The right to export, or to look at a model; a thread may take it again while it has it.
+
+    Attributes:
+        idle: how many exports there were, or ``None`` during one. The same number before and after something
+            else means that no export ran beside it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._begun = self._ended = 0
+        self._running = self._ended = 0
+        self.idle: int | None = 0
 
     @contextlib.contextmanager
     def exporting(self) -> Iterator[None]:
         """Keep others out while the block exports."""
         with self._lock:
-            self._begun += 1
+            self._running += 1
+            self.idle = None
             try:
                 with private.notes_of_this_thread():
                     yield
             finally:
+                self._running -= 1
                 self._ended += 1
+                self.idle = None if self._running else self._ended
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
         """Keep exports of other threads out while the block looks at a model."""
         with self._lock:
             yield
-
-    def idle(self) -> int | None:
-        """How many exports there were, or ``None`` during one.
-
-        The same number before and after something else means that no export ran beside it.
-        """
-        ended = self._ended
-        return ended if self._begun == ended else None
 
 
 exclusive = ExclusiveExport()

@@ -8,6 +8,7 @@ another object and yet the same value is told apart here, once, when it is met.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -215,6 +216,7 @@ class Armed:
     Attributes:
         moves: counts what was replaced by something as good, such as a tensor by another of its form.
         of_functions: whether there is anything that only Functions read.
+        changed_of_functions: gives the guards that do not hold, of what only Functions read.
     """
 
     def __init__(
@@ -233,9 +235,10 @@ class Armed:
         )
         self._tables = [g.owner for g in self._guards if g.kind is Kind.TENSORS]
         self._ties = self._tied()
-        # Where those begin that only Functions read.
-        self._functions = sum(not g.of_functions for g in self._guards)
-        self.of_functions = self._functions < len(self._guards)
+        # The guards of what only Functions read come behind these.
+        ours = sum(not g.of_functions for g in self._guards)
+        self.of_functions = ours < len(self._guards)
+        self.changed_of_functions: Callable[[], list[int]] = functools.partial(self._native.all_changed, ours)
         # Positions of the guards on dictionaries, once somebody asks.
         self._of_owner: dict[int, int] | None = None
         self.moves = 0
@@ -264,23 +267,14 @@ class Armed:
             index = self._native.first_changed(index + 1)
         return None
 
-    def changed_of_functions(self) -> list[int]:
-        """The guards that do not hold, of what only Functions read."""
-        changed: list[int] = []
-        if not self.of_functions:
-            return changed
-        index = self._functions - 1
-        while (index := self._native.first_changed(index + 1)) >= 0:
-            changed.append(index)
-        return changed
-
-    def note_written(self, before: Container[int]) -> None:
+    def note_written(self, changed: Iterable[int], before: Container[int]) -> None:
         """Note what Functions wrote while they ran.
 
         Args:
-            before: the guards that did not hold before they ran: somebody else has changed that.
+            changed: the guards that do not hold now, of what only Functions read.
+            before: those that did not hold before they ran: somebody else has changed that.
         """
-        for index in self.changed_of_functions():
+        for index in changed:
             guard = self._guards[index]
             if index in before:
                 continue

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
+from torch2ort._native import Switches
 from torch2ort.cache import _torch_private as private
 from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.code import KNOWN_PYTHONS
@@ -280,14 +281,16 @@ def _write_global_hooks(walk: Walk, values: Values) -> None:
     values.write(private.global_hooks())
 
 
-def _settings_in_a_step() -> tuple[Any, ...]:
-    """The settings of torch that programs change between steps, cheaply."""
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.mha.get_fastpath_enabled(),
-        private.active_modes(),
-    )
+# The settings of torch that programs change between steps, cheaply.
+_settings_in_a_step = Switches(
+    (
+        (torch.get_default_dtype, ()),
+        (torch.are_deterministic_algorithms_enabled, ()),
+        (torch.backends.mha.get_fastpath_enabled, ()),
+        (private.active_modes, ()),
+    ),
+    lambda *settings: settings,
+).now
 
 
 def _known_pythons() -> str:

@@ -7,7 +7,7 @@ when autograd hands over the outputs' gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +154,7 @@ class TrainingEngine:
         # By the names of the outputs that have a gradient.
         self._whole: dict[tuple[str, ...], bool] = {}
         self._felt: dict[tuple[str, ...], bool] = {}
+        self._where: dict[tuple[str, ...], list[int | None]] = {}
         # The builder refuses tensors that no output depends on.
         requires_grad &= self._reach.inputs(graph.outputs)
         self._requires_grad = requires_grad
@@ -317,17 +318,24 @@ class TrainingEngine:
                 state.partial = None
             pool.add(-len(self._bound.callees))
         found = _tensors(computed)
-        reached = self._reach.inputs(outputs, self._edges(run.undefined))
+        places = self._places(outputs, run.undefined)
         why = _UNREAD if self._makes_zeros_felt(outputs) else LEFT_OUT if run.undefined else ""
         run.arrivals = None
         run.clear()
-        result = [
-            found[self._gradient_of[name]] if name in reached and name in self._gradient_of else None
-            for name in self._graph.feeds
-        ]
+        result = [None if place is None else found[place] for place in places]
         if why:
             refuse_nan(result, why)
         return result
+
+    def _places(self, outputs: tuple[str, ...], undefined: Collection[tuple[str, int]]) -> list[int | None]:
+        """Per feed, where its gradient is among those computed; ``None`` where none reaches it."""
+        if not undefined and outputs in self._where:
+            return self._where[outputs]
+        reached = self._reach.inputs(outputs, self._edges(undefined))
+        places = [self._gradient_of.get(name) if name in reached else None for name in self._graph.feeds]
+        if not undefined:
+            self._where[outputs] = places
+        return places
 
     def _with_gradient(self, gradients: Sequence[torch.Tensor | None]) -> tuple[str, ...]:
         pairs = zip(self._graph.fetches, gradients, strict=True)
