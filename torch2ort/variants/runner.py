@@ -30,7 +30,7 @@ from torch2ort.variants.family import Variant
 from torch2ort.variants.given import Given
 from torch2ort.variants.parted import Parted, parted_by_deepspeed
 from torch2ort.variants.profile import Profile
-from torch2ort.variants.sharded import are_parted_among_processes, gathered, sharded_below
+from torch2ort.variants.sharded import gathered, may_be_parted, sharded_below
 
 
 class Runner:
@@ -65,7 +65,7 @@ class Runner:
         """What the model returns for these arguments."""
         if not _in_usual_surroundings():
             _refuse_surroundings()
-        if torch.compiler.is_exporting() or not are_parted_among_processes():
+        if torch.compiler.is_exporting() or not may_be_parted():
             # The former as a part of a model that is exported whole, whose weights are.
             return self._run(args, kwargs, None)
         modules, parted = sharded_below(self.model), parted_by_deepspeed(self.model)

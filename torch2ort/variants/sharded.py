@@ -24,8 +24,6 @@ def sharded_below(model: torch.nn.Module) -> list[Any]:
     Raises:
         ExportError: FSDP does something with one of them that a graph would not.
     """
-    if not are_parted_among_processes():
-        return []
     found = {name: module for name, module in _sharded(model) if name}
     for name, module in found.items():
         _refuse_below(type(model).__name__, name, module)
@@ -65,13 +63,13 @@ def gathered(modules: list[Any]) -> Iterator[None]:
             module.reshard()
 
 
-def are_parted_among_processes() -> bool:
-    """Whether weights may be parted: there is more than this process; every call of a model asks."""
+def may_be_parted() -> bool:
+    """Whether there are processes to part weights among; every call of a model asks."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _sharded(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    if are_parted_among_processes():
+    if may_be_parted():
         from torch.distributed.fsdp import FSDPModule
 
         yield from ((name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule))
