@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 import torch2ort
 
+torch2ort.ORTModule  # noqa: B018 - imports what starts; the package itself imports nothing of it
+
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 
 ROUNDS = 3
