@@ -6,11 +6,14 @@ import contextvars
 import functools
 import itertools
 import operator
+import queue
 import random
 import re
+import threading
 import types
 import warnings
 from collections.abc import Callable
+from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,10 @@ from torch2ort.places import is_pythons_module
 from torch2ort.pythonop.abstract_run.state import Holder, Named, Snapshot
 
 # Classes of the standard library whose instances hold a user's data.
-_CARRIERS = words("_thread argparse builtins collections dataclasses enum functools types")
+_CARRIERS = words(
+    """_thread argparse array builtins collections configparser contextlib ctypes dataclasses enum functools
+    types"""
+)
 _ITERATORS: tuple[type, ...] = (
     itertools.count, itertools.cycle, types.GeneratorType, type(iter([])), type(iter(())),
     type(iter(range(1))), type(iter({})), type(iter(set())),
@@ -113,6 +119,24 @@ class Variable(State):
         return contents is self.before
 
 
+class Shared(State):
+    """What threads hand values or signals to each other by, and which is left to them."""
+
+    def read(self) -> Any:
+        """See :meth:`Holder.read`."""
+        value = self.value
+        if isinstance(value, queue.Queue):
+            return value.qsize(), value.unfinished_tasks
+        return value.is_set() if isinstance(value, threading.Event) else value._value
+
+    def write(self, contents: Any) -> None:
+        """See :meth:`Holder.write`."""
+
+    def same(self, contents: Any) -> bool:
+        """See :meth:`Holder.same`."""
+        return bool(contents == self.before)
+
+
 def repr_of(state: Any) -> Any:
     """A generator's state, to be compared."""
     if isinstance(state, torch.Tensor):
@@ -186,6 +210,10 @@ class Reached(Snapshot):
             self._keep(value, Variable, path)
         elif isinstance(value, _ITERATORS):
             self._keep(value, Position, path)
+        elif isinstance(value, _SHARED):
+            self._keep(value, Shared, path)
+        elif isinstance(value, SynchronizedBase):
+            self._pending.append((path, value.get_obj()))
         elif type(value) is functools.partial and id(value) not in self._found:
             self._found.add(id(value))
             self._alive.append(value)
@@ -212,6 +240,7 @@ class Reached(Snapshot):
             super()._visit_object(path, value)
 
 
+_SHARED: tuple[type, ...] = (queue.Queue, threading.Event, threading.Semaphore)
 _GENERATORS: tuple[type, ...] = (
     random.Random, np.random.RandomState, np.random.Generator, torch.Generator,
 )  # fmt: skip

@@ -397,12 +397,12 @@ def _counts(key: Any, read: frozenset[str] | None) -> bool:
 
 
 _GONE = object()
-_HEAP_TYPE = 1 << 9
+HEAP_TYPE = 1 << 9
 
 
 def _entries(cls: type) -> dict[str, Any] | None:
     """The dictionary behind a class; ``None`` if nobody can change it."""
-    if not cls.__flags__ & _HEAP_TYPE:
+    if not cls.__flags__ & HEAP_TYPE:
         return None
     # A class shows its dictionary through a proxy, which refers to nothing else.
     (entries,) = gc.get_referents(vars(cls))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import array
 import collections
+import concurrent.futures
 import contextlib
+import contextvars
 import ctypes
+import decimal
 import functools
 import hashlib
+import inspect
+import io
 import logging
+import queue
 import re
 import sys
 import threading
@@ -27,7 +34,8 @@ from torch2ort.cache import _torch_private as private
 from torch2ort.cache.key.atoms import atom, form, words
 from torch2ort.cache.key.definitions import Definitions
 from torch2ort.cache.key.global_names import check_pure
-from torch2ort.cache.key.guards import PLAIN
+from torch2ort.cache.key.guards import HEAP_TYPE, PLAIN
+from torch2ort.cache.key.installed import OPAQUE
 from torch2ort.cache.key.library_operators import write_operator
 from torch2ort.cache.key.packages import package_of_module
 from torch2ort.cache.key.unread import NOTHING, Unread
@@ -37,6 +45,16 @@ from torch2ort.cache.key.walk import Unkeyable, Walk
 _LARGE = 1 << 20
 _Pair = collections.namedtuple("_Pair", "first second")
 Write = Callable[[Any], None]
+# Values as C has them.
+_FOREIGN: tuple[type, ...] = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_int.__mro__[1])
+# Where a context manager keeps what it runs.
+_GENERATOR = words("gen")
+# Whose code reads no attribute for itself, or none that a result depends on.
+_HOLDERS = (types.SimpleNamespace, argparse.Namespace, concurrent.futures.Executor)
+# Where Python's own classes are that others are made of, and that have no attributes.
+_WITHOUT_DATA = words("_collections_abc abc collections.abc dataclasses enum typing typing_extensions")
+# Where torch's classes are whose methods give values that a model computes with.
+_OF_TORCH = ("torch.distributions.", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
 
 # Attributes of a module that its forward never sees.
 _MODULE_SKIPPED = words(
@@ -50,6 +68,9 @@ _HOOKS = words(
 )
 # hash() of the object itself, in transformers' GenerationConfig: another number in each process.
 _HASHES = words("_original_object_hash")
+# What a transform of torch's computed last, which it recognises by its identity.
+_COMPUTED_LAST = words("_cached_x_y")
+_UNCOUNTED = _HASHES | _COMPUTED_LAST
 _WEIGHTS = words("_buffers _parameters")
 # The tables of hooks that a call looks into; the others say more of the same hooks.
 _CALLED = words("_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks")
@@ -123,17 +144,17 @@ class Values:
         writer = self._writers.get(type(value))
         if writer is not None:
             return writer
-        for kinds, writer in (
+        choices: tuple[tuple[Any, Write], ...] = (
             (type, functools.partial(self.definitions.class_, used_as_value=True)),
             (torch.Tensor, self._tensor),
             (torch.nn.Module, self.module),
             (ModuleType, self.definitions.module),
             ((dict, list, tuple, set, frozenset, str, int, float, bytes), self._subclass_of_container),
             (PurePath, lambda v: self._walk.atom(str(v))),
-        ):
-            if isinstance(value, kinds):
-                return writer
-        return self._object
+            (np.ndarray, self._subclass_of_array),
+            (_FOREIGN, self._foreign),
+        )
+        return next((writer for kinds, writer in choices if isinstance(value, kinds)), self._object)
 
     def _exact_types(self) -> dict[type, Write]:
         walk, function = self._walk, self.definitions.function
@@ -153,7 +174,10 @@ class Values:
             collections.deque: self._items,
             dict: self._mapping,
             types.MappingProxyType: self._mapping,
+            **dict.fromkeys(map(type, ({}.keys(), {}.values(), {}.items())), lambda v: self.write(v.mapping)),
+            contextvars.ContextVar: self._context_variable,
             bytearray: self._bytes,
+            memoryview: self._bytes,
             array.array: self._bytes,
             FunctionType: function,
             BuiltinFunctionType: self._builtin,
@@ -161,6 +185,7 @@ class Values:
             types.MethodWrapperType: lambda v: self._all(v.__self__, v.__name__),
             functools.partial: lambda v: self._all(v.func, v.args, v.keywords),
             functools.partialmethod: lambda v: self._all(v.func, v.args, v.keywords),
+            type(contextlib.contextmanager(lambda: iter(()))()): self._context_manager,
             functools.cached_property: lambda v: self._all(v.func, v.attrname),
             property: lambda v: self._all(v.fget, v.fset, v.fdel),
             staticmethod: lambda v: self.write(v.__func__),
@@ -219,8 +244,8 @@ class Values:
     def _guard_value(self, read: Callable[[], Any], value: Any) -> None:
         self._walk.guards.value(read, value, self._walk.place)
 
-    def _bytes(self, value: bytearray | array.array[Any]) -> None:
-        kind = getattr(value, "typecode", "B")
+    def _bytes(self, value: bytearray | array.array[Any] | memoryview) -> None:
+        kind = value.format if isinstance(value, memoryview) else getattr(value, "typecode", "B")
         self._guard_value(lambda: bytes(value), value)
         self._walk.atom((kind, bytes(value)))
 
@@ -272,6 +297,8 @@ class Values:
     def _object(self, value: Any) -> None:
         kind = type(value)
         if kind.__module__ in ("datetime", "decimal", "fractions", "uuid", "ipaddress"):
+            if isinstance(value, decimal.Context):
+                self._guard_value(lambda: repr(value), value)
             self._walk.atom(repr(value))
             return
         if isinstance(value, np.generic):
@@ -281,7 +308,7 @@ class Values:
         if isinstance(value, np.dtype):
             self._walk.atom(repr(value))
             return
-        if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+        if _steps_unseen(value):
             self._walk.refuse_unseen(
                 f"a {kind.__qualname__} steps on without showing where it is. Keep the values in a list, or "
                 f"pass them as arguments",
@@ -301,25 +328,53 @@ class Values:
         self.definitions.class_(kind)
         self._attributes(value)
 
+    def _context_manager(self, value: Any) -> None:
+        """What a function of ``contextlib.contextmanager`` gives: its call, and whether that has begun."""
+        if not isinstance(value.gen, types.GeneratorType):
+            self._object(value)
+            return
+        self._guard_value(lambda: inspect.getgeneratorstate(value.gen), value)
+        self._walk.atom(inspect.getgeneratorstate(value.gen))
+        call = vars(value)
+        self._walk.guards.attributes(call, self._walk.place, skipped=_GENERATOR, always=True)
+        # The block that it is for takes them away.
+        if "func" in call:
+            self._all(call["func"], call["args"], call["kwds"])
+
     def _attributes(self, value: Any) -> None:
+        kind: type = type(value)
+        whole = _is_read_whole(kind)
         own = getattr(value, "__dict__", None)
-        own, skipped = {} if own is None else own, _HASHES
+        own, skipped, place = {} if own is None else own, _UNCOUNTED, f"a {type(value).__name__}"
         if isinstance(own, dict):
             skipped = skipped | self._unread.of(own) | _uncounted(type(value), own)
-            self._walk.guards.attributes(own, f"a {type(value).__name__}", skipped=skipped)
+            self._walk.guards.attributes(own, place, skipped=skipped)
         for name in sorted(own, key=str):
             if name not in skipped:
-                self._attribute(str(name), own[name])
+                if whole and isinstance(own, dict):
+                    self._walk.guards.entry(own, name, f"the attribute {name!r} of {place}")
+                self._attribute(str(name), own[name], counts=whole)
         for cls in type(value).__mro__:
             for name, member in vars(cls).items():
                 if isinstance(member, types.MemberDescriptorType):
                     self._walk.guards.attribute(value, name, self._walk.place)
                     with contextlib.suppress(AttributeError):  # a slot that was never assigned
-                        self._walk.attribute(name, functools.partial(self.write, member.__get__(value)))
+                        content = member.__get__(value)
+                        self._attribute(name, content, counts=whole)
 
-    def _attribute(self, name: str, value: Any) -> None:
+    def _attribute(self, name: str, value: Any, *, counts: bool = False) -> None:
+        """Write an attribute.
+
+        Args:
+            name: of it.
+            value: of it.
+            counts: whether code that is not looked through may read it, else reached code must have its name.
+        """
         data = atom(value)
-        if data is None:
+        if counts:
+            self._walk.atom(name)
+            self.write(value)
+        elif data is None:
             self._walk.attribute(name, functools.partial(self.write, value))
         else:  # which can always be written
             self._walk.atom(name)
@@ -364,6 +419,27 @@ class Values:
         digest = hashlib.sha256(value.tobytes()).hexdigest()
         self._walk.atom((value.dtype.str, value.shape, value.strides, digest))
 
+    def _subclass_of_array(self, value: np.ndarray[Any, Any]) -> None:
+        self._walk.guards.type_of(value, self._walk.place)
+        self.definitions.class_(type(value))
+        self._array(value)
+        self._attributes(value)
+
+    def _foreign(self, value: Any) -> None:
+        """Memory as C has it, also such as other processes write to."""
+        self._guard_value(lambda: bytes(memoryview(value)), value)
+        self.definitions.class_(type(value))
+        self._walk.atom(bytes(memoryview(value)))
+
+    def _context_variable(self, variable: contextvars.ContextVar[Any]) -> None:
+        nothing = object()
+        self._guard_value(lambda: id(variable.get(nothing)), variable)
+        self._walk.atom(variable.name)
+        content = variable.get(nothing)
+        self._walk.guards.pin(content)
+        if content is not nothing:
+            self.write(content)
+
     # --- tensors and modules
 
     def _tensor(self, value: torch.Tensor) -> None:
@@ -385,7 +461,7 @@ class Values:
                 self._walk.guards.pin(value)
             self._attributes(value)
             return
-        plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        plain = value.detach().cpu().contiguous()
         self._walk.atom(describe(value))
         # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
         content = (ctypes.c_ubyte * plain.nbytes).from_address(plain.data_ptr())
@@ -488,6 +564,32 @@ def _token(value: Any) -> bytes:
     if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
         return f"{value.__module__}.{value.__qualname__}".encode()
     raise Unkeyable(f"a set of {type(value).__qualname__} objects has another order in each process")
+
+
+def _steps_unseen(value: Any) -> bool:
+    """Whether it is written in C and gives something else, or nothing more, each time that it is asked."""
+    if isinstance(value, io.IOBase):
+        # Whoever reads a stream moves it on; what is written to one is of no account to a graph.
+        return not value.closed and value.readable()
+    steps = next((vars(cls)["__next__"] for cls in type(value).__mro__ if "__next__" in vars(cls)), None)
+    return isinstance(steps, types.WrapperDescriptorType) or isinstance(value, queue.SimpleQueue)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_read_whole(kind: type) -> bool:
+    """Whether code that nobody looks through computes with whatever attributes an instance has."""
+    if issubclass(kind, _HOLDERS):
+        return False
+    for cls in kind.__mro__:
+        package = package_of_module(cls.__module__) if cls.__flags__ & HEAP_TYPE else None
+        if package is None or package.name == "torch2ort":
+            continue
+        if package.name == "torch":
+            if cls.__module__.startswith(_OF_TORCH):
+                return True
+        elif package.name in OPAQUE and cls.__module__ not in _WITHOUT_DATA:
+            return True
+    return False
 
 
 def _plain_part(value: Any) -> bytes:

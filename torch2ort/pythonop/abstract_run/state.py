@@ -6,7 +6,9 @@ their globals. Code that runs on tensors of an export must leave none of them, n
 
 from __future__ import annotations
 
+import array
 import collections
+import ctypes
 import dis
 import functools
 import inspect
@@ -35,6 +37,10 @@ _PLAIN = (
     bool, bytes, complex, float, int, str, type(None), range, slice, np.generic, torch.Size, torch.device,
     torch.dtype, types.BuiltinFunctionType, types.CodeType, types.FrameType, types.GeneratorType,
 )  # fmt: skip
+# Objects of torch's that compute with their attributes, and keep there what they have computed.
+VALUES: tuple[type, ...] = (torch.distributions.Distribution, torch.distributions.Transform)
+# Values as C has them.
+FOREIGN: tuple[type, ...] = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_int.__mro__[1])
 _MEMO = type(functools.lru_cache(len))
 _ABSENT: Any = object()
 
@@ -246,11 +252,13 @@ class _Set(Holder[set[Any]]):
 
 
 class _Bytes(Holder[bytes]):
+    """Memory that others may write to as well."""
+
     def read(self) -> bytes:
-        return bytes(self.value)
+        return bytes(memoryview(self.value))
 
     def write(self, contents: bytes) -> None:
-        self.value[:] = contents
+        (ctypes.c_char * len(contents)).from_buffer(self.value).raw = contents
 
     def same(self, contents: bytes) -> bool:
         return contents == self.before
@@ -393,7 +401,7 @@ _KINDS: tuple[tuple[Any, Callable[[str, Any], Holder[Any]]], ...] = (
     (dict, _Dict),
     ((list, collections.deque), Items),
     (set, _Set),
-    (bytearray, _Bytes),
+    ((bytearray, array.array, memoryview, *FOREIGN), _Bytes),
     (np.ndarray, _Array),
 )
 
@@ -407,7 +415,7 @@ def _is_torchs(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return type(value) not in (torch.Tensor, torch.nn.Parameter)
     kind = type(value).__module__.partition(".")[0]
-    return kind in _LIBRARIES - {"numpy"} and not isinstance(value, (torch.nn.Module, dict, list))
+    return kind in _LIBRARIES - {"numpy"} and not isinstance(value, (torch.nn.Module, dict, list, *VALUES))
 
 
 def _is_foreign(module: str | None) -> bool:
