@@ -10,6 +10,7 @@
 | torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0, 2.15.0 |
 | torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0, 2.15.0 |
 | torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
+| torch._is_all_true, torch._assert_async | 2.13.0, 2.15.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.nn.modules.module._global_buffer_registration_hooks | 2.11-2.15.0 |
 | torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
@@ -52,6 +53,7 @@ with private_names("torch"):
     need(torch._C, "_set_grad_enabled", "_InferenceMode")
     need(torch.overrides, "_get_current_function_mode_stack")
     need(torch._VF, "_pack_padded_sequence")
+    need(torch, "_is_all_true", "_assert_async")
     need(torch.export.ExportedProgram, "_guards_code")
     need(torch.nn.modules.transformer, "_detect_is_causal_mask")
     need(torch.nn.modules.module, "_global_buffer_registration_hooks")
@@ -62,6 +64,8 @@ __all__ = [
     "BatchNorm",
     "InferenceMode",
     "OpOverload",
+    "assert_true",
+    "is_all_true",
     "is_compiled",
     "mask_is_a_mask",
     "modes_set_by",
@@ -83,6 +87,9 @@ InferenceMode: Callable[[bool], contextlib.AbstractContextManager[None]] = torch
 
 # What nn.utils.rnn.pack_padded_sequence calls.
 pack_padded_sequence = torch._VF._pack_padded_sequence
+# By what torch.distributions checks values, and what a graph can check them by.
+is_all_true = torch._is_all_true
+assert_true: Callable[[torch.Tensor, str], None] = torch._assert_async
 
 
 # Raised where Python code of the model needs the value of a tensor: a branch, `.item()`, `int(tensor)`.

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torch2ort.capture import _torch_private as private
-from torch2ort.capture import unnamed_views
+from torch2ort.capture import distribution_checks, unnamed_views
 from torch2ort.capture._torch_private import BatchNorm, mask_is_a_mask
 from torch2ort.capture.inference_mode import InferenceTensors
 from torch2ort.capture.source_lines import line_in
@@ -154,6 +154,7 @@ class TracedCode(TorchFunctionMode):
             )
         stands = recurrent.stand_in(func, args, onednn=self._onednn)
         stands = stands or unnamed_views.stand_in(func, args, kwargs or {})
+        stands = stands or distribution_checks.stand_in(func, args)
         return self._noted(func, (stands or func)(*args, **(kwargs or {})))
 
     def _noted(self, func: Any, result: Any) -> Any:

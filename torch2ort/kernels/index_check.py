@@ -19,6 +19,8 @@ from torch.autograd import Function
 from torch2ort.errors import ModelLoadError
 from torch2ort.kernels.functions import decode_call
 
+# In front of the message of a condition that eager's Python code raises a ValueError for.
+VALUE_ERROR = "ValueError: "
 _DOMAIN = "torch2ort"
 _NAME = "CheckedIndex"
 CHECKED_INDEX = f"{_DOMAIN}::{_NAME}"
@@ -99,7 +101,12 @@ def refuse_index(text: str, tensors: Sequence[torch.Tensor]) -> None:
     if check.ignored is not None and _inside(index[index != check.ignored], low, size):
         return
     # Eager's own operator raises eager's own error.
-    decode_call(check.call)(tensors)
+    try:
+        decode_call(check.call)(tensors)
+    except RuntimeError as error:
+        if str(error).startswith(VALUE_ERROR):
+            raise ValueError(str(error).removeprefix(VALUE_ERROR)) from None
+        raise
 
 
 def _inside(index: torch.Tensor, low: int, size: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from tests.models.families.table import BRANCHES, CHECKS_VALUES, READS, READS_LABELS, family, tokens
+from tests.models.families.table import BRANCHES, READS, READS_LABELS, family, tokens
 
 W2V = {
     "vocab_size": 20,
@@ -195,7 +195,6 @@ series(
     hf.InformerConfig,
     hf.InformerForPrediction,
     SERIES,
-    refused=READS.format("InformerForPrediction", CHECKS_VALUES),
     long=True,
 )
 

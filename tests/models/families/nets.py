@@ -11,7 +11,7 @@ from snntorch import surrogate
 from torch import nn
 from torch.nn import functional as F
 
-from tests.models.families.table import CHECKS_VALUES, READS, family
+from tests.models.families.table import family
 
 # --- graphs: nodes, edges (2, number)
 
@@ -521,6 +521,6 @@ class Checked(nn.Module):
         return torch.distributions.Normal(self.head(x), 1.0, validate_args=True).log_prob(x)
 
 
-@family("checked_distribution", refused=READS.format("Checked", CHECKS_VALUES))
+@family("checked_distribution")
 def checked_distribution() -> Any:
     return Checked(), [(torch.randn(n, 6),) for n in (3, 4)]

@@ -29,10 +29,6 @@ READS_LABELS = (
     "It looks at the labels. Call the model without them, and compute the loss from what it returns"
 )
 LEAVES_OUT_LAYERS = "It leaves out layers at random. Set the layerdrop of the model's configuration to 0"
-CHECKS_VALUES = (
-    "torch.distributions checks there that the values are allowed. Make the distribution with "
-    "validate_args=False, or call torch.distributions.Distribution.set_default_validate_args(False)"
-)
 
 Batch = dict[str, Any] | tuple[Any, ...]
 Make = Callable[[], tuple[torch.nn.Module, Sequence[Batch]]]

@@ -1,0 +1,59 @@
+"""What torch.distributions checks of values, as a condition that each run of a graph checks.
+
+In eager PyTorch a distribution looks at its parameters when it is made, and at a sample that it gets, and
+raises a ``ValueError`` where one is not allowed. A trace has no values to look at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torch2ort.capture import _torch_private as private
+from torch2ort.kernels.index_check import VALUE_ERROR
+
+_CHECKED_BY = torch.distributions.Distribution.__module__
+# Calls between the check and its code: those of the modes that see each function that torch is asked for.
+_MOST_CALLS = 16
+
+
+def stand_in(function: Any, arguments: tuple[Any, ...]) -> Any | None:
+    """What stands for ``function`` in a trace, where torch.distributions calls it; else ``None``."""
+    if function is not private.is_all_true or type(arguments[0]) is torch.Tensor:
+        return None
+    frame = _checking()
+    return None if frame is None else lambda valid: _condition(valid, _sentence(frame.f_locals))
+
+
+def _condition(valid: torch.Tensor, sentence: str) -> bool:
+    private.assert_true(valid.all(), VALUE_ERROR + sentence)
+    return True
+
+
+def _checking() -> FrameType | None:
+    """The code of torch.distributions that checks values now."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_CALLS):
+        if frame is None or frame.f_globals.get("__name__") == _CHECKED_BY:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _sentence(variables: Mapping[str, Any]) -> str:
+    """Eager's own, without the values."""
+    distribution, value = variables["self"], variables["value"]
+    what = f"(Tensor of shape {tuple(value.shape)})"
+    if "constraint" in variables:
+        return (
+            f"Expected parameter {variables['param']} {what} of distribution {distribution!r} to satisfy the "
+            f"constraint {variables['constraint']!r}, but found invalid values"
+        )
+    return (
+        f"Expected value argument {what} to be within the support ({variables['support']!r}) of the "
+        f"distribution {distribution!r}, but found invalid values"
+    )
