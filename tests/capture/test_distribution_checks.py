@@ -68,6 +68,17 @@ def test_values_that_eager_refuses_are_refused(name: str) -> None:
     assert_same(module(good), model(good), "result after an error")
 
 
+def test_a_check_of_constants_is_made_once() -> None:
+    held = distributions.Normal(0.0, 1.0)
+    model = Model(lambda h, x: h * held.log_prob(torch.tensor(0.5)))
+    x = torch.randn(3, 4)
+    assert_same(torch2ort.ORTModule(model)(x), model(x), "result")
+    refused = Model(lambda h, x: h * held.log_prob(torch.tensor(torch.nan)))
+    for refusing in (refused, torch2ort.ORTModule(refused)):
+        with pytest.raises(ValueError, match=r"^Expected value argument .* found invalid values"):
+            refusing(x)
+
+
 def test_the_error_is_eagers_without_the_values() -> None:
     model = Model(lambda h, x: distributions.Normal(torch.zeros_like(h), x).log_prob(h))
     module = torch2ort.ORTModule(model)

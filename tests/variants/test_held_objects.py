@@ -39,6 +39,20 @@ class OwnNormal(distributions.Normal):
     """A user's class on top of one of torch's."""
 
 
+class Clock(threading.Thread):
+    """As tqdm has one: a thread that notes when it woke."""
+
+    scale = 2.0
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.noted = 0.0
+
+    def tick(self) -> None:
+        """Wake up."""
+        self.noted += 1.0
+
+
 def settings() -> configparser.ConfigParser:
     parser = configparser.ConfigParser()
     parser["all"] = {"scale": "1.0"}
@@ -202,6 +216,7 @@ HARMLESS: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any]]] = {
     "a pool of threads": (lambda: concurrent.futures.ThreadPoolExecutor(1), lambda p, h: h if p else h * 2),
     "torch.autocast": (lambda: torch.autocast("cpu", enabled=False), lambda a, h: within(a, h)),
     "torch.no_grad": (torch.no_grad, lambda a, h: within(a, h)),
+    "a thread with a clock": (Clock, lambda c, h: h * c.scale),
     "a lock": (threading.Lock, lambda a, h: within(a, h)),
     "a semaphore": (lambda: threading.Semaphore(2), lambda a, h: within(a, h)),
     "a transform that keeps its last result": (
@@ -236,6 +251,8 @@ def test_what_does_not_change_needs_one_graph(name: str):
     for _ in range(3):
         x = torch.randn(3, 4)
         assert_same(wrapped(x), eager(x), "result")
+        if isinstance(model.held, Clock):
+            model.held.tick()
         graphs.add(id(wrapped.exported))
     assert len(graphs) == 1
 

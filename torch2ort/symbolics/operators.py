@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch2ort.kernels.index_check import refuse_index
 from torch2ort.symbolics._torch_private import OpOverload
 
 _library = torch.library.Library("torch2ort", "FRAGMENT")
@@ -54,9 +55,22 @@ def _fake_checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check:
     return torch.empty_like(index, memory_format=torch.contiguous_format)
 
 
+@torch.library.impl("torch2ort::checked_index", "CompositeExplicitAutograd", lib=_library)
+def _checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check: str) -> torch.Tensor:
+    """Of constants, which a trace computes with."""
+    refuse_index(check, tensors)
+    return index.clone(memory_format=torch.contiguous_format)
+
+
 @torch.library.register_fake("torch2ort::must_compute", lib=_library)
 def _fake_must_compute(value: torch.Tensor) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64, device=value.device)
+
+
+@torch.library.impl("torch2ort::must_compute", "CompositeExplicitAutograd", lib=_library)
+def _must_compute(value: torch.Tensor) -> torch.Tensor:
+    """Of a constant."""
+    return torch.zeros((), dtype=torch.int64, device=value.device)
 
 
 @torch.library.register_fake("torch2ort::extreme", lib=_library)

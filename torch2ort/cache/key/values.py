@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import array
 import collections
-import concurrent.futures
 import contextlib
 import contextvars
 import ctypes
@@ -35,7 +33,6 @@ from torch2ort.cache.key.atoms import atom, form, words
 from torch2ort.cache.key.definitions import Definitions
 from torch2ort.cache.key.global_names import check_pure
 from torch2ort.cache.key.guards import HEAP_TYPE, PLAIN
-from torch2ort.cache.key.installed import OPAQUE
 from torch2ort.cache.key.library_operators import write_operator
 from torch2ort.cache.key.packages import package_of_module
 from torch2ort.cache.key.unread import NOTHING, Unread
@@ -49,12 +46,14 @@ Write = Callable[[Any], None]
 _FOREIGN: tuple[type, ...] = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_int.__mro__[1])
 # Where a context manager keeps what it runs.
 _GENERATOR = words("gen")
-# Whose code reads no attribute for itself, or none that a result depends on.
-_HOLDERS = (types.SimpleNamespace, argparse.Namespace, concurrent.futures.Executor)
-# Where Python's own classes are that others are made of, and that have no attributes.
-_WITHOUT_DATA = words("_collections_abc abc collections.abc dataclasses enum typing typing_extensions")
-# Where torch's classes are whose methods give values that a model computes with.
-_OF_TORCH = ("torch.distributions.", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
+# Whose attributes are no values, though their classes are beside such that give some.
+_HOLDERS = (threading.Thread, threading.local)
+# Where the classes of opaque packages are whose methods give values that a model computes with.
+_GIVE_VALUES = (
+    *("collections", "configparser", "multiprocessing.sharedctypes", "multiprocessing.synchronize", "numpy"),
+    *("os", "queue", "string", "threading"),
+    *("torch.amp.grad_scaler", "torch.distributions", "torch.optim.lr_scheduler"),
+)
 
 # Attributes of a module that its forward never sees.
 _MODULE_SKIPPED = words(
@@ -578,18 +577,12 @@ def _steps_unseen(value: Any) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_read_whole(kind: type) -> bool:
     """Whether code that nobody looks through computes with whatever attributes an instance has."""
-    if issubclass(kind, _HOLDERS):
-        return False
-    for cls in kind.__mro__:
-        package = package_of_module(cls.__module__) if cls.__flags__ & HEAP_TYPE else None
-        if package is None or package.name == "torch2ort":
-            continue
-        if package.name == "torch":
-            if cls.__module__.startswith(_OF_TORCH):
-                return True
-        elif package.name in OPAQUE and cls.__module__ not in _WITHOUT_DATA:
-            return True
-    return False
+    return not issubclass(kind, _HOLDERS) and any(
+        f"{cls.__module__}.".startswith(tuple(f"{module}." for module in _GIVE_VALUES))
+        and cls.__flags__ & HEAP_TYPE
+        and package_of_module(cls.__module__) is not None
+        for cls in kind.__mro__
+    )
 
 
 def _plain_part(value: Any) -> bytes:
