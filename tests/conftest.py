@@ -65,6 +65,12 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture
+def checked_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have distributions check values: dynamo, once it has run in a process, turns that off for good."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _few_objects_to_collect() -> None:
     """Leave what other files' tests hold out of garbage collections: a third of the suite's time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import onnxruntime
 import pytest
@@ -13,6 +13,7 @@ from torch import nn
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
 
+pytestmark = pytest.mark.usefixtures("checked_distributions")
 distributions = torch.distributions
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LOG_PROBABILITIES: dict[str, Compute] = {
@@ -40,14 +41,6 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.compute(self.layer(x), x)
-
-
-@pytest.fixture(autouse=True)
-def _checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Dynamo, once it has run in a process, turns these checks off for good."""
-    with monkeypatch.context() as patched:
-        patched.setattr(distributions.Distribution, "_validate_args", True)
-        yield
 
 
 @pytest.mark.parametrize("name", LOG_PROBABILITIES)

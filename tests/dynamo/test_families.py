@@ -65,11 +65,9 @@ def _numpy_draws() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("_numpy_draws")
+@pytest.mark.usefixtures("_numpy_draws", "checked_distributions")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Dynamo, once it has run in a process, turns these checks off for good.
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     torch.compiler.reset()
     dynamic = False if name in OF_FIXED_SIZES else None
     monkeypatch.setattr(torch2ort, "ORTModule", partial(compiled, dynamic=dynamic))

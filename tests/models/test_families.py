@@ -34,9 +34,8 @@ def loss_of(output: Any) -> torch.Tensor:
     "name",
     [pytest.param(f.name, marks=pytest.mark.long if f.long else ()) for f in FAMILIES.values()],
 )
-def test_family(name, monkeypatch):
-    # Dynamo, once it has run in a process, turns these checks off for good; some refusals are about them.
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+@pytest.mark.usefixtures("checked_distributions")
+def test_family(name):
     family = FAMILIES[name]
     torch.manual_seed(0)
     model, batches = family.make()

@@ -10,7 +10,7 @@
 | torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0, 2.15.0 |
 | torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0, 2.15.0 |
 | torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
-| torch._is_all_true, torch._assert_async | 2.13.0, 2.15.0 |
+| torch._is_all_true, torch._assert_async | 2.11.0, 2.13.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.nn.modules.module._global_buffer_registration_hooks | 2.11-2.15.0 |
 | torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |

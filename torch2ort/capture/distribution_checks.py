@@ -6,6 +6,7 @@ raises a ``ValueError`` where one is not allowed. A trace has no values to look 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from types import FrameType
@@ -26,10 +27,10 @@ def stand_in(function: Any, arguments: tuple[Any, ...]) -> Any | None:
     if function is not private.is_all_true or type(arguments[0]) is torch.Tensor:
         return None
     frame = _checking()
-    return None if frame is None else lambda valid: _condition(valid, _sentence(frame.f_locals))
+    return None if frame is None else functools.partial(_checked_in_runs, _sentence(frame.f_locals))
 
 
-def _condition(valid: torch.Tensor, sentence: str) -> bool:
+def _checked_in_runs(sentence: str, valid: torch.Tensor) -> bool:
     private.assert_true(valid.all(), VALUE_ERROR + sentence)
     return True
 

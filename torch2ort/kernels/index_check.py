@@ -20,7 +20,7 @@ from torch2ort.errors import ModelLoadError
 from torch2ort.kernels.functions import decode_call
 
 # In front of the message of a condition that eager's Python code raises a ValueError for.
-VALUE_ERROR = "ValueError: "
+VALUE_ERROR = "torch2ort ValueError: "
 _DOMAIN = "torch2ort"
 _NAME = "CheckedIndex"
 CHECKED_INDEX = f"{_DOMAIN}::{_NAME}"
