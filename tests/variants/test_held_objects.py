@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import collections
+import collections.abc
 import concurrent.futures
 import configparser
 import contextlib
@@ -37,6 +39,19 @@ class OwnQueue(queue.Queue):
 
 class OwnNormal(distributions.Normal):
     """A user's class on top of one of torch's."""
+
+
+class Pairs(collections.abc.Sequence):
+    """A user's class on top of one of Python's that holds nothing itself."""
+
+    def __init__(self) -> None:
+        self.following = iter([1, 2])
+
+    def __getitem__(self, i):
+        return i
+
+    def __len__(self) -> int:
+        return 2
 
 
 class Clock(threading.Thread):
@@ -104,6 +119,11 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any,
         lambda: OwnNormal(0.0, 1.0, validate_args=False),
         lambda d: d.log_prob(torch.tensor(0.5)),
         set_mean,
+    ),
+    "Categorical": (
+        lambda: distributions.Categorical(logits=torch.zeros(4)),
+        lambda d: d.logits,
+        lambda d, n: setattr(d, "logits", torch.full((4,), float(n))),
     ),
     "Polynomial": (
         lambda: np.polynomial.Polynomial([1.0, 2.0]),
@@ -216,7 +236,7 @@ HARMLESS: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any]]] = {
     "a pool of threads": (lambda: concurrent.futures.ThreadPoolExecutor(1), lambda p, h: h if p else h * 2),
     "torch.autocast": (lambda: torch.autocast("cpu", enabled=False), lambda a, h: within(a, h)),
     "torch.no_grad": (torch.no_grad, lambda a, h: within(a, h)),
-    "a thread with a clock": (Clock, lambda c, h: h * c.scale),
+    "a sequence of a user's, with an iterator": (Pairs, lambda s, h: h * len(s)),
     "a lock": (threading.Lock, lambda a, h: within(a, h)),
     "a semaphore": (lambda: threading.Semaphore(2), lambda a, h: within(a, h)),
     "a transform that keeps its last result": (
@@ -251,10 +271,52 @@ def test_what_does_not_change_needs_one_graph(name: str):
     for _ in range(3):
         x = torch.randn(3, 4)
         assert_same(wrapped(x), eager(x), "result")
-        if isinstance(model.held, Clock):
-            model.held.tick()
         graphs.add(id(wrapped.exported))
     assert len(graphs) == 1
+
+
+def test_what_a_thread_notes_for_itself_needs_no_graph():
+    model = Reads(lambda m, h: h * m.held.scale, held=Clock())
+    wrapped = torch2ort.ORTModule(model)
+    graphs = set()
+    for _ in range(3):
+        wrapped(torch.randn(3, 4))
+        model.held.tick()
+        graphs.add(id(wrapped.exported))
+    assert len(graphs) == 1
+
+
+GROWING: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "array": (lambda: array.array("d", [1.0]), lambda a: a.append(2.0)),
+    "bytearray": (lambda: bytearray(b"1"), lambda b: b.append(2)),
+    "c_int": (lambda: ctypes.c_int(1), increase),
+    "memoryview": (lambda: memoryview(bytearray(b"1")), lambda m: set_first(m, m[0] + 1)),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_memory_that_forward_writes_to_is_as_it_was_behind_a_refusal(name: str):
+    make, write = GROWING[name]
+    model = Reads(lambda m, h: (write(m.held), h)[1], held=make())
+    with pytest.raises(torch2ort.ExportError, match=r"writes to Reads\.held"):
+        torch2ort.ORTModule(model)(torch.randn(3, 4))
+    assert bytes(memoryview(model.held)) == bytes(memoryview(make()))
+
+
+class Kept:
+    """A user's class with an attribute of the name that torch's transforms have."""
+
+    def __init__(self) -> None:
+        self._cached_x_y = 1.0
+
+
+def test_an_attribute_of_a_users_class_counts_whatever_its_name():
+    model = Reads(lambda m, h: h * m.held._cached_x_y, held=Kept())
+    wrapped = torch2ort.ORTModule(model)
+    x = torch.randn(3, 4)
+    for number in (2.0, 3.0):
+        model.held._cached_x_y = number
+        assert_same(wrapped(x), model(x), f"result for {number}")
 
 
 def test_an_export_leaves_nothing_in_a_distribution():
@@ -266,12 +328,12 @@ def test_an_export_leaves_nothing_in_a_distribution():
 
 
 @contextlib.contextmanager
-def doubled(model: Any):
-    model["scale"] *= 2
+def doubled(scales: dict[str, float]):
+    scales["scale"] *= 2
     try:
         yield
     finally:
-        model["scale"] /= 2
+        scales["scale"] /= 2
 
 
 SCALE = {"scale": 1.0}

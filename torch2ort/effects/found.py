@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributions.utils import lazy_property
 
 from torch2ort.cache.key.packages import package_of_module
 from torch2ort.effects.reached import HOOKS_OF_ALL, Position, Reached, State, Variable, readable
 from torch2ort.effects.recipes import Recipes, UnmadeError
 from torch2ort.effects.writes import ContentsWritten, ItemsWritten, KeysWritten, Write
-from torch2ort.pythonop.abstract_run.state import VALUES, Holder, Items, Named
+from torch2ort.pythonop.abstract_run.opaque_objects import is_computed_when_asked, last_results
+from torch2ort.pythonop.abstract_run.state import Holder, Items, Named
 from torch2ort.pythonop.abstract_run.traces import Generators, Unknown
 
 # Kept by torch for itself: the parameters of a recurrent layer once more.
-# Where a transform of torch.distributions keeps its last result, and its inverse.
-_COMPUTED_LAST = frozenset({"_cached_x_y", "_inv"})
 _OF_TORCH = frozenset({"_flat_weights", "_flat_weight_refs"})
 # What transformers notes about a model in its first call; forward computes the same with it and without.
 _NOTES = {"transformers": frozenset({"problem_type"})}
@@ -199,8 +197,10 @@ def _is_own(holder: Named, key: Any) -> bool:
     value = holder.value
     if isinstance(value, torch.nn.Module) and key in _OF_TORCH:
         return True
-    if isinstance(value, VALUES):
-        return key in _COMPUTED_LAST or isinstance(getattr(type(value), key, None), lazy_property)
+    if key in last_results(type(value)):
+        return True
+    if key not in holder.before and is_computed_when_asked(type(value), str(key)):
+        return True
     names = _INSTALLED.get(_package(type(value)), ())
     if key in names:
         return True

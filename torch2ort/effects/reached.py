@@ -70,8 +70,19 @@ class Numbers(State):
         return bool(repr_of(contents) == repr_of(self.before))
 
 
-class Position(State):
-    """An iterator, which nobody can wind back."""
+class Onward(State):
+    """What nobody can wind back."""
+
+    def write(self, contents: Any) -> None:
+        """See :meth:`Holder.write`."""
+
+    def same(self, contents: Any) -> bool:
+        """See :meth:`Holder.same`."""
+        return bool(contents == self.before)
+
+
+class Position(Onward):
+    """An iterator."""
 
     def read(self) -> Any:
         """See :meth:`Holder.read`."""
@@ -82,13 +93,6 @@ class Position(State):
         if isinstance(value, itertools.count):
             return repr(value)
         return operator.length_hint(_inner(value), _NO_HINT)
-
-    def write(self, contents: Any) -> None:
-        """See :meth:`Holder.write`."""
-
-    def same(self, contents: Any) -> bool:
-        """See :meth:`Holder.same`."""
-        return bool(contents == self.before)
 
 
 def _inner(value: Any) -> Any:
@@ -119,7 +123,7 @@ class Variable(State):
         return contents is self.before
 
 
-class Shared(State):
+class Shared(Onward):
     """What threads hand values or signals to each other by, and which is left to them."""
 
     def read(self) -> Any:
@@ -128,13 +132,6 @@ class Shared(State):
         if isinstance(value, queue.Queue):
             return value.qsize(), value.unfinished_tasks
         return value.is_set() if isinstance(value, threading.Event) else value._value
-
-    def write(self, contents: Any) -> None:
-        """See :meth:`Holder.write`."""
-
-    def same(self, contents: Any) -> bool:
-        """See :meth:`Holder.same`."""
-        return bool(contents == self.before)
 
 
 def repr_of(state: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import csv
 import functools
+import io
 import itertools
 import random
 from typing import ClassVar
@@ -165,6 +167,8 @@ class Draws(Function):
 STEPPING = {
     "count": (lambda: itertools.count(1), next),
     "list_iterator": (lambda: iter([1, 2, 3, 4]), next),
+    "StringIO": (lambda: io.StringIO("1\n2\n"), lambda source: float(source.readline())),
+    "reader": (lambda: csv.reader(["1", "2"]), lambda source: float(next(source)[0])),
     "generator": (lambda: (n for n in (1, 2, 3, 4)), next),
     "Random": (lambda: random.Random(0), random.Random.random),
     "RandomState": (lambda: np.random.RandomState(0), lambda source: source.rand()),

@@ -11,9 +11,7 @@ import decimal
 import functools
 import hashlib
 import inspect
-import io
 import logging
-import queue
 import re
 import sys
 import threading
@@ -32,28 +30,20 @@ from torch2ort.cache import _torch_private as private
 from torch2ort.cache.key.atoms import atom, form, words
 from torch2ort.cache.key.definitions import Definitions
 from torch2ort.cache.key.global_names import check_pure
-from torch2ort.cache.key.guards import HEAP_TYPE, PLAIN
+from torch2ort.cache.key.guards import PLAIN
 from torch2ort.cache.key.library_operators import write_operator
 from torch2ort.cache.key.packages import package_of_module
+from torch2ort.cache.key.read_whole import is_read_whole
 from torch2ort.cache.key.unread import NOTHING, Unread
 from torch2ort.cache.key.walk import Unkeyable, Walk
+from torch2ort.pythonop.abstract_run.opaque_objects import FOREIGN, last_results, steps_unseen
 
 # Bytes from which on a tensor is told by its identity and version, within a process.
 _LARGE = 1 << 20
 _Pair = collections.namedtuple("_Pair", "first second")
 Write = Callable[[Any], None]
-# Values as C has them.
-_FOREIGN: tuple[type, ...] = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_int.__mro__[1])
 # Where a context manager keeps what it runs.
 _GENERATOR = words("gen")
-# Whose attributes are no values, though their classes are beside such that give some.
-_HOLDERS = (threading.Thread, threading.local)
-# Where the classes of opaque packages are whose methods give values that a model computes with.
-_GIVE_VALUES = (
-    *("collections", "configparser", "multiprocessing.sharedctypes", "multiprocessing.synchronize", "numpy"),
-    *("os", "queue", "string", "threading"),
-    *("torch.amp.grad_scaler", "torch.distributions", "torch.optim.lr_scheduler"),
-)
 
 # Attributes of a module that its forward never sees.
 _MODULE_SKIPPED = words(
@@ -67,9 +57,6 @@ _HOOKS = words(
 )
 # hash() of the object itself, in transformers' GenerationConfig: another number in each process.
 _HASHES = words("_original_object_hash")
-# What a transform of torch's computed last, which it recognises by its identity.
-_COMPUTED_LAST = words("_cached_x_y")
-_UNCOUNTED = _HASHES | _COMPUTED_LAST
 _WEIGHTS = words("_buffers _parameters")
 # The tables of hooks that a call looks into; the others say more of the same hooks.
 _CALLED = words("_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks")
@@ -151,7 +138,7 @@ class Values:
             ((dict, list, tuple, set, frozenset, str, int, float, bytes), self._subclass_of_container),
             (PurePath, lambda v: self._walk.atom(str(v))),
             (np.ndarray, self._subclass_of_array),
-            (_FOREIGN, self._foreign),
+            (FOREIGN, self._foreign),
         )
         return next((writer for kinds, writer in choices if isinstance(value, kinds)), self._object)
 
@@ -243,10 +230,10 @@ class Values:
     def _guard_value(self, read: Callable[[], Any], value: Any) -> None:
         self._walk.guards.value(read, value, self._walk.place)
 
-    def _bytes(self, value: bytearray | array.array[Any] | memoryview) -> None:
-        kind = value.format if isinstance(value, memoryview) else getattr(value, "typecode", "B")
-        self._guard_value(lambda: bytes(value), value)
-        self._walk.atom((kind, bytes(value)))
+    def _bytes(self, value: Any) -> None:
+        memory = memoryview(value)
+        self._walk.atom((memory.format, bytes(memory)))
+        self._guard_value(lambda: bytes(memoryview(value)), value)
 
     def _set(self, values: Any) -> None:
         if not isinstance(values, frozenset):
@@ -307,7 +294,7 @@ class Values:
         if isinstance(value, np.dtype):
             self._walk.atom(repr(value))
             return
-        if _steps_unseen(value):
+        if steps_unseen(value):
             self._walk.refuse_unseen(
                 f"a {kind.__qualname__} steps on without showing where it is. Keep the values in a list, or "
                 f"pass them as arguments",
@@ -342,18 +329,18 @@ class Values:
 
     def _attributes(self, value: Any) -> None:
         kind: type = type(value)
-        whole = _is_read_whole(kind)
+        whole = is_read_whole(kind)
         own = getattr(value, "__dict__", None)
-        own, skipped, place = {} if own is None else own, _UNCOUNTED, f"a {type(value).__name__}"
+        own, skipped, place = {} if own is None else own, _HASHES, f"a {kind.__name__}"
         if isinstance(own, dict):
-            skipped = skipped | self._unread.of(own) | _uncounted(type(value), own)
+            skipped = skipped | self._unread.of(own) | _uncounted(kind, own)
             self._walk.guards.attributes(own, place, skipped=skipped)
         for name in sorted(own, key=str):
             if name not in skipped:
                 if whole and isinstance(own, dict):
                     self._walk.guards.entry(own, name, f"the attribute {name!r} of {place}")
                 self._attribute(str(name), own[name], counts=whole)
-        for cls in type(value).__mro__:
+        for cls in kind.__mro__:
             for name, member in vars(cls).items():
                 if isinstance(member, types.MemberDescriptorType):
                     self._walk.guards.attribute(value, name, self._walk.place)
@@ -369,11 +356,12 @@ class Values:
             value: of it.
             counts: whether code that is not looked through may read it, else reached code must have its name.
         """
-        data = atom(value)
         if counts:
             self._walk.atom(name)
             self.write(value)
-        elif data is None:
+            return
+        data = atom(value)
+        if data is None:
             self._walk.attribute(name, functools.partial(self.write, value))
         else:  # which can always be written
             self._walk.atom(name)
@@ -426,9 +414,8 @@ class Values:
 
     def _foreign(self, value: Any) -> None:
         """Memory as C has it, also such as other processes write to."""
-        self._guard_value(lambda: bytes(memoryview(value)), value)
         self.definitions.class_(type(value))
-        self._walk.atom(bytes(memoryview(value)))
+        self._bytes(value)
 
     def _context_variable(self, variable: contextvars.ContextVar[Any]) -> None:
         nothing = object()
@@ -565,26 +552,6 @@ def _token(value: Any) -> bytes:
     raise Unkeyable(f"a set of {type(value).__qualname__} objects has another order in each process")
 
 
-def _steps_unseen(value: Any) -> bool:
-    """Whether it is written in C and gives something else, or nothing more, each time that it is asked."""
-    if isinstance(value, io.IOBase):
-        # Whoever reads a stream moves it on; what is written to one is of no account to a graph.
-        return not value.closed and value.readable()
-    steps = next((vars(cls)["__next__"] for cls in type(value).__mro__ if "__next__" in vars(cls)), None)
-    return isinstance(steps, types.WrapperDescriptorType) or isinstance(value, queue.SimpleQueue)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_read_whole(kind: type) -> bool:
-    """Whether code that nobody looks through computes with whatever attributes an instance has."""
-    return not issubclass(kind, _HOLDERS) and any(
-        f"{cls.__module__}.".startswith(tuple(f"{module}." for module in _GIVE_VALUES))
-        and cls.__flags__ & HEAP_TYPE
-        and package_of_module(cls.__module__) is not None
-        for cls in kind.__mro__
-    )
-
-
 def _plain_part(value: Any) -> bytes:
     exact: dict[type, Callable[[Any], Any]] = {
         str: str.__str__, int: int.__int__, float: float.__float__, bytes: lambda v: bytes(memoryview(v))
@@ -615,8 +582,8 @@ def _file_digest(module: str) -> str:
 
 
 def _uncounted(kind: type, attributes: Collection[str]) -> frozenset[str]:
-    """The attributes of an object of torch2ort's that its class says to count in no key."""
+    """The attributes that count in no key: a transform's last result, and what classes of torch2ort's say."""
     package = package_of_module(kind.__module__)
     own = package is not None and package.name == "torch2ort"
     counted = getattr(kind, "counted_in_keys", None) if own else None
-    return frozenset() if counted is None else frozenset(attributes) - counted
+    return last_results(kind) if counted is None else frozenset(attributes) - counted

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from torch2ort.errors import ExportError
+from torch2ort.pythonop.abstract_run.opaque_objects import steps_unseen
 from torch2ort.pythonop.abstract_run.traces import Traces
 from torch2ort.pythonop.site import TENSOR, Site
 
@@ -98,9 +99,7 @@ def _stepping(values: Any, key: Any, uses: int = 1) -> type | None:
     if type(values[key]) is not tuple and _references(values, key) > uses:
         return None
     kind = type(values[key])
-    if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
-        return kind
-    if issubclass(kind, _GENERATORS):
+    if steps_unseen(values[key]) or issubclass(kind, _GENERATORS):
         return kind
     found = (_stepping(values[key], k) for k in _items(values[key]))
     return next((inner for inner in found if inner is not None), None)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from torch2ort.places import is_pythons_module
+from torch2ort.pythonop.abstract_run.opaque_objects import DISTRIBUTIONS, FOREIGN
 
 # More holders than these are not looked at: what a Function writes to lies near to it.
 _MOST = 50_000
@@ -37,10 +38,6 @@ _PLAIN = (
     bool, bytes, complex, float, int, str, type(None), range, slice, np.generic, torch.Size, torch.device,
     torch.dtype, types.BuiltinFunctionType, types.CodeType, types.FrameType, types.GeneratorType,
 )  # fmt: skip
-# Objects of torch's that compute with their attributes, and keep there what they have computed.
-VALUES: tuple[type, ...] = (torch.distributions.Distribution, torch.distributions.Transform)
-# Values as C has them.
-FOREIGN: tuple[type, ...] = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_int.__mro__[1])
 _MEMO = type(functools.lru_cache(len))
 _ABSENT: Any = object()
 
@@ -252,16 +249,24 @@ class _Set(Holder[set[Any]]):
 
 
 class _Bytes(Holder[bytes]):
-    """Memory that others may write to as well."""
+    """A bytearray, or an array of numbers."""
 
     def read(self) -> bytes:
         return bytes(memoryview(self.value))
 
     def write(self, contents: bytes) -> None:
-        (ctypes.c_char * len(contents)).from_buffer(self.value).raw = contents
+        numbers = isinstance(self.value, array.array)
+        self.value[:] = array.array(self.value.typecode, contents) if numbers else contents
 
     def same(self, contents: bytes) -> bool:
         return contents == self.before
+
+
+class _Foreign(_Bytes):
+    """A value as C has it, whose memory stays where it is."""
+
+    def write(self, contents: bytes) -> None:
+        ctypes.memmove(ctypes.addressof(self.value), contents, len(contents))
 
 
 class _Array(Holder[Any]):
@@ -344,6 +349,8 @@ class Snapshot:
             self._pending += [(path, value.__self__), (path, value.__func__)]
         elif isinstance(value, (staticmethod, classmethod)):
             self._pending.append((path, value.__func__))
+        elif isinstance(value, memoryview):
+            self._pending.append((path, value.obj))
         elif isinstance(value, property):
             self._pending += [(path, part) for part in (value.fget, value.fset) if part is not None]
         elif isinstance(value, functools.partial):
@@ -401,7 +408,8 @@ _KINDS: tuple[tuple[Any, Callable[[str, Any], Holder[Any]]], ...] = (
     (dict, _Dict),
     ((list, collections.deque), Items),
     (set, _Set),
-    ((bytearray, array.array, memoryview, *FOREIGN), _Bytes),
+    ((bytearray, array.array), _Bytes),
+    (FOREIGN, _Foreign),
     (np.ndarray, _Array),
 )
 
@@ -415,7 +423,8 @@ def _is_torchs(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return type(value) not in (torch.Tensor, torch.nn.Parameter)
     kind = type(value).__module__.partition(".")[0]
-    return kind in _LIBRARIES - {"numpy"} and not isinstance(value, (torch.nn.Module, dict, list, *VALUES))
+    holders = (torch.nn.Module, dict, list, *DISTRIBUTIONS)
+    return kind in _LIBRARIES - {"numpy"} and not isinstance(value, holders)
 
 
 def _is_foreign(module: str | None) -> bool:
