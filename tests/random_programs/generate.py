@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import fields, replace
 
 from tests.random_programs.habits import HABITS, FunctionPlan
-from tests.random_programs.operators import OPERATORS
+from tests.random_programs.held import HELD
+from tests.random_programs.operators import OF_HELD, OPERATORS
 from tests.random_programs.program import (
     GIVEN,
     SIZES,
@@ -85,7 +86,24 @@ def _varied(draw: random.Random, program: Program, without: Collection[str]) -> 
             script.append(action)
     optimizer = draw.choice(("SGD", "SGD", "AdamW"))
     body = tuple(_in_inference_mode(draw, statement, without) for statement in program.body)
-    return replace(program, body=body, script=tuple(script), optimizer=optimizer)
+    varied = replace(program, body=body, script=tuple(script), optimizer=optimizer)
+    return _holding(draw, varied, without)
+
+
+def _holding(draw: random.Random, program: Program, without: Collection[str]) -> Program:
+    """The program, some of whose statements read an object that the model holds and the script changes."""
+    names = [name for name, operator in OF_HELD.items() if operator not in without]
+    plain = [i for i, s in enumerate(program.body) if program.signature(s) == ("x", "x")]
+    if not names or not plain or draw.random() > 0.25:
+        return program
+    body, script = list(program.body), list(program.script)
+    for _ in range(draw.choice((1, 1, 2))):
+        name, place = draw.choice(names), draw.choice(plain)
+        body[place] = replace(body[place], name=OF_HELD[name])
+        if HELD[name].change and "change held" not in without:
+            action = Action("change held", held=name)
+            script.insert(draw.randint(0, len(script)), action)
+    return replace(program, body=tuple(body), script=tuple(script))
 
 
 def _in_inference_mode(draw: random.Random, statement: Statement, without: Collection[str]) -> Statement:
@@ -101,7 +119,7 @@ class _Generator:
     def __init__(self, source: random.Random, without: frozenset[str]) -> None:
         self._random = source
         self._without = without
-        self._operators = [name for name in OPERATORS if name not in without]
+        self._operators = [name for name in OPERATORS if name not in {*without, *OF_HELD.values()}]
         self._known = dict(GIVEN)
         self._next = 1
 

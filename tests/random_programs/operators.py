@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.random_programs import held
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -49,6 +51,7 @@ MEMBERS = {
     "count": 'self.register_buffer("count", torch.zeros((), dtype=torch.int64))',
     "flag": "self.flag = True",
     "factor": "self.factor = 0.75",
+    **{held.member(name): f"self.{held.member(name)} = {value.made}" for name, value in held.HELD.items()},
 }
 # Where a member's line uses another member.
 NEEDS = {"tied": ("other",)}
@@ -272,6 +275,8 @@ _MIXED = {
     "views": ("x", "xx", "torch.stack([{a}, {a}.sin()]).unbind(0)"),
 }
 
+# Operators that read an object which the model holds, by the object's name in ``held.HELD``.
+OF_HELD = {name: f"held {name}" for name in held.HELD}
 OPERATORS: dict[str, Operator] = {
     **{name: Operator("x", "x", "{o} = " + code) for name, code in _POINTWISE.items()},
     **{name: Operator("xx", "x", "{o} = " + code) for name, code in _TWO.items()},
@@ -279,6 +284,10 @@ OPERATORS: dict[str, Operator] = {
     **{
         name: Operator(inputs, outputs, ("{o}, {p} = " if len(outputs) > 1 else "{o} = ") + code)
         for name, (inputs, outputs, code) in _MIXED.items()
+    },
+    **{
+        operator: Operator("x", "x", f"{{o}} = {{a}} * ({held.reads(name)})")
+        for name, operator in OF_HELD.items()
     },
 }
 # How an operator's inputs are named in its line.

@@ -48,6 +48,7 @@ class Action:
         retain: whether backward keeps its graph.
         strided: whether the call's tensors lie in memory by columns.
         high: what the call's indices are below; more than 4 is out of range for most operators.
+        held: the object of ``held.HELD`` that is changed.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class Action:
     retain: bool = False
     strided: bool = False
     high: int = 4
+    held: str = ""
 
 
 # Those that speak of a call, and those that do not.
@@ -66,6 +68,7 @@ OF_A_CALL = ("call", "backward", "gradient", "write output", "write input")
 ACTIONS = (
     *OF_A_CALL,
     *("step", "zero", "eval", "train", "flag", "freeze", "thaw", "write parameter", "write buffer"),
+    "change held",
 )
 
 

@@ -6,11 +6,23 @@ import inspect
 import re
 import textwrap
 
-from tests.random_programs import habits, oracle
+from tests.random_programs import habits, held, oracle
 from tests.random_programs.operators import MEMBERS, NEEDS, OPERATORS, PLACES
 from tests.random_programs.program import Action, Program, Statement, fallbacks, is_conditional
 
 _IMPORTS = """\
+import array
+import collections
+import configparser
+import contextvars
+import ctypes
+import fractions
+import functools
+import itertools
+import queue
+import random
+import threading
+import types
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -46,10 +58,15 @@ def render(program: Program) -> str:
             continue
         if action.kind == "write output" and copied:
             continue
+        if action.kind == "change held" and held.reads(action.held) not in forward:
+            continue
         script += ["    " + line for line in _ACTIONS[action.kind](action, arguments)]
         if action.kind == "call" and not copied:
             script.append(f'    run.see_memory("output {action.call}", out_{action.call}, model)')
     script.append("    run.see_state(model)")
+    for name in held.HELD:
+        if held.reads(name) in forward:
+            script.append(f'    run.see("held {name}", {held.reads(name, "model")})')
     text = "\n\n\n".join([*(f.rstrip() for f in functions), "\n".join(model).rstrip(), "\n".join(script)])
     return f"{_imports_for(text)}\n\n{text}\n"
 
@@ -70,19 +87,12 @@ def script(program: Program, engine: str | None = None, dtype: str = "float32") 
 
 def _imports_for(text: str) -> str:
     """The imports that the program uses; torch always."""
-    needs = {"numpy": "np.", "functional": "F.", "once_differentiable": "@once_differentiable"}
-    lines = _IMPORTS.splitlines()
-    return (
-        "\n".join(
-            line
-            for line in lines
-            if not any(
-                word in line.split()[-3 if " as " in line else -1] and use not in text
-                for word, use in needs.items()
-            )
-        )
-        + "\n"
-    )
+    lines = []
+    for line in _IMPORTS.splitlines():
+        name = line.split()[-1]
+        if name == "torch" or re.search(rf"(?<![\w.]){name}\b", text):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _used_functions(program: Program) -> list[tuple[int, habits.FunctionPlan]]:
@@ -188,5 +198,6 @@ _ACTIONS = {
         "for weight in [*model.parameters()][-1:]:",
         "    weight.data.mul_(0.5)",
     ],
+    "change held": lambda action, _: [held.change(action.held)],
     "write buffer": lambda action, _: ["for buffer in model.buffers():", "    buffer.fill_(2)"],
 }

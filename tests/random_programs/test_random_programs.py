@@ -11,7 +11,8 @@ import torch
 
 from tests.random_programs.generate import generate
 from tests.random_programs.habits import FunctionPlan
-from tests.random_programs.operators import OPERATORS, Operator
+from tests.random_programs.held import HELD
+from tests.random_programs.operators import OF_HELD, OPERATORS, Operator
 from tests.random_programs.oracle import Verdict, rounding
 from tests.random_programs.program import Action, Program, Statement, is_whole
 from tests.random_programs.render import render, script
@@ -61,6 +62,17 @@ def test_a_program_in_half_precision_does_what_it_does_in_eager_pytorch_or_is_re
         f"{verdict}\nTo shrink it: python -m tests.random_programs --dtype {name} --engine joint "
         f"--seed {seed} --programs 1"
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_model_holds_is_read_anew_after_a_change_or_refused(name) -> None:
+    body = (Statement("F0", ("x0",), ("x1",)), Statement(OF_HELD[name], ("x1",), ("x2",)))
+    change = [Action("change held", held=name)] if HELD[name].change else []
+    calls = [Action("call", i, requires_grad=True) for i in range(3)]
+    actions = (calls[0], Action("backward", 0), calls[1], *change, calls[2], Action("backward", 2))
+    verdict = run(Program((FunctionPlan(keeps="input"),), body, ("x2",), "plain", actions))
+    assert verdict.kind in (["passed"] if change else ["passed", "refused"]), verdict
 
 
 def test_a_seed_gives_one_whole_program() -> None:
