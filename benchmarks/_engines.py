@@ -10,6 +10,11 @@ import torch2ort
 from torch2ort.errors import RuntimeNotFoundError
 
 
+def names() -> list[str]:
+    """The engines that can train here."""
+    return list(on_each(nn.Identity()))
+
+
 def on_each(model: nn.Module) -> dict[str, nn.Module]:
     """A copy of `model` on each engine that can train here, by the engine's name."""
     found = {}

@@ -1,8 +1,9 @@
 """Time from ``ORTModule(model)`` to the end of the first training step, with an empty and a filled cache.
 
-It is that of the engine that the installed onnxruntime trains with. Each start is a process of its own; its
-imports, the model and the data come before the clock starts. So does one collection of their garbage, which
-Python would else do at a moment of its own, in some starts and not in others.
+Each engine that the installed onnxruntime trains with has its line, and where there are two, a cold start of
+the one is compared with that of the other. Each start is a process of its own; its imports, the model and the
+data come before the clock starts. So does one collection of their garbage, which Python would else do at a
+moment of its own, in some starts and not in others.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import _models
 import onnxruntime  # noqa: F401 - an import, so not part of the start
 import torch
+from _engines import names
 from torch import Tensor, nn
 
 import torch2ort
@@ -31,7 +33,7 @@ sys.path.append(str(Path(__file__).parent.parent / "examples"))
 
 ROUNDS = 3
 Step = Callable[[nn.Module], Tensor]
-Start = dict[str, float | bool | str]
+Start = dict[str, float | bool]
 
 
 def bert() -> tuple[nn.Module, Step]:
@@ -52,8 +54,8 @@ def demo() -> tuple[nn.Module, Step]:
 MODELS = {"tiny BERT": bert, "the demo's transformer": demo}
 
 
-def measure(name: str, cache: str | None) -> Start:
-    """Return the seconds of the first step, also of CPU, and of a later one; eager's if `cache` is None."""
+def measure(name: str, engine: str, cache: str) -> Start:
+    """Return the seconds of the first step, also of CPU, and of a later one."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model, loss_of = MODELS[name]()
@@ -68,9 +70,8 @@ def measure(name: str, cache: str | None) -> Start:
 
     gc.collect()
     start, start_of_cpu = time.perf_counter(), time.process_time()
-    module = (
-        model if cache is None else torch2ort.ORTModule(model, options=torch2ort.Options(cache_dir=cache))
-    )
+    options = torch2ort.Options(engine=None if engine == "eager" else engine, cache_dir=cache)
+    module = model if engine == "eager" else torch2ort.ORTModule(model, options=options)
     loss = step(module)
     first, cpu = time.perf_counter() - start, time.process_time() - start_of_cpu
     later = []
@@ -78,54 +79,75 @@ def measure(name: str, cache: str | None) -> Start:
         start = time.perf_counter()
         step(module)
         later.append(time.perf_counter() - start)
-    hit = cache is not None and module.exported.cache.hit
-    engine = "" if cache is None else module.engine
-    return {"first": first, "cpu": cpu, "later": min(later), "hit": hit, "loss": loss, "engine": engine}
+    hit = engine != "eager" and module.exported.cache.hit
+    return {"first": first, "cpu": cpu, "later": min(later), "hit": hit, "loss": loss}
 
 
-def measure_in_a_process(name: str, cache: str | None) -> Start:
+def measure_in_a_process(name: str, engine: str, cache: str) -> Start:
     """Return what :func:`measure` returns in a process of its own."""
-    command = [sys.executable, __file__, "--measure", name, *([cache] if cache else [])]
+    command = [sys.executable, __file__, "--measure", name, engine, cache]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(name: str) -> None:
-    """Check that all starts reach the same loss, and print one line."""
-    runs: dict[str, list[Start]] = {"eager": [], "cold": [], "warm": []}
+    """Check that all starts reach the same loss, and print a line for each engine."""
+    engines = names()
+    runs: dict[str, list[Start]] = {"eager": []}
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as cache:
-            runs["eager"].append(measure_in_a_process(name, None))
-            runs["cold"].append(measure_in_a_process(name, cache))
-            runs["warm"].append(measure_in_a_process(name, cache))
-    assert not any(run["hit"] for run in runs["cold"])
-    assert all(run["hit"] for run in runs["warm"])
-    for way in ("cold", "warm"):
-        torch.testing.assert_close(runs[way][0]["loss"], runs["eager"][0]["loss"], rtol=1e-4, atol=1e-5)
-    first, cpu = (
-        {way: statistics.median(float(run[what]) for run in found) for way, found in runs.items()}
-        for what in ("first", "cpu")
+            runs["eager"].append(measure_in_a_process(name, "eager", cache))
+            for engine in engines:
+                for way in ("cold", "warm"):
+                    runs.setdefault(f"{engine} {way}", []).append(measure_in_a_process(name, engine, cache))
+    for way, found in runs.items():
+        assert all(run["hit"] == way.endswith("warm") for run in found)
+        torch.testing.assert_close(found[0]["loss"], runs["eager"][0]["loss"], rtol=1e-4, atol=1e-5)
+    for engine in engines:
+        print(line(name, engine, runs), flush=True)
+
+
+def line(name: str, engine: str, runs: dict[str, list[Start]]) -> str:
+    """What the starts of an engine took."""
+
+    def median(way: str, seconds: Callable[[Start], float]) -> float:
+        return statistics.median(seconds(run) for run in runs[way])
+
+    def cold_of_warm(seconds: Callable[[Start], float]) -> float:
+        return median(f"{engine} cold", seconds) / median(f"{engine} warm", seconds)
+
+    text = (
+        f"{name}, {engine}, start to the end of the first step, 1 thread: cold "
+        f"{median(f'{engine} cold', first):.2f} s, warm {median(f'{engine} warm', first):.2f} s, ratio "
+        f"{cold_of_warm(first):.1f} (of CPU time {cold_of_warm(cpu):.1f}, without the step itself "
+        f"{cold_of_warm(lambda run: run['first'] - run['later']):.0f}); eager's first step "
+        f"{median('eager', first):.2f} s"
     )
-    added = {
-        way: statistics.median(float(run["first"]) - float(run["later"]) for run in found)
-        for way, found in runs.items()
-    }
-    ratio, of_cpu, of_added = (found["cold"] / found["warm"] for found in (first, cpu, added))
-    print(
-        f"{name}, engine {runs['cold'][0]['engine']}, start to the end of the first step, 1 thread: cold "
-        f"{first['cold']:.2f} s, warm "
-        f"{first['warm']:.2f} s, ratio {ratio:.1f} (of CPU time {of_cpu:.1f}, without the step itself "
-        f"{of_added:.0f}); eager's first step {first['eager']:.2f} s"
-    )
+    if engine == "joint" and "ort_training cold" in runs:
+        other = {
+            what: median("joint cold", what) / median("ort_training cold", what) for what in (first, cpu)
+        }
+        text += f"; cold {other[first]:.2f} of ort_training's, of CPU time {other[cpu]:.2f}"
+    return text
+
+
+def first(run: Start) -> float:
+    """Seconds of the clock to the end of the first step."""
+    return run["first"]
+
+
+def cpu(run: Start) -> float:
+    """Seconds of CPU to the end of the first step."""
+    return run["cpu"]
 
 
 def main() -> None:
     """Measure one start if told to, else all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measure", nargs="+", help="name of a model, and the folder of its cache")
+    parser.add_argument("--measure", nargs=3, help="model, engine or eager, folder of the cache")
     measured = parser.parse_args().measure
     if measured:
-        print(json.dumps(measure(measured[0], measured[1] if len(measured) > 1 else None)))
+        print(json.dumps(measure(*measured)))
         return
     for name in MODELS:
         compare(name)

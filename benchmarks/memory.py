@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from _engines import names
 from _models import LAYERS, LENGTH, MODELS, batch
 
 import torch2ort
@@ -45,8 +46,8 @@ def peak(way: str, name: str, size: int, cache: str | None = None) -> int:
     torch.set_num_threads(1)
     torch2ort.ORTModule(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
     model, arguments = MODELS[name](), batch(name, size)
-    options = torch2ort.Options(cache_dir=cache)
-    module = torch2ort.ORTModule(model, options=options) if way == "ort" else model
+    options = torch2ort.Options(engine=None if way == "eager" else way, cache_dir=cache)
+    module = model if way == "eager" else torch2ort.ORTModule(model, options=options)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     settle()
     before = status("VmRSS")
@@ -64,18 +65,18 @@ def measured(way: str, name: str, size: int, *cache: str) -> int:
     return int(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
 
 
-def compare(name: str, size: int) -> None:
-    """Print one line for a model and a batch size."""
+def compare(name: str, size: int, engine: str) -> None:
+    """Print one line for a model, a batch size and an engine."""
     with tempfile.TemporaryDirectory() as cache:
-        measured("ort", name, size, cache)
-        ways = {"eager": ("eager",), "exported": ("ort",), "kept": ("ort", cache)}
+        measured(engine, name, size, cache)
+        ways = {"eager": ("eager",), "exported": (engine,), "kept": (engine, cache)}
         found: dict[str, list[int]] = {way: [] for way in ways}
         for _ in range(ROUNDS):
-            for way, (engine, *folder) in ways.items():
-                found[way].append(measured(engine, name, size, *folder))
+            for way, (trains, *folder) in ways.items():
+                found[way].append(measured(trains, name, size, *folder))
     eager, exported, kept = (statistics.median(values) / 1e6 for values in found.values())
     print(
-        f"{name} {size}x{LENGTH}, {LAYERS} layers, AdamW step, peak memory: ORTModule {exported / eager:.2f} "
+        f"{name} {size}x{LENGTH}, {LAYERS} layers, AdamW step, peak memory: {engine} {exported / eager:.2f} "
         f"of eager ({exported:.0f} of {eager:.0f} MB), out of the export cache {kept / eager:.2f}",
         flush=True,
     )
@@ -87,9 +88,10 @@ def main() -> None:
         way, name, size, *cache = sys.argv[1:]
         print(peak(way, name, int(size), *cache))
         return
-    for name in MODELS:
-        for size in SIZES:
-            compare(name, size)
+    for engine in names():
+        for name in MODELS:
+            for size in SIZES:
+                compare(name, size, engine)
 
 
 if __name__ == "__main__":
