@@ -1,6 +1,6 @@
-# `make demo` and `make test` need Python 3.11, g++ and make; all else is installed into .venv and .venv-stock, as
-# one environment holds one onnxruntime. The stamp .built in each lets a second call reuse it all, until a file
-# that the build reads changes.
+# `make demo` and `make test` need Python 3.11, g++ and make; all else is installed into .venv-stock, with today's
+# onnxruntime, and .venv, with onnxruntime-training, as one environment holds one onnxruntime. The stamp .built in
+# each lets a second call reuse it all, until a file that the build reads changes.
 
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$python && break; done)
@@ -8,7 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := training,examples,test,dev
 STOCK := .venv-stock
-STOCK_EXTRAS := cpu,test-core
+STOCK_EXTRAS := cpu,examples,test-core
+INTO_STOCK := $(STOCK)/bin/pip install --quiet --constraint constraints.txt \
+	--config-settings=build-dir=build/stock --editable
 # Tests of one file stay in one process, so that what a module sets up is set up once.
 WORKERS ?= 2
 PYTEST := -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile
@@ -18,7 +20,7 @@ CPP := $(wildcard runtime_ext/*.cpp runtime_ext/*.h runtime_ext/*/*.cpp runtime_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-stock demo demo-stock test test-long test-matrix test-newest sanitize check-gpu lint format wheel docs bench clean
+.PHONY: help build build-stock demo demo-training test test-long test-matrix test-newest sanitize check-gpu lint format wheel docs bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,15 +34,14 @@ $(BIN)/python $(STOCK)/bin/python:
 
 # Packages from the index that are already there are kept. Each environment has an extension of its own, compiled
 # again (ten seconds): pip builds in an environment that is new each time, and CMake starts afresh in a new one.
-# Both are compiled in the folder build/, so one after the other.
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(CPP)
 
 $(VENV)/.built: $(BUILT_FROM) | $(BIN)/python
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-$(STOCK)/.built: $(BUILT_FROM) | $(STOCK)/bin/python $(VENV)/.built
-	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS)]'
+$(STOCK)/.built: $(BUILT_FROM) | $(STOCK)/bin/python
+	$(INTO_STOCK) '.[$(STOCK_EXTRAS)]'
 	@touch $@
 
 build: $(VENV)/.built  ## Make .venv and compile the extension
@@ -49,12 +50,11 @@ build-stock: $(STOCK)/.built  ## Make .venv-stock, with today's onnxruntime
 
 # --- what people run ---------------------------------------------------------------------------------
 
-demo: build  ## Train the example transformer eager and on ONNX Runtime, side by side
-	$(BIN)/python examples/char_transformer.py
-
-demo-stock: build-stock  ## Do the same on today's onnxruntime, by the joint engine
-	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),examples]'
+demo: build-stock  ## Train the example transformer eager and on ONNX Runtime, side by side
 	$(STOCK)/bin/python examples/char_transformer.py
+
+demo-training: build  ## Do the same on onnxruntime-training, by its own gradients
+	$(BIN)/python examples/char_transformer.py
 
 test: build build-stock  ## Run the tests, and those of the joint engine on both onnxruntimes
 	$(BIN)/python $(PYTEST) @tests/main_suite.txt
@@ -68,7 +68,7 @@ test-long: build build-stock  ## Run the tests that take minutes, and more of th
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --engine joint -m long tests/dynamo
 	$(BIN)/python $(PYTEST) --engine joint tests/runtime/test_chains.py
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
-	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),loops]'
+	$(INTO_STOCK) '.[$(STOCK_EXTRAS),loops]'
 	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) tests/loops
 
 # Python's objects come from the C library's heap, where AddressSanitizer sees them. What a process still holds at
@@ -135,10 +135,13 @@ bench: build build-stock  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/guards.py
 	$(BIN)/python benchmarks/cache_start.py
-	$(STOCK)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(STOCK_EXTRAS),bench]'
+	$(INTO_STOCK) '.[$(STOCK_EXTRAS),bench]'
 	$(STOCK)/bin/python benchmarks/_machine.py
 	$(STOCK)/bin/python benchmarks/pythonop_overhead.py
+	$(STOCK)/bin/python benchmarks/large_tensors.py
 	$(STOCK)/bin/python benchmarks/train_step.py
+	$(STOCK)/bin/python benchmarks/precision.py
+	$(STOCK)/bin/python benchmarks/memory.py
 	$(STOCK)/bin/python benchmarks/fused_regions.py
 	$(STOCK)/bin/python benchmarks/autotune.py
 	$(STOCK)/bin/python benchmarks/compile.py
