@@ -10,7 +10,7 @@
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
 | torch._C._functorch.is_functorch_wrapped_tensor | 2.11-2.15.0 |
-| torch._C._storage_Use_Count, UntypedStorage._cdata, Tensor._base | 2.11-2.15.0 |
+| torch._C._storage_Use_Count, UntypedStorage._cdata, Tensor._base, Tensor._is_view | 2.11-2.15.0 |
 | ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.free_symbols, free_unbacked_symbols | 2.11-2.15.0 |
 | torch._C._ForceDispatchKeyGuard, _dispatch_tls_local_{include,exclude}_set, DispatchKey(Set) | 2.11-2.15.0 |
@@ -50,6 +50,8 @@ with private_names("torch"):
     need(OpOverload, "_schema")
     need(ShapeEnv, "ignore_fresh_unbacked_symbols")
     need(torch.Tensor, "_base")
+    _tensor: Any = torch.Tensor
+    base_of, is_view = _tensor._base.__get__, _tensor._is_view
     need(torch._C._functorch, "is_functorch_wrapped_tensor")
     from torch._C import DispatchKey, DispatchKeySet
 

@@ -21,9 +21,16 @@ from torch2ort.errors import Torch2OrtError
 from torch2ort.log import logger
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.inferred import inferred_outputs
-from torch2ort.pythonop.abstract_run.observe import Observation, UserError, fresh_like, real_like
+from torch2ort.pythonop.abstract_run.observe import (
+    Observation,
+    UserError,
+    fresh_like,
+    is_contiguous,
+    real_like,
+)
+from torch2ort.pythonop.abstract_run.questions import refuse_history, refuse_layout
 from torch2ort.pythonop.abstract_run.sample import sample_of, sizes_needed
-from torch2ort.pythonop.abstract_run.traces import observed
+from torch2ort.pythonop.abstract_run.traces import observed, results
 from torch2ort.pythonop.inplace import with_inplace_map
 from torch2ort.pythonop.registry import inferer_of
 from torch2ort.pythonop.site import Site, Size
@@ -77,7 +84,11 @@ def gives_size_of_one(site: Site) -> bool:
 
 def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     run = _runs.get(site)
-    if run is None or run.inputs not in (None, _described(inputs)):
+    if run is None:
+        run = _runs[site] = _run(site, inputs)
+        # Later passes lay tensors out in their own way.
+        _refuse_other_answers(site, inputs, run.observation)
+    elif run.inputs not in (None, _described(inputs)):
         run = _runs[site] = _run(site, inputs)
     site.result = with_inplace_map(site, run.observation.result, run.observation)
     given = dict(zip(site.tensor_positions, inputs, strict=True))
@@ -85,6 +96,16 @@ def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         _laid_out([_size(size, given) for size in sizes], seen)
         for sizes, seen in zip(run.sizes, run.observation.outputs, strict=True)
     ]
+
+
+def _refuse_other_answers(site: Site, inputs: Sequence[torch.Tensor], seen: Observation) -> None:
+    """Refuse a forward that computes something else where its arguments are what they are in a graph."""
+    if site.internal:
+        return
+    refuse_history(site, seen.asked)
+    if seen.asked.layout and not all(map(is_contiguous, inputs)):
+        with private.without_fake_mode():
+            refuse_layout(site, [real_like(t) for t in inputs], lambda tensors: results(site, tensors))
 
 
 def _laid_out(sizes: Sequence[int | torch.SymInt], seen: torch.Tensor) -> torch.Tensor:

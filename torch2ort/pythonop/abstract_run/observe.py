@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.abstract_run.questions import Questions
 from torch2ort.pythonop.abstract_run.sample import memory
 from torch2ort.pythonop.autocast import entered
 from torch2ort.pythonop.native import native
@@ -74,6 +75,13 @@ class _Watch(private.TorchDispatchMode):
         return result
 
 
+def results_of(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of the tensors that ``forward`` gives for ``tensors``."""
+    returned = run_forward(site, native.Context(site.needs_input_grad), site.call_arguments(tensors))
+    values = returned if isinstance(returned, tuple) else (returned,)
+    return [v.detach().clone() for v in values if isinstance(v, torch.Tensor)]
+
+
 def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -> Any:
     """``forward`` of the site's Function on ``arguments``, in either of its two styles."""
     function = site.function
@@ -94,16 +102,17 @@ def fresh_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def real_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Made-up data of the sizes, and in the order of memory, that ``tensor`` has in the sample."""
+    """Made-up data of the sizes, and where it is in memory, that ``tensor`` has in the sample."""
     shape = [size_hint(s) for s in tensor.shape]
-    strides = [size_hint(s) for s in tensor.stride()]
+    strides, begin = [size_hint(s) for s in tensor.stride()], size_hint(tensor.storage_offset())
     # What code says to an order of memory, as `view` does, it says in eager PyTorch, too.
     size = 1 + sum((s - 1) * stride for s, stride in zip(shape, strides, strict=True)) if all(shape) else 0
+    size += begin
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         made = torch.rand(size, device=tensor.device).to(tensor.dtype)
     else:
         made = torch.zeros(size, dtype=tensor.dtype, device=tensor.device)
-    return made.as_strided(shape, strides)
+    return made.as_strided(shape, strides, begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,7 @@ class Observation:
         storages: the memory of each tensor output of the run.
         made: the tensors of the run; whoever holds one now keeps it.
         found: memory that was there before the run, and that it wrote to.
+        asked: what forward asked of tensors beside their values.
     """
 
     result: Result
@@ -127,6 +137,7 @@ class Observation:
     storages: tuple[StorageWeakRef, ...]
     made: tuple[weakref.ref[torch.Tensor], ...]
     found: tuple[StorageWeakRef, ...]
+    asked: Questions
 
 
 def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
@@ -160,8 +171,8 @@ def _describe(
     """Run ``forward`` and describe what it did; nothing of the run is held afterwards but ``context``."""
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
-    watch = _Watch(storages)
-    with watch:
+    watch, asked = _Watch(storages), Questions(site, tensors)
+    with watch, asked:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
     if any(private.is_value(v, ()) for v in values):
@@ -199,11 +210,11 @@ def _describe(
         for p, storage in zip(positions, storages, strict=True)
         if isinstance(v, torch.Tensor) and _begins(v, storage)
     )
-    contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if _is_contiguous(t))
+    contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if is_contiguous(t))
     storages_out = tuple(StorageWeakRef(t.untyped_storage()) for t in all_outputs)
     made = (*watch.made, *map(weakref.ref, tensors))
     copies = [fresh_like(t.detach()) for t in all_outputs]
-    return Observation(result, copies, aliases, contiguous, storages_out, made, tuple(watch.found))
+    return Observation(result, copies, aliases, contiguous, storages_out, made, tuple(watch.found), asked)
 
 
 def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> tuple[int, ...]:
@@ -222,7 +233,8 @@ def _begins(tensor: torch.Tensor, storage: StorageWeakRef) -> bool:
     return isinstance(offset, int) and offset == 0 and StorageWeakRef(tensor.untyped_storage()) == storage
 
 
-def _is_contiguous(tensor: torch.Tensor) -> bool:
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is contiguous. Asks nothing of symbols that would bind them."""
     expected: int | torch.SymInt = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if str(stride) != str(expected):

@@ -21,7 +21,7 @@ import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
-from torch2ort.pythonop.abstract_run.observe import Observation, observe
+from torch2ort.pythonop.abstract_run.observe import Observation, observe, results_of
 from torch2ort.pythonop.abstract_run.sample import Undone
 from torch2ort.pythonop.abstract_run.state import Holder, Items, Named, Snapshot
 from torch2ort.pythonop.site import TENSOR, Site
@@ -247,6 +247,24 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
         # Of numpy's memory nobody tells that it is new, but what is new ends with the run.
         written += ["a tensor" for memory in seen.found if not memory.expired()]
     return replace(seen, result=replace(seen.result, effects=bool(written)))
+
+
+def results(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What ``forward`` gives for real tensors, out of the same state and random numbers at each call."""
+    traces = _open.get(site) or Traces()
+    before, generators = Snapshot(_roots(site)), Generators()
+    try:
+        with (
+            private.without_fake_mode(),
+            torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+            traces.real_tensors(),
+            Undone(tensors),
+        ):
+            torch.manual_seed(0)
+            return results_of(site, tensors)
+    finally:
+        before.restore()
+        generators.restore()
 
 
 @contextlib.contextmanager
