@@ -10,8 +10,9 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture.numbers import with_values
-from torch2ort.pythonop.abstract_run.sample import Sample, Undone
+from torch2ort.pythonop.abstract_run.sample import Sample
 from torch2ort.pythonop.abstract_run.traces import Generators, untouched
+from torch2ort.pythonop.abstract_run.undone import Undone
 from torch2ort.pythonop.interception import Sampling
 
 

@@ -99,10 +99,12 @@ class Boundary(torch.autograd.Function):
         keep = private.backward_keeps_graph()
         if not keep:
             ctx.step = None
+        if step.verification is not None:
+            step.verification.run_backward(gradients, engine.weights)
         with step.around():
             result = engine.backward(step.state, saved, gradients, keep=keep)
         if step.verification is not None:
-            step.verification.check_gradients(gradients, engine.weights, result)
+            step.verification.check_gradients(result)
         return (None, None, None, *result)
 
 

@@ -13,6 +13,9 @@ from torch2ort import io_schema
 from torch2ort.capture.ordinary import ordinary, ordinary_tensors
 from torch2ort.effects import EffectError, Watched
 from torch2ort.errors import EngineError
+from torch2ort.pythonop.abstract_run.state import Snapshot
+from torch2ort.pythonop.abstract_run.traces import Generators, untouched
+from torch2ort.pythonop.abstract_run.undone import Undone
 
 RTOL = 1e-3
 ATOL = 1e-5
@@ -42,9 +45,12 @@ class Verification:
             eager = copy.deepcopy(model)
         self._inputs = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
-        # What forward leaves in objects that are no part of the copy is taken back.
+        held = Snapshot([(type(eager).__name__, eager)], code=False).values()
+        self._own = [*self._inputs, *(t for _, t in held if isinstance(t, torch.Tensor))]
+        # What forward leaves in objects and tensors that are no part of the copy is taken back.
         with (
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+            Undone(self._own),
             Watched(eager, None, left=True) as watched,
         ):
             outputs: Any = eager.forward(*args, **kwargs)
@@ -56,7 +62,9 @@ class Verification:
         self._output_names = [leaf.name or "output" for leaf in described.leaves]
         self._output_names += [f"left in {place}" for place in watched.places]
         self._input_names = [leaf.name for leaf in schema.leaves]
+        self._eager = eager
         self._weights = dict(eager.named_parameters(remove_duplicate=False))
+        self._expected: list[tuple[str, int, torch.Tensor | None]] = []
 
     def check_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Compare the graph's outputs.
@@ -76,22 +84,14 @@ class Verification:
                 )
             _compare(f"output '{name}'", actual, expected)
 
-    def check_gradients(
-        self,
-        given: Sequence[torch.Tensor | None],
-        weights: Sequence[str],
-        gradients: Sequence[torch.Tensor | None],
-    ) -> None:
-        """Compare the gradients of inputs and weights.
+    def run_backward(self, given: Sequence[torch.Tensor | None], weights: Sequence[str]) -> None:
+        """Find the gradients of inputs and weights, before the graph does: backward may leave other values.
 
         Args:
             given: gradient of each output.
             weights: names of the weights behind the graph's feeds that are not inputs.
-            gradients: gradient of each feed: the inputs, then the weights.
-
-        Raises:
-            EngineError: one differs; names it.
         """
+        self._expected = []
         if any(gradient is not None for gradient in given[len(self._outputs) :]):
             return
         names = [*(f"input '{n}'" for n in self._input_names), *(f"'{n}'" for n in weights)]
@@ -104,9 +104,35 @@ class Verification:
             return
         outputs, grad_outputs = zip(*pairs, strict=True)
         inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        expected = torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True, retain_graph=True)
-        for i, gradient in zip(wanted, expected, strict=True):
-            _compare(f"gradient of {names[i]}", gradients[i], gradient)
+        found = self._gradients(outputs, inputs, grad_outputs)
+        self._expected = [(names[i], i, gradient) for i, gradient in zip(wanted, found, strict=True)]
+
+    def _gradients(self, outputs: Any, inputs: Any, grad_outputs: Any) -> Sequence[torch.Tensor | None]:
+        generators = Generators()
+        try:
+            with (
+                torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+                untouched(type(self._eager).__name__, self._eager, code=True),
+                Undone(self._own),
+            ):
+                found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+                    outputs, inputs, grad_outputs, allow_unused=True, retain_graph=True
+                )
+                return found
+        finally:
+            generators.restore()
+
+    def check_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Compare with what :meth:`run_backward` found.
+
+        Args:
+            gradients: gradient of each feed: the inputs, then the weights.
+
+        Raises:
+            EngineError: one differs; names it.
+        """
+        for name, i, gradient in self._expected:
+            _compare(f"gradient of {name}", gradients[i], gradient)
 
 
 def _compare(what: str, actual: torch.Tensor | None, expected: torch.Tensor | None) -> None:

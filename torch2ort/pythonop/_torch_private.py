@@ -14,6 +14,9 @@
 | ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.free_symbols, free_unbacked_symbols | 2.11-2.15.0 |
 | torch._C._ForceDispatchKeyGuard, _dispatch_tls_local_{include,exclude}_set, DispatchKey(Set) | 2.11-2.15.0 |
+| torch._subclasses.functional_tensor.FunctionalTensor, torch._is_functional_tensor | 2.13.0 |
+| torch.utils._python_dispatch._disable_current_modes, is_traceable_wrapper_subclass | 2.13.0 |
+| UntypedStorage._new_with_weak_ptr | 2.13.0 |
 | torch._C._is_any_autocast_enabled | 2.11.0, 2.13.0 |
 | Tensor._cdata; where tensors and storages count who holds them, which is found by trial | 2.11-2.15.0 |
 """
@@ -32,6 +35,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort import _native
 from torch2ort.versions import need, private_names
@@ -39,9 +43,14 @@ from torch2ort.versions import need, private_names
 with private_names("torch"):
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+    from torch._subclasses.functional_tensor import FunctionalTensor
     from torch.autograd.function import _is_setup_context_defined
     from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import (
+        TorchDispatchMode,
+        _disable_current_modes,
+        is_traceable_wrapper_subclass,
+    )
 
     _function: Any = torch.autograd.function
     _apply = torch._C._FunctionBase.apply  # type: ignore[attr-defined]
@@ -55,6 +64,8 @@ with private_names("torch"):
     need(torch._C._functorch, "is_functorch_wrapped_tensor")
     from torch._C import DispatchKey, DispatchKeySet
 
+    need(torch, "_is_functional_tensor")
+    need(torch.UntypedStorage, "_new_with_weak_ptr")
     need(torch._C, "_is_any_autocast_enabled")
     need(torch._C, "_ForceDispatchKeyGuard")
     need(torch._C, "_dispatch_tls_local_include_set")
@@ -77,9 +88,11 @@ __all__ = [
     "is_base_held",
     "is_fake",
     "is_functorch_wrapped",
+    "is_plain",
     "is_value",
     "makes_quantised",
     "positional",
+    "storage_of",
     "symbols_of",
     "unbound_values",
     "use_count",
@@ -87,6 +100,7 @@ __all__ = [
     "version_of",
     "with_autograd",
     "without_fake_mode",
+    "without_modes",
     "written_arguments",
 ]
 
@@ -201,6 +215,30 @@ def uses_setup_context(function: type[torch.autograd.Function]) -> bool:
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a FakeTensor."""
     return isinstance(tensor, FakeTensor)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether ``value`` is a tensor with numbers in memory: none of a trace, nor of a class that wraps it."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, (FakeTensor, FunctionalTensor)):
+        return False
+    if value.layout is not torch.strided or value.is_nested or value.device.type == "meta":
+        return False
+    if torch.nn.parameter.is_lazy(value):
+        return False
+    traced = torch._is_functional_tensor(value) or is_functorch_wrapped(value)
+    return not traced and not is_traceable_wrapper_subclass(value)
+
+
+def storage_of(reference: StorageWeakRef) -> torch.UntypedStorage | None:
+    """The memory that a reference is to; ``None`` if nobody holds it any more."""
+    found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return found
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Context in which operators run as if nobody traced or watched them."""
+    manager: AbstractContextManager[Any] = _disable_current_modes()
+    return manager
 
 
 def without_fake_mode() -> AbstractContextManager[Any]:

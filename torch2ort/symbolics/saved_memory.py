@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.pythonop.abstract_run.sample import memory
+from torch2ort.pythonop.abstract_run.undone import memory
 from torch2ort.symbolics import _torch_private as private
 
 

@@ -10,6 +10,7 @@ import sympy
 import torch
 
 from torch2ort.errors import ShapeInferenceError
+from torch2ort.pythonop.abstract_run.undone import Undone
 from torch2ort.pythonop.registry import Inferer
 from torch2ort.pythonop.site import PythonOpSite
 from torch2ort.sizes import expressions as sizes
@@ -48,7 +49,8 @@ def infer_outputs(
         ShapeInferenceError: the answer is no pair of lists of shapes and dtypes.
     """
     given = [None if s is None else list(s) for s in shapes]
-    returned = inferer(node, given, list(dtypes))
+    with Undone():
+        returned = inferer(node, given, list(dtypes))
     name = node.func_name
     if not _is_list(returned) or len(returned) != 2 or not all(map(_is_list, returned)):
         raise ShapeInferenceError(

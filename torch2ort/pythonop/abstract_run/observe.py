@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.questions import Questions
-from torch2ort.pythonop.abstract_run.sample import memory
+from torch2ort.pythonop.abstract_run.undone import memory
 from torch2ort.pythonop.autocast import entered
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.site import Site
 from torch2ort.sizes.symbols import has_hint, size_hint
 
@@ -86,45 +84,3 @@ def _may_be(traced: torch.Tensor, real: torch.Tensor) -> bool:
         not has_hint(size) or size_hint(size) == number
         for size, number in zip(traced.shape, real.shape, strict=True)
     )
-
-
-class Undone(private.TorchDispatchMode):
-    """Undoes, when it is left, what operators wrote to tensors that are older than it.
-
-    Args:
-        own: tensors that may be written to.
-    """
-
-    def __init__(self, own: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__()
-        self._new = {StorageWeakRef(t.untyped_storage()) for t in own}
-        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator."""
-        kwargs = kwargs or {}
-        for value in private.written_arguments(func, args, kwargs):
-            storage = value.untyped_storage()
-            if StorageWeakRef(storage) not in self._new:
-                self._new.add(StorageWeakRef(storage))
-                self._before.append((storage, storage.clone()))
-        result = func(*args, **kwargs)
-        self._new |= memory(result) - memory((*args, *kwargs.values()))
-        return result
-
-    def __exit__(self, *error: Any) -> None:
-        """See the class."""
-        super().__exit__(*error)
-        for storage, before in self._before:
-            storage.copy_(before)
-
-
-def memory(values: Any) -> set[StorageWeakRef]:
-    """The memory of the tensors among values, which may be nested."""
-    return {StorageWeakRef(tensor.untyped_storage()) for tensor in _tensors(values)}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value] if value.layout is torch.strided else []
-    return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []

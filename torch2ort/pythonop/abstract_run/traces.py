@@ -22,8 +22,8 @@ import torch
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.observe import Observation, observe, results_of
-from torch2ort.pythonop.abstract_run.sample import Undone
 from torch2ort.pythonop.abstract_run.state import Holder, Items, Named, Snapshot
+from torch2ort.pythonop.abstract_run.undone import Undone, places
 from torch2ort.pythonop.site import TENSOR, Site
 from torch2ort.sizes.symbols import environment_of
 
@@ -131,7 +131,7 @@ class Traces:
         written: list[str] = []
         self._show(of_functions=True)
         before = Snapshot(_roots(site))
-        generators = Generators()
+        tensors, generators = places(before.values()), Generators()
         try:
             yield written
             for holder, contents in before.changed():
@@ -144,6 +144,7 @@ class Traces:
             raise
         finally:
             written += generators.restore()
+            written += [path for path, place in tensors if place.restore()]
             self.written.setdefault(site.key, []).extend(written)
             self._show(of_functions=False)
 
@@ -239,11 +240,12 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
     with (
         private.unbound_values(next((environment_of(t) for t in tensors), None)),
         contextlib.nullcontext() if fake else traces.real_tensors(),
-        contextlib.nullcontext() if fake else Undone(tensors),
         traces.running(site) as written,
+        Undone(tensors) as undone,
     ):
         seen = observe(site, tensors)
         traces.note_tensors(site, seen.made)
+        written += ["a tensor"] * undone.has_writes()
         # Of numpy's memory nobody tells that it is new, but what is new ends with the run.
         written += ["a tensor" for memory in seen.found if not memory.expired()]
     return replace(seen, result=replace(seen.result, effects=bool(written)))
@@ -251,19 +253,18 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
 
 def results(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """What ``forward`` gives for real tensors, out of the same state and random numbers at each call."""
-    traces = _open.get(site) or Traces()
-    before, generators = Snapshot(_roots(site)), Generators()
+    traces, generators = _open.get(site) or Traces(), Generators()
     try:
         with (
             private.without_fake_mode(),
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
             traces.real_tensors(),
+            untouched(site.func_name, tuple(value for _, value in _roots(site)), code=True),
             Undone(tensors),
         ):
             torch.manual_seed(0)
             return results_of(site, tensors)
     finally:
-        before.restore()
         generators.restore()
 
 
@@ -277,10 +278,13 @@ def untouched(path: str, value: Any, *, code: bool) -> Iterator[None]:
         code: whether what its functions and classes reach counts too.
     """
     before = Snapshot([(path, value)], code=code)
+    tensors = places(before.values())
     try:
         yield
     finally:
         before.restore()
+        for _, place in tensors:
+            place.restore()
 
 
 _open: weakref.WeakKeyDictionary[Site, Traces] = weakref.WeakKeyDictionary()

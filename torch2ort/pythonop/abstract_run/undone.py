@@ -1,0 +1,163 @@
+"""Tensors that code writes to while an export looks at it, and how they become what they were.
+
+An operator on a tensor that is none of the trace's runs on its memory also where all others run without data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+
+from torch2ort.pythonop import _torch_private as private
+
+# Who gets a tensor's memory by these may write to it unseen.
+_HAND_OUT: frozenset[Any] = frozenset(
+    (
+        torch.Tensor.numpy,
+        torch.Tensor.__array__,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.data_ptr,
+        torch.Tensor.storage,
+        torch.Tensor.untyped_storage,
+    )
+)
+
+
+class Undone(private.TorchDispatchMode):
+    """Undoes, when it is left, what code wrote to tensors that are older than it.
+
+    Args:
+        own: tensors that may be written to.
+    """
+
+    def __init__(self, own: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._new = {StorageWeakRef(t.untyped_storage()) for t in own}
+        # Memory that ends meanwhile was new after all: numpy does not tell. So nothing here holds it.
+        self._before: dict[StorageWeakRef, torch.UntypedStorage] = {}
+        self._written: set[StorageWeakRef] = set()
+        self._moved: list[Place] = []
+        self._handed_out = _HandedOut(self)
+
+    def __enter__(self) -> Undone:
+        self._handed_out.__enter__()
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator."""
+        kwargs = kwargs or {}
+        written = [t for t in private.written_arguments(func, args, kwargs) if private.is_plain(t)]
+        older = [t for t in written if self.remember(t) in self._before]
+        self._written |= memory(older)
+        before = [Place(t) for t in older]
+        result = func(*args, **kwargs)
+        self._moved += [place for place in before if place.is_left()]
+        self._new |= memory(result) - memory((*args, *kwargs.values()))
+        return result
+
+    def remember(self, tensor: torch.Tensor) -> StorageWeakRef:
+        """Keep what is in a tensor's memory now, if that is older than this."""
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)
+        if reference not in self._new:
+            self._new.add(reference)
+            with private.without_modes():
+                self._before[reference] = storage.clone()
+        return reference
+
+    def has_writes(self) -> bool:
+        """Whether the code wrote to anything older that is still there."""
+        if self._moved or any(not reference.expired() for reference in self._written):
+            return True
+        with private.without_modes():
+            return any(not _equal(storage, before) for storage, before in self._remembered())
+
+    def __exit__(self, *error: Any) -> None:
+        """See the class."""
+        super().__exit__(*error)
+        self._handed_out.__exit__(*error)
+        with private.without_modes():
+            for place in reversed(self._moved):
+                place.restore()
+            for storage, before in self._remembered():
+                if storage.nbytes() != before.nbytes():
+                    storage.resize_(before.nbytes())
+                storage.copy_(before)
+
+    def _remembered(self) -> Iterator[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
+        """Memory that is still there, and what it held."""
+        for reference, before in self._before.items():
+            storage = private.storage_of(reference)
+            if storage is not None:
+                yield storage, before
+
+
+class _HandedOut(TorchFunctionMode):
+    """Remembers tensors whose memory leaves torch."""
+
+    def __init__(self, undone: Undone) -> None:
+        super().__init__()
+        self._undone = undone
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        if func in _HAND_OUT and private.is_plain(args[0]):
+            self._undone.remember(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class Place:
+    """Which part of which memory a tensor is."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._at = tensor, _place(tensor)
+        with private.without_modes():
+            self._before = tensor.detach()
+
+    def is_left(self) -> bool:
+        """Whether the tensor is another part, or of other memory."""
+        return not private.is_plain(self._tensor) or _place(self._tensor) != self._at
+
+    def restore(self) -> bool:
+        """Have the tensor be where it was; says whether it was not."""
+        if not self.is_left():
+            return False
+        with private.without_modes():
+            self._tensor.data = self._before
+        return True
+
+
+def places(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Place]]:
+    """Where the tensors among values are, with their paths.
+
+    To give a tensor other memory (``t.data = other``) is no operator, and no change of what holds it.
+    """
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return [(path, Place(v)) for path, v in values if type(v) in kinds and private.is_plain(v)]
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _equal(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
+    if one.nbytes() != other.nbytes():
+        return False
+    numbers = [torch.empty(0, dtype=torch.uint8, device=s.device).set_(s) for s in (one, other)]
+    return bool(torch.equal(*numbers))
+
+
+def memory(values: Any) -> set[StorageWeakRef]:
+    """The memory of the tensors among values, which may be nested."""
+    return {StorageWeakRef(tensor.untyped_storage()) for tensor in _tensors(values)}
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value] if value.layout is torch.strided else []
+    return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []
