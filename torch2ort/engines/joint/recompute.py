@@ -5,12 +5,17 @@ normalisation, which the next layer's weight gradient reads, the steps of an act
 out, the probabilities of attention. Nothing is kept for it that eager PyTorch would not save, so that no more
 tensors must stay as they are until backward. Known as selective activation recomputation: Korthikanti et al.,
 Reducing Activation Recomputation in Large Transformer Models, 2022, section 5.
+
+Eager's backward reads the activation, whatever became of the tensors behind it, and writes by ``.data`` or
+NumPy leave no mark. So nothing is computed from memory that code outside of the graph can write to: of a
+small input, such as a normalisation's weight, forward makes a copy, and what needs another is kept.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 
@@ -49,9 +54,24 @@ _TINY = 4096
 _SMALLEST = 1 << 16
 
 
-def recomputed(
-    joint: Joint, read: Collection[torch.fx.Node], *, fuses: bool = False
-) -> frozenset[torch.fx.Node]:
+# A copy of an input is worth an activation that is this many times as large.
+_TIMES_A_COPY = 8
+_Nodes = frozenset[torch.fx.Node]
+
+
+class Recomputed(NamedTuple):
+    """What backward computes anew.
+
+    Attributes:
+        values: nodes of forward whose value backward reads.
+        copied: inputs that they are computed from, by copies that forward makes.
+    """
+
+    values: _Nodes
+    copied: tuple[torch.fx.Node, ...]
+
+
+def recomputed(joint: Joint, read: Collection[torch.fx.Node], *, fuses: bool = False) -> Recomputed:
     """Those among what backward reads that it can compute cheaply from the others.
 
     Args:
@@ -60,21 +80,32 @@ def recomputed(
         fuses: whether what is cheap runs in fused regions, where a value of few elements takes less time to
             compute than to hand over.
     """
-    given, again = set(read), set()
-    held = {owner_of(node) for node in (*joint.outputs, *held_by_functions(joint))}
-    # How many operations are between a value and what is kept.
+    given = set(read)
+    again: set[torch.fx.Node] = set()
+    copied: set[torch.fx.Node] = set()
+    outputs = {owner_of(node) for node in joint.outputs}
+    held, exposed = outputs | {owner_of(n) for n in held_by_functions(joint)}, outputs | joint.inputs.keys()
+    # How many operations are between a value and what is kept, and what of that others can write to.
     depths: dict[torch.fx.Node, int] = {}
+    behind: dict[torch.fx.Node, _Nodes] = {}
     for node in joint.graph_module.graph.nodes:
         depth = _depth(node, depths)
+        changeable: _Nodes = frozenset().union(*(behind.get(n, ()) for n in node.all_input_nodes))
         if node in given:
             deepest = _DEEPEST_FUSED if fuses and _is_tiny(node) else _DEEPEST if is_large(node) else 0
-            if depth and depth <= deepest and node not in held:
+            cheap = depth is not None and 0 < depth <= deepest and node not in held
+            if cheap and changeable <= joint.inputs.keys() and _are_small(changeable, node):
                 again.add(node)
+                copied |= changeable
             else:
-                depth = 0
+                depth, changeable = 0, frozenset({node} if owner_of(node) in exposed else ())
         if depth is not None and depth <= (_DEEPEST_FUSED if fuses else _DEEPEST):
-            depths[node] = depth
-    return frozenset(again)
+            depths[node], behind[node] = depth, changeable
+    return Recomputed(frozenset(again), tuple(n for n in joint.inputs if n in copied))
+
+
+def _are_small(nodes: Collection[torch.fx.Node], beside: torch.fx.Node) -> bool:
+    return _TIMES_A_COPY * sum(map(_bytes, nodes)) <= _bytes(beside)
 
 
 def _depth(node: torch.fx.Node, depths: dict[torch.fx.Node, int]) -> int | None:
@@ -109,5 +140,9 @@ def _is_tiny(node: torch.fx.Node) -> bool:
 
 def is_large(node: torch.fx.Node) -> bool:
     """Whether a node's memory is worth an operator."""
-    value = node.meta["val"]
-    return isinstance(value, torch.Tensor) and elements(value) * value.element_size() >= _SMALLEST
+    return isinstance(node.meta["val"], torch.Tensor) and _bytes(node) >= _SMALLEST
+
+
+def _bytes(node: torch.fx.Node) -> int:
+    value: torch.Tensor = node.meta["val"]
+    return elements(value) * value.element_size()

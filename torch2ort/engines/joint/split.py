@@ -7,6 +7,7 @@ it is kept, or computed anew from what is kept where that is cheap.
 from __future__ import annotations
 
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import cast
@@ -60,7 +61,8 @@ class Split:
 
     Attributes:
         read: nodes whose value backward reads; placeholders among them.
-        kept: those of them that it does not compute anew; behind them what tells sizes that they do not.
+        kept: those of them that it does not compute anew; behind them copies of inputs that it computes from,
+            and what tells sizes that they do not.
 
     Raises:
         UnsupportedOperatorError: backward draws random numbers.
@@ -87,10 +89,12 @@ class Split:
             )
         self._tokens = _tokens(joint.graph_module.graph)
         self.read = self._read_by_backward()
-        again = recomputed(joint, self.read, fuses=fuses)
-        kept = tuple(node for node in self.read if node not in again)
+        self._again, copied = recomputed(joint, self.read, fuses=fuses)
+        kept = tuple(node for node in self.read if node not in self._again)
         self._sizes = self._sizes_beside(kept)
-        self.kept = kept if self._sizes is None else (*kept, self._sizes)
+        self._copies = {node: _copy_of(node) for node in copied}
+        sizes = () if self._sizes is None else (self._sizes,)
+        self.kept = (*kept, *self._copies.values(), *sizes)
         # Kept values that go from half to half as they lie in memory, and the order of dimensions there.
         lying = {node: _order_in_memory(node) for node in kept if node not in {*results, *joint.inputs}}
         self._lying = {node: order for node, order in lying.items() if order is not None}
@@ -151,6 +155,9 @@ class Split:
                     made.target, made.meta["val"] = _PYTHON_OP, list(node.meta["val"])[:-1]
         if self._sizes is not None:
             values[self._sizes] = _zeros(graph, self._sizes, sizes)
+        for node, copy in self._copies.items():
+            values[copy] = graph.call_function(aten.clone.default, (values[node],))
+            values[copy].meta = dict(node.meta)
         for node in self._lying:
             values[node] = permuted(values[node], self._lying[node])
         graph.output(tuple(values[n] for n in outputs))
@@ -194,12 +201,13 @@ class Split:
         gradients = {i: n for i, n in joint.gradients.items() if not present.is_zero(n)}
         outputs = tuple(dict.fromkeys(gradients.values()))
         needed = ancestors(outputs, stop={*values, *self._tokens}) - self._tokens
+        again = ChainMap({node: values[copy] for node, copy in self._copies.items()}, values)
         for node in joint.graph_module.graph.nodes:
             # Another backward may have to read what a Function's call gave nobody.
             wanted = node in needed or (node.target is PYTHON_OP_GRAD and not present.is_zero(node))
             if not wanted or node in values or node.op == "placeholder" or present.is_zero(node):
                 continue
-            self._copy(graph, node, values, present, sizes)
+            self._copy(graph, node, again, present, sizes)
         graph.output(tuple(values[present.stands_for(n)] for n in outputs))
         half = Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
         half.graph_module.graph.eliminate_dead_code()
@@ -209,17 +217,21 @@ class Split:
         self,
         graph: torch.fx.Graph,
         node: torch.fx.Node,
-        values: dict[torch.fx.Node, torch.fx.Node],
+        again: ChainMap[torch.fx.Node, torch.fx.Node],
         present: _Present,
         sizes: SizeNodes,
     ) -> None:
-        """Put a node of the joint graph, and what it reads, into the backward graph."""
+        """Put a node of the joint graph, and what it reads, into the backward graph.
+
+        ``again`` has what is computed of copies, in front of the other values.
+        """
+        values = again.parents
         if present.stands_for(node) is not node:
             return
         for read in node.all_input_nodes:
             source = present.stands_for(read)
             if source not in values and source not in self._tokens and not present.is_zero(source):
-                self._copy(graph, source, values, present, sizes)
+                self._copy(graph, source, again, present, sizes)
             if present.is_zero(source) and source not in values and node.target is not PYTHON_OP_GRAD:
                 values[source] = _zeros(graph, source, sizes)
         if node.target is PYTHON_OP_GRAD:
@@ -232,8 +244,13 @@ class Split:
             made = graph.call_function(PYTHON_OP_GRAD, (None, given, site, shapes))
             made.meta = dict(node.meta)
             values[node] = made
+        elif node in self._again:
+            values[node] = copied_node(graph, node, sizes, again.__getitem__)
         else:
             values[node] = copied_node(graph, node, sizes, lambda n: values[present.stands_for(n)])
+            if not again.maps[0].keys().isdisjoint(node.all_input_nodes) and node not in self._dependent:
+                # A view that both what is computed anew and a derivative may read.
+                again[node] = copied_node(graph, node, sizes, again.__getitem__)
 
 
 class _Present:
@@ -294,6 +311,13 @@ def _order_in_memory(node: torch.fx.Node) -> list[int] | None:
         return None
     order = order_of_memory(value)
     return None if order is None or order == sorted(order) else order
+
+
+def _copy_of(node: torch.fx.Node) -> torch.fx.Node:
+    """A node of no graph that stands for a copy of an input."""
+    made = torch.fx.Graph().placeholder(f"{node.name}_copy")
+    made.meta = dict(node.meta)
+    return made
 
 
 def _zeros(graph: torch.fx.Graph, node: torch.fx.Node, sizes: SizeNodes) -> torch.fx.Node:

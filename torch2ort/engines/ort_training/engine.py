@@ -38,12 +38,12 @@ from torch2ort.runtime import drop_model_bytes, onnxruntime, training_pybind
 from torch2ort.runtime.binding import bind_sites, install_runners, rename_functions, reraise
 from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.determinism import name_undeterministic
-from torch2ort.runtime.feeds import Feeds
+from torch2ort.runtime.feeds import Feeds, as_fed
 from torch2ort.runtime.optimized import run_as_it_is
 from torch2ort.runtime.profiling import describe, profiled
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
-from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule
+from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule, to_value
 from torch2ort.startup import SESSION, timed
 
 _UNREAD = (
@@ -184,7 +184,9 @@ class TrainingEngine:
         self.read_outputs = gradient.read_outputs
         # Positions of the outputs that are memory of a feed or of another output, once a run has shown it.
         self._shared: tuple[int, ...] | None = None
-        self._feed_order = [position[name] for name in gradient.feeds]
+        # Of each input of the graph, the feed's position, and whether it is fed with a copy.
+        copies = gradient.copies
+        self._feed_order = [(position[copies.get(name, name)], name in copies) for name in gradient.feeds]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
         self._session = _session(graph, gradient, self._bound.functions, options)
@@ -220,8 +222,8 @@ class TrainingEngine:
         made = self._feeds.values(feeds)
         values = ort.OrtValueVector()
         values.reserve(len(made))
-        for index in self._feed_order:
-            values.push_back(made[index])
+        for index, is_copy in self._feed_order:
+            values.push_back(to_value(as_fed(feeds[index]).clone()) if is_copy else made[index])
         fetched = ort.OrtValueVector()
         partial = ort.PartialGraphExecutionState()
         run = native.Run()

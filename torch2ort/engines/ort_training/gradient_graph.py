@@ -39,6 +39,7 @@ class GradientGraph:
         model: ONNX.
         optimized: whether ONNX Runtime's optimisers have run.
         feeds: names of the inputs, in order.
+        copies: those that are fed with copies -> the feed that each is one of.
         fetched: number of outputs of the forward half.
         gradients: names of the outputs of the backward half.
         gradient_of: feed -> position among :attr:`gradients`.
@@ -52,6 +53,7 @@ class GradientGraph:
     model: bytes
     optimized: bool
     feeds: tuple[str, ...]
+    copies: Mapping[str, str]
     fetched: int
     gradients: tuple[str, ...]
     gradient_of: Mapping[str, int]
@@ -117,6 +119,7 @@ def build_gradient_graph(graph: Graph, requires_grad: frozenset[str]) -> Gradien
         model=model.SerializeToString(),
         optimized=False,
         feeds=tuple(value.name for value in model.graph.input),
+        copies=work.copies,
         fetched=len(info.user_output_names) + len(info.frontier_node_arg_map),
         gradients=work.gradients,
         gradient_of={name: work.gradients.index(g) for name, g in gradient_of.items() if g in work.gradients},

@@ -46,6 +46,7 @@ class Work:
         differentiated: the graph that the builder was given.
         hidden: nodes with a registered gradient, by their stand-in's operator.
         needed: positions of the feeds that the backward half reads.
+        copies: inputs that are fed with copies -> the feed that each is one of.
         gradients: names of the outputs of the backward half.
         plans: the in-place maps in force, by PythonOp node.
         read_outputs: positions of the fetched outputs that the backward half reads.
@@ -57,6 +58,7 @@ class Work:
     differentiated: onnx.GraphProto
     hidden: Mapping[str, onnx.NodeProto]
     needed: tuple[int, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
     gradients: tuple[str, ...] = ()
     plans: Mapping[str, InplacePlan] = field(default_factory=dict)
     read_outputs: tuple[int, ...] = ()
@@ -110,7 +112,9 @@ def _find_feeds_read(work: Work) -> None:
 
 def _recompute(work: Work) -> None:
     unneeded = {name for i, name in enumerate(work.graph.feeds) if i not in work.needed}
-    recompute_activations(work.gradient, work.graph.sites, unneeded, _COMPUTED_ONCE)
+    work.copies = recompute_activations(
+        work.gradient, work.graph.sites, unneeded, _COMPUTED_ONCE, work.graph.weights.keys()
+    )
 
 
 def _note_gradients(work: Work) -> None:

@@ -5,13 +5,17 @@ two tensors that are kept anyway, a mask, and a softmax. Eager's fused attention
 What a GELU or a normalisation returns, which the next layer's weight gradient reads, takes a few operations
 an element from what its own backward keeps. Known as selective activation recomputation: Korthikanti et al.,
 Reducing Activation Recomputation in Large Transformer Models, 2022, section 5.
+
+Eager's backward reads the activation, whatever became of the tensors behind it, and writes by ``.data`` or
+NumPy leave no mark. So nothing is computed from a feed or an output as it is by then: weights, which are
+small beside an activation, are fed a second time, as copies.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +37,12 @@ _ZERO = "recompute/zero"
 
 
 def recompute_activations(
-    gradient: onnx.GraphProto, sites: Mapping[str, Site], unneeded: Collection[str], stop: Collection[str]
-) -> None:
+    gradient: onnx.GraphProto,
+    sites: Mapping[str, Site],
+    unneeded: Collection[str],
+    stop: Collection[str],
+    copyable: Collection[str],
+) -> dict[str, str]:
     """Let backward read its own copy of what is cheap to compute from values that are kept anyway, in place.
 
     That is a softmax over a product of activations, and the result of a kernel that is cheap to repeat (see
@@ -45,6 +53,10 @@ def recompute_activations(
         sites: the site of each PythonOp node, by the node's name.
         unneeded: inputs that backward does not read, so that they may change before it: no copy does, either.
         stop: operators that are computed once, whatever is fused.
+        copyable: inputs that can be fed a second time.
+
+    Returns:
+        New inputs of the graph -> what each is fed with a copy of.
     """
     halves = _Halves(gradient, sites)
     changeable = descendants(gradient, unneeded, {*stop, *SIZES})
@@ -54,11 +66,18 @@ def recompute_activations(
         (_cone_of_kernel(node, halves, sites[node.name]) for node in halves.nodes if node.name in sites),
     )
     inserted: defaultdict[int, list[onnx.NodeProto]] = defaultdict(list)
+    copies: dict[str, str] = {}
     for cone in cones:
         copy = None if cone is None else _Copy.of(cone, halves)
         if copy is None or not changeable.isdisjoint(copy.read):
             continue
-        inserted[copy.readers[0]] += copy.nodes()
+        exposed = halves.exposed([*copy.cone.kept, *copy.read])
+        # What reads a feed in another shape does not read it by its name.
+        if not exposed <= {*copyable} & {*copy.read}:
+            continue
+        fed = {name: f"{name}/copy" for name in exposed}
+        copies.update({copied: name for name, copied in fed.items()})
+        inserted[copy.readers[0]] += copy.nodes(fed)
         halves.held.update(copy.cone.kept)
         for i in copy.readers:
             _rename(halves.nodes[i].input, {value: copy.name(value) for value in copy.values})
@@ -67,6 +86,11 @@ def recompute_activations(
         del gradient.node[:]
         gradient.node.extend(nodes)
         gradient.initializer.append(numpy_helper.from_array(np.array(0, np.int64), _ZERO))
+    inputs = {value.name: value for value in gradient.input}
+    for name, source in copies.items():
+        gradient.input.append(inputs[source])
+        gradient.input[-1].name = name
+    return copies
 
 
 class _Halves:
@@ -87,12 +111,13 @@ class _Halves:
         fetched = {name for node in yields for name in node.input}
         self._forward = ancestors(gradient, fetched)
         self.behind = descendants(gradient, (name for node in yields for name in node.output))
-        self.held = fetched
+        self.held = set(fetched)
         for node in self.nodes:
             if node.op_type == "PythonOp" and node.name in sites:
                 self.held.update(arguments_at(node, sites[node.name], sites[node.name].known_result.kept))
         self.constants = {value.name for value in (*gradient.input, *gradient.initializer)}
         self.producers = {name: node for node in self.nodes for name in node.output if name}
+        self._exposed = {*map(self._owner, fetched), *(value.name for value in gradient.input)}
         self.shapes = {value.name: _shape(value) for value in (*gradient.value_info, *gradient.input)}
         self._positions = {name: i for i, node in enumerate(self.nodes) for name in node.output}
         self._readers: defaultdict[str, list[int]] = defaultdict(list)
@@ -100,6 +125,18 @@ class _Halves:
             if node.op_type not in SIZES | {"YieldOp"} and self._forward.isdisjoint(node.output):
                 for name in set(node.input):
                     self._readers[name].append(i)
+
+    def exposed(self, values: Iterable[str]) -> set[str]:
+        """The feeds and the model's outputs whose memory some values may be."""
+        return set(map(self._owner, values)) & self._exposed
+
+    def _owner(self, value: str) -> str:
+        """The value whose memory another may be."""
+        producer = self.producers.get(value)
+        while producer is not None and _may_pass_on(producer.op_type):
+            value = producer.input[0]
+            producer = self.producers.get(value)
+        return value
 
     def readers_behind(self, value: str) -> list[int]:
         """Positions of the nodes that read ``value`` and that the model's outputs do not need."""
@@ -258,8 +295,8 @@ class _Copy:
         """Name of the copy of one of its values."""
         return f"{value}/again/{self.cone.value}"
 
-    def nodes(self) -> list[onnx.NodeProto]:
-        """Nodes of the copy.
+    def nodes(self, fed: Mapping[str, str]) -> list[onnx.NodeProto]:
+        """Nodes of the copy, which read inputs by the names of ``fed``.
 
         What it starts from is reshaped to a shape that depends on the trigger, so that the copy is not made
         before, and not taken for the original.
@@ -278,9 +315,14 @@ class _Copy:
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in copied]
         for node in copies:
             node.name = self.name(node.name)
-            _rename(node.input, {**made, operand: self.name(operand)})
+            _rename(node.input, {**fed, **made, operand: self.name(operand)})
             _rename(node.output, made)
         return [*waiting, *copies]
+
+
+def _may_pass_on(operator: str) -> bool:
+    memory = memory_of(operator)
+    return memory.passes_on or memory.may_vanish
 
 
 def _rename(values: MutableSequence[str], names: Mapping[str, str]) -> None:
