@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch2ort
 from tests.ops import dtypes
@@ -15,6 +16,58 @@ from tests.ops import dtypes
 pytestmark = pytest.mark.joint("it alone trains in half precision")
 HALF = (torch.bfloat16, torch.float16)
 SAMPLED = 12
+_GRID = torch.linspace(-0.9, 0.8, 36).reshape(1, 3, 6, 2)
+_SPACES = {
+    "linear": (12,),
+    "bilinear": (3, 4),
+    "bicubic": (3, 4),
+    "nearest-exact": (3, 4),
+    "nearest": (2, 2, 3),
+}
+
+
+def _resize(mode: str, by: str, values: tuple[Any, ...]) -> dtypes.Binary:
+    space = _SPACES[mode]
+    return lambda x, y: F.interpolate(x.reshape(1, 1, *space), mode=mode, **{by: values[-len(space) :]})
+
+
+# They depend on the form of their arguments: sizes or factors, a number that the type does not hold.
+OF_FORM: dict[str, dtypes.Binary] = {
+    **{
+        f"interpolate, {mode} by {by}": _resize(mode, by, values)
+        for mode in _SPACES
+        for by, values in {"size": (2, 7, 5), "scale_factor": (1.0, 1.7, 0.6)}.items()
+    },
+    "interpolate, trilinear": lambda x, y: F.interpolate(
+        x.reshape(1, 1, 2, 2, 3), (3, 5, 4), mode="trilinear"
+    ),
+    "interpolate, bicubic between corners": lambda x, y: F.interpolate(
+        x[None, None], (7, 5), mode="bicubic", align_corners=True
+    ),
+    "softshrink": lambda x, y: F.softshrink(torch.cat((x, x.new_tensor([[0.1, -0.1, 0.3, 1.7]]))), 0.1),
+    "hardshrink": lambda x, y: F.hardshrink(torch.cat((x, x.new_tensor([[0.1, -0.1, 0.3, 1.7]]))), 0.1),
+    **{
+        f"grid_sample, {mode}": lambda x, y, mode=mode: F.grid_sample(
+            x[None, None], _GRID.to(x.dtype), mode=mode, align_corners=False
+        )
+        for mode in ("bilinear", "nearest", "bicubic")
+    },
+    "adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(x[None], (2, 3)),
+    "adaptive_max_pool2d": lambda x, y: F.adaptive_max_pool2d(x[None], (2, 3)),
+    "group_norm of groups": lambda x, y: F.group_norm(x.reshape(1, 4, 3), 2, y[0], y[1]),
+}
+DROPOUTS: dict[str, dtypes.Binary] = {
+    f"{name}, {p}": lambda x, y, p=p, drop=drop: drop(x, y, p)
+    for p in (0.1, 0.3, 0.5, 1.0)
+    for name, drop in {
+        "dropout": lambda x, y, p: F.dropout(x, p),
+        "alpha_dropout": lambda x, y, p: F.alpha_dropout(x, min(p, 0.9)),
+        "dropout1d": lambda x, y, p: F.dropout1d(x[None], p),
+        "dropout2d": lambda x, y, p: F.dropout2d(x.reshape(1, 4, 1, 3), p),
+        "dropout3d": lambda x, y, p: F.dropout3d(x.reshape(1, 4, 1, 1, 3), p),
+        "native_dropout": lambda x, y, p: torch.native_dropout(x, p, True)[0],
+    }.items()
+}
 
 
 class Apart(torch.nn.Module):
@@ -30,17 +83,17 @@ class Apart(torch.nn.Module):
         return {n: tuple(r) if isinstance(r, (tuple, list)) else r for n, r in results.items()}
 
 
-def outcome(names: list[str], dtype: torch.dtype) -> dict[str, str]:
+def outcome(operators: dict[str, dtypes.Binary], dtype: torch.dtype) -> dict[str, str]:
     """What differs from eager in results or gradients, by the operator's name."""
-    known = dtypes.of_dtype(dtype)
-    model = Apart({name: known[name] for name in names})
+    model, names = Apart(operators), list(operators)
     ways: list[dict[str, Any]] = []
     for module in (torch2ort.ORTModule(copy.deepcopy(model)), model):
         xs, ys = ([t.clone().requires_grad_() for _ in names] for t in dtypes.operands(dtype))
+        torch.manual_seed(0)
         results = module(xs, ys)
         flat = [t for r in results.values() for t in (r if isinstance(r, tuple) else (r,))]
         trained = [t for t in flat if t.requires_grad]
-        torch.autograd.backward(trained, [torch.ones_like(t) for t in trained])
+        torch.autograd.backward(trained, [_gradient(t) for t in trained])
         ways.append({n: (results[n], x.grad, y.grad) for n, x, y in zip(names, xs, ys, strict=True)})
     found, expected = ways
     return {
@@ -49,6 +102,10 @@ def outcome(names: list[str], dtype: torch.dtype) -> dict[str, str]:
         for a, e in zip(found[n], expected[n], strict=True)
         if (text := _difference(a, e))
     }
+
+
+def _gradient(of: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(0.3, 1.7, of.numel()).reshape(of.shape).to(of.dtype)
 
 
 def _difference(one: Any, other: Any) -> str:
@@ -78,7 +135,18 @@ def _takes_gradients(operator: dtypes.Binary, dtype: torch.dtype) -> bool:
     "every", [pytest.param(SAMPLED, id="sampled"), pytest.param(1, id="all", marks=pytest.mark.long)]
 )
 def test_operators_give_eagers_bits(every, dtype) -> None:
-    names = [name for name, operator in dtypes.of_dtype(dtype).items() if _takes_gradients(operator, dtype)]
+    known = dtypes.of_dtype(dtype)
+    names = [name for name, operator in known.items() if _takes_gradients(operator, dtype)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert outcome(names[::every], dtype) == {}
+        assert outcome({name: known[name] for name in names[::every]}, dtype) == {}
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_operators_stay_whole_whatever_the_form_of_their_arguments(dtype) -> None:
+    assert outcome(OF_FORM, dtype) == {}
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32, torch.float64], ids=str)
+def test_dropout_multiplies_gradients_with_the_noise_of_forward(dtype) -> None:
+    assert outcome(DROPOUTS, dtype) == {}

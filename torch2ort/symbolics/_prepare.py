@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
 from torch2ort.symbolics.decompositions import EVERY
 from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
+from torch2ort.symbolics.eager_formulas import eager_kernels
 from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
@@ -111,18 +113,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     # What ran an operator without data to look at its types made sizes that are in no graph.
     forget_new_sizes(program.graph)
     users = user_operators()
-    decompositions = target.gradients.decompositions(dict(EVERY))
-    program = private.decompose(
-        program,
-        translation_table(target.translations),
-        {operator: function for operator, function in decompositions.items() if operator not in users},
-        whole_in_half if target.rounds_as_eager else dict,
-        decomposed=DECOMPOSED - users,
-        whole=(WHOLE | target.gradients.whole) - users,
-        over_fixed_sizes=OVER_FIXED_SIZES,
-        # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
-        composites_only=target.differentiates or (target.is_half and target.has_kernels),
-    )
+    program = _decomposed(program, target, users)
     _refuse_fixed_sizes(varying, _varying_sizes(program))
     drop_conditions(program.graph)
     read_off_shapes(program.graph)
@@ -134,6 +125,26 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     prepared = Prepared(program)
     to_kernels(prepared, target, _needs_kernel(program, target))
     return prepared
+
+
+def _decomposed(
+    program: torch.export.ExportedProgram, target: Target, users: frozenset[OpOverload]
+) -> torch.export.ExportedProgram:
+    """A program without what neither ONNX nor PyTorch's kernels do as a whole; ``users`` have their own way."""
+    decompositions = target.gradients.decompositions(dict(EVERY))
+    keeps_kernels = target.rounds_as_eager and target.has_kernels
+    with eager_kernels() if keeps_kernels else contextlib.nullcontext():
+        return private.decompose(
+            program,
+            translation_table(target.translations),
+            {operator: function for operator, function in decompositions.items() if operator not in users},
+            whole_in_half if target.rounds_as_eager else dict,
+            decomposed=DECOMPOSED - users,
+            whole=(WHOLE | target.gradients.whole) - users,
+            over_fixed_sizes=OVER_FIXED_SIZES,
+            # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
+            composites_only=target.differentiates or (target.is_half and target.has_kernels),
+        )
 
 
 def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[int, int], tuple[str, str]]:

@@ -11,7 +11,9 @@
 | torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
 | torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.11-2.15.0 |
 | torch._C._dispatch_has_kernel_for_dispatch_key | 2.11-2.15.0 |
-| torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
+| OpOverload.py_kernels, _dispatch_cache, and torch._refs, which fills the former | 2.11-2.15.0 |
+| torch._decomp.decompositions.upsample_compute_output_size | 2.11-2.15.0 |
+| torch.utils._python_dispatch.TorchDispatchMode, _disable_current_modes | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch.fx.experimental._config | 2.11-2.15.0 |
 | aten::_linalg_det, aten::_linalg_slogdet: what they keep | 2.11-2.15.0 |
@@ -32,7 +34,7 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -46,10 +48,13 @@ from torch2ort.symbolics.source import source_line
 from torch2ort.versions import need, private_names
 
 with private_names("torch"):
+    import torch._refs.nn.functional
+    from torch._decomp.decompositions import upsample_compute_output_size
     from torch._export import utils as _export_utils
     from torch._higher_order_ops.utils import autograd_not_implemented
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket
     from torch._subclasses.fake_impls import (
         _deregister_op_impl,
         _is_op_registered_to_fake_rule,
@@ -69,10 +74,10 @@ with private_names("torch"):
         _fx_passes,
         _registration,
     )
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
     need(torch._C, "_dispatch_has_kernel_for_dispatch_key")
-    need(OpOverload, "_schema", "_can_decompose")
+    need(OpOverload, "_schema", "_can_decompose", "py_kernels", "_dispatch_cache", "_overloadname")
     need(_export_utils, "_collect_all_valid_cia_ops", "_get_decomp_for_cia", "_materialize_cpp_cia_ops")
     need(decomp_utils, "_collect_all_valid_cia_ops")
     need(exported_program, "_collect_all_valid_cia_ops", "_override_composite_implicit_decomp")
@@ -210,6 +215,65 @@ def _override(composite: OpOverload, decomposition: Callable[..., Any]) -> None:
     for key in exported_program._BACKEND_KEYS_TO_OVERRIDE:
         kernels.setdefault(key, own)
     composite._dispatch_cache.clear()
+
+
+_FORMULA_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+# They write running statistics, of which their schemas say nothing: a trace needs their formulas.
+_WRITE_UNSAID = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+
+
+@functools.cache
+def _with_formulas() -> tuple[OpOverload, ...]:
+    """Operators for which autograd meets a formula in Python in a trace."""
+    packets = [packet for packet in vars(torch.ops.aten).values() if isinstance(packet, OpOverloadPacket)]
+    targets = (getattr(packet, name) for packet in packets for name in packet.overloads())
+    return tuple(target for target in targets if _FORMULA_KEYS[0] in target.py_kernels)
+
+
+def taken_apart() -> list[OpOverload]:
+    """Operators with a kernel and a derivative of their own that autograd meets in parts in a trace."""
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key
+    own = [o for o in _with_formulas() if not is_composite(o.name(), "CompositeImplicitAutograd")]
+    return [o for o in own if not o._schema.name.endswith(_WRITE_UNSAID)]
+
+
+def resizes() -> list[OpOverload]:
+    """Operators that compute a size, and resize to it."""
+    return [o for o in _with_formulas() if "upsample" in o._schema.name and o._overloadname == "vec"]
+
+
+def resized_size(size: Sequence[Any], wanted: Sequence[Any] | None, scales: Sequence[float] | None) -> Any:
+    """The size that a tensor of ``size`` is resized to, by a size or by factors."""
+    return upsample_compute_output_size(size, wanted, scales)
+
+
+@contextmanager
+def formulas_met(formulas: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
+    """Have autograd meet other formulas in a trace; one thread at a time.
+
+    Args:
+        formulas: operator -> its formula, ``None`` for the kernel and its own derivative.
+    """
+    before = {target: target.py_kernels.copy() for target in formulas}
+    for target, formula in formulas.items():
+        for key in _FORMULA_KEYS:
+            target.py_kernels.pop(key, None)
+            if formula is not None:
+                target.py_kernels[key] = formula
+        target._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for target, kernels in before.items():
+            target.py_kernels.clear()
+            target.py_kernels.update(kernels)
+            target._dispatch_cache.clear()
+
+
+def with_data() -> AbstractContextManager[Any]:
+    """Compute with tensors that have data, in a trace."""
+    manager: AbstractContextManager[Any] = _disable_current_modes()
+    return manager
 
 
 def _as_it_was(own: Callable[..., Any], mode: FakeTensorMode, _: Any, *args: Any, **kwargs: Any) -> Any:

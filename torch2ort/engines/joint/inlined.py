@@ -23,6 +23,7 @@ from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
 from torch2ort.pythonop.interception import suspended
+from torch2ort.symbolics.eager_formulas import eager_formulas
 from torch2ort.symbolics.inlined_calls import (
     NotInlinedError,
     applied,
@@ -128,7 +129,7 @@ def _traced(site: Site, values: Sequence[torch.Tensor]) -> _Traced:
                 torch.empty(v.shape, dtype=v.dtype, device=v.device).requires_grad_(i in needed)
                 for i, v in enumerate(values)
             ]
-        with suspended(), torch.enable_grad():
+        with suspended(), torch.enable_grad(), eager_formulas(has_kernels=True):
             graph_module = private.joint_graph(_Called(site), arguments, mode)
     except Exception as error:
         raise not_traced(error) from error

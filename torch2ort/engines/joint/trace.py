@@ -29,6 +29,7 @@ from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.sizes.symbols import is_number
+from torch2ort.symbolics.eager_formulas import eager_formulas
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import makes_constants
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
@@ -142,7 +143,8 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
             forget_assumed(program.graph)
         reach = traced_reach(results, again)
         flat = _Flat(program)
-        joint = private.joint_graph(flat, arguments, mode)
+        with eager_formulas(has_kernels=has_kernels):
+            joint = private.joint_graph(flat, arguments, mode)
     settle_sizes(joint.graph)
     tell_eagers_types(joint.graph)
     described = _described(joint, source, _shared(results, again), len(results))

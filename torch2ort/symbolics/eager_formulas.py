@@ -1,0 +1,86 @@
+"""What autograd meets in a trace, where PyTorch has formulas in Python for traces alone.
+
+While it traces, PyTorch takes apart operators that eager gives to one kernel with a derivative of its own:
+resizes, shrinks, dropout. The parts round elsewhere, and compare numbers in another type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torch2ort.symbolics import _torch_private as private
+from torch2ort.symbolics._torch_private import OpOverload
+
+aten = torch.ops.aten
+
+
+def eager_kernels() -> contextlib.AbstractContextManager[None]:
+    """Have a program keep, as it is decomposed, what eager gives to one kernel; one thread at a time."""
+    # What torch.export takes for a composite is for its tables to decompose.
+    own = (operator for operator in private.taken_apart() if not operator._can_decompose())
+    return private.formulas_met(dict.fromkeys(own))
+
+
+def eager_formulas(*, has_kernels: bool) -> contextlib.AbstractContextManager[None]:
+    """Have autograd meet in a trace what it meets in eager; one thread at a time.
+
+    Args:
+        has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, a resize is
+            what its parts are.
+    """
+    formulas: dict[OpOverload, Callable[..., Any] | None] = {aten.dropout.default: _dropout}
+    if has_kernels:
+        formulas |= dict.fromkeys(private.taken_apart())
+        formulas |= {operator: _resized(operator) for operator in private.resizes()}
+    return private.formulas_met(formulas)
+
+
+def _resized(operator: OpOverload) -> Callable[..., torch.Tensor]:
+    """By the kernel for the size that the arguments say."""
+    kernel = getattr(aten, operator._schema.name.removeprefix("aten::")).default
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def resized(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given: Mapping[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+        scales = given["scale_factors"]
+        size = private.resized_size(given["input"].shape, given["output_size"], scales)
+        corners = [given["align_corners"]] if "align_corners" in given else []
+        return kernel(given["input"], size, *corners, *(scales or [None] * len(size)))  # type: ignore[no-any-return]
+
+    return resized
+
+
+def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if not train or p == 0:
+        return input.clone()
+    if input.device.type == "cpu":
+        return _Dropout.apply(input, p)  # type: ignore[no-any-return]
+    return aten.native_dropout(input, p, train)[0]  # type: ignore[no-any-return]
+
+
+class _Dropout(torch.autograd.Function):
+    """Keeps a mask, and multiplies gradients with the noise of forward, which is rounded to its type."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, p: float) -> torch.Tensor:
+        output, mask = aten.native_dropout(input, p, True)
+        ctx.save_for_backward(mask)
+        ctx.p = p
+        return output  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (mask,), (grad,) = ctx.saved_tensors, grads
+        return aten.native_dropout_backward(grad, mask, _noise(ctx.p, grad.dtype)), None
+
+
+def _noise(p: float, dtype: torch.dtype) -> float:
+    """What the noise of eager's dropout is where it is not zero."""
+    if p == 1:
+        return 0.0
+    with private.with_data():
+        return torch.ones((), dtype=dtype).div_(1 - p).item()
