@@ -16,6 +16,7 @@ import onnx
 import torch
 
 from torch2ort import io_schema
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.cache.key.key import Key, Unkeyable, dependencies, tensor_of
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import differences, nearest
@@ -82,7 +83,7 @@ def reuse_or_build(
     found, key = _find(store, keys, model, call, any_sizes=any_sizes)
     if found is not None:
         return found
-    with store.lock(keys[0].digest) as locked:
+    with exclusive.looking(), store.lock(keys[0].digest) as locked:
         if locked:
             # Another process may have built it while this one waited.
             found, key = _find(store, keys, model, call, any_sizes=any_sizes)

@@ -196,10 +196,12 @@ class Assumptions:
         ``assumed`` is the present state. The tuple is the same object for as long as the tensors are.
         """
         guards = assumed.guards
-        kept = self._tensors
-        if kept is None or kept[0] is not guards or kept[1] != guards.moves:
-            named = named_tensors(self._model)
-            kept = self._tensors = (guards, guards.moves, tuple(named), list(named.values()))
+        kept, moves = self._tensors, guards.moves
+        if kept is None or kept[0] is not guards or kept[1] != moves:
+            # For the time of its export a model has others.
+            with exclusive.looking():
+                named = named_tensors(self._model)
+            kept = self._tensors = (guards, moves, tuple(named), list(named.values()))
         return kept[2], kept[3]
 
     def _walk(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort import io_schema
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.capture.modes import Modes
 from torch2ort.capture.numbers import Numbers, ReadInPythonError
 from torch2ort.log import logger
@@ -150,6 +151,14 @@ class Choice:
                 f"graph of its own, {count} so far. Pass what varies as a tensor, or keep it out of the model"
             )
         shapes: Shapes = tuple([t.shape for t in tensors])
+        variant = assumed.family.find(shapes)
+        return (assumed, variant) if variant is not None else self._exported(key, given, shapes)
+
+    @exclusive.looking()
+    def _exported(self, key: _Key, given: Given, shapes: Shapes) -> tuple[Assumed, Variant]:
+        """As :meth:`_variant`, exported now, unless another thread did so while this one waited."""
+        tensors, schema = given.tensors, given.schema
+        assumed, _ = self.assumptions.now(key, tensors, schema)
         variant = assumed.family.find(shapes)
         if variant is None:
             with self._startup.recording(TRACE):

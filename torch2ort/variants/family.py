@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.capture.call import DimSpec
 from torch2ort.engines.choose import engine_of, inference_engine_of
 from torch2ort.engines.interface import Engine
@@ -79,15 +80,18 @@ class Variant:
     def training_engine(self) -> Engine:
         """The engine that computes gradients, too."""
         if self._training is None:
-            with phase(DIFFERENTIATE), quiet(), off():
-                self._training = engine_of(self.built, self.requires_grad, self.options)
+            with exclusive.looking(), phase(DIFFERENTIATE), quiet(), off():
+                # Another thread may have built it while this one waited.
+                if self._training is None:
+                    self._training = engine_of(self.built, self.requires_grad, self.options)
         return self._training
 
     def inference_engine(self) -> InferenceEngine:
         """The engine that runs forward only."""
         if self._inference is None:
-            with quiet(), off():
-                self._inference = inference_engine_of(self.built, self.options)
+            with exclusive.looking(), quiet(), off():
+                if self._inference is None:
+                    self._inference = inference_engine_of(self.built, self.options)
         return self._inference
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -130,7 +130,7 @@ class Runner:
             parted.gather_in_backward(fetched)
         count = len(built.graph.outputs)
         if len(fetched) > count:
-            self._write_back(built, tensors, fetched[count:])
+            _write_back(built, tensors, dict(zip(names, weights, strict=True)), fetched[count:])
         outputs = fetched[:count]
         if built.is_tied:
             known = dict(zip(names, weights, strict=True))
@@ -206,15 +206,18 @@ class Runner:
         tensors, self._last_schema = io_schema.flatten(bound)
         return tensors, self._last_schema
 
-    def _write_back(
-        self, built: Built, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
-    ) -> None:
-        targets = dict(zip(built.graph.inputs, tensors, strict=True))
-        buffers = dict(self.model.named_buffers(remove_duplicate=False))
-        with torch.no_grad():
-            for mutation, value in zip(built.graph.mutations, values, strict=True):
-                target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
-                target.copy_(value)
+
+def _write_back(
+    built: Built,
+    tensors: Sequence[torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
+    values: Sequence[torch.Tensor],
+) -> None:
+    targets = dict(zip(built.graph.inputs, tensors, strict=True))
+    with torch.no_grad():
+        for mutation, value in zip(built.graph.mutations, values, strict=True):
+            target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
+            target.copy_(value)
 
 
 def _fetched(

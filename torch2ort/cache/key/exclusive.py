@@ -1,17 +1,25 @@
 """One export at a time, and none while a model is looked at.
 
 torch.export keeps state in the process while it works, and an export tries the model's code out: for that
-time classes and objects that a model of another thread may share hold something else. Who reads them
-meanwhile waits, or learns afterwards that there was an export.
+time classes and objects that a model of another thread may share hold something else, and fake tensors stand
+in the place of a model's weights. Who reads them meanwhile waits, or learns afterwards that there was an
+export.
+
+This lock comes before any other: who holds a lock of the export cache, or one of a session's runs, and then
+exports would wait for a thread that waits for it. What is built for a graph afterwards takes it, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
 from torch2ort.cache import _torch_private as private
+
+# A fork waits no longer for the exports of other threads: one of them may wait for what forks.
+_LONGEST_WAIT_TO_FORK = 60.0
 
 
 class ExclusiveExport:
@@ -25,7 +33,28 @@ class ExclusiveExport:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._running = self._ended = 0
+        self._forking = False
         self.idle: int | None = 0
+        # A child has the thread that forks alone, which would wait for the others forever.
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork,
+            after_in_child=self._after_fork_in_child,
+        )
+
+    def _before_fork(self) -> None:
+        """Wait for the exports of other threads, in the middle of which a child would find the models."""
+        self._forking = self._lock.acquire(timeout=_LONGEST_WAIT_TO_FORK)
+
+    def _after_fork(self) -> None:
+        if self._forking:
+            self._forking = False
+            self._lock.release()
+
+    def _after_fork_in_child(self) -> None:
+        if not self._forking:
+            self._lock = threading.RLock()
+        self._after_fork()
 
     @contextlib.contextmanager
     def exporting(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store.store import Store, manifest_of
 from torch2ort.log import logger
@@ -51,7 +52,7 @@ class Shelf:
         kept = self._read(key)
         if kept is not None:
             return kept
-        with self.store.lock(key.digest) as locked:
+        with exclusive.looking(), self.store.lock(key.digest) as locked:
             # Another process may have made it while this one waited.
             kept = self._read(key) if locked else None
             if kept is None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint.passing import Passing
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan
 from torch2ort.engines.joint.plans import Plans
@@ -214,8 +215,11 @@ class JointEngine:
         """The name of the call that a native site stands for."""
         return self._nodes[self._bindings.names[native_key]]
 
+    @exclusive.looking()
     def _built(self, missing: frozenset[int]) -> _Backward:
         """The backward without the gradients of some outputs."""
+        if missing in self._backwards:
+            return self._backwards[missing]  # another thread built it while this one waited
         tracing = contextlib.nullcontext() if self._tracer is None else self._tracer.tracing()
         with phase(DIFFERENTIATE), quiet(), tracing:
             plan = self._plans.backward(missing)
