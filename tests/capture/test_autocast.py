@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import warnings
@@ -68,6 +69,12 @@ def asks(m, x):
     return m.layer(x) * (2 if on else 3) + (1 if dtype is torch.float16 else 0)
 
 
+def forgets(m, x):
+    h = m.layer(x)
+    torch.clear_autocast_cache()
+    return m.layer(h)
+
+
 LABELS = torch.tensor([0, 2, 5])
 CODE = {
     "layer": lambda m, x: m.layer(x),
@@ -98,6 +105,7 @@ CODE = {
     "decorated": decorated,
     "called": called,
     "asks": asks,
+    "forgets what was cast": forgets,
 }
 
 
@@ -127,6 +135,44 @@ def test_the_graph_has_eagers_casts(code, dtype) -> None:
     model = Calls(code)
     module = torch2ort.ORTModule(copy.deepcopy(model))
     same(*(trained(m, X, under(dtype)) for m in (module, model)))
+
+
+@contextlib.contextmanager
+def by_hand(dtype):
+    """Autocast to a dtype that the context does not take."""
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.set_autocast_dtype("cpu", before)
+        torch.clear_autocast_cache()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_other_dtypes_that_are_set_by_hand_are_cast_to(dtype) -> None:
+    model = Calls(lambda m, x: m.layer(x.bfloat16()))
+    module = torch2ort.ORTModule(copy.deepcopy(model))
+    same(*(trained(m, X, by_hand(dtype)) for m in (module, model)))
+
+
+def test_a_weight_that_is_kept_in_another_dtype_is_refused_as_by_eager() -> None:
+    def nested(m, x):
+        h = m.layer(x)
+        with under(torch.float16):
+            return m.layer(h)
+
+    model = Calls(nested)
+    with under(), pytest.raises(RuntimeError, match="mat1 and mat2 must have the same dtype"):
+        model(X)
+    message = (
+        "its tensors must have the same dtype, but got torch.bfloat16 and torch.float16. Convert the model "
+        "and its inputs with .to(dtype)"
+    )
+    with under(), pytest.raises(torch2ort.DtypeError, match=re.escape(message)):
+        torch2ort.ORTModule(model)(X)
 
 
 def test_a_region_inside_of_the_model_needs_none_around_it() -> None:

@@ -24,7 +24,8 @@ class Note(NamedTuple):
 
     Attributes:
         state: its settings.
-        region: number of the outermost ``with torch.autocast``, whose end empties the cache.
+        region: number of the outermost ``with torch.autocast``, whose end empties the cache, as does
+            ``torch.clear_autocast_cache()``.
     """
 
     state: Autocast
@@ -48,10 +49,18 @@ def noted(cache: bool) -> Iterator[None]:
     def note(node: torch.fx.Node) -> None:
         node.meta[NOTE] = Note(Autocast.now(), region)
 
+    clear = torch.clear_autocast_cache
+
+    def cleared() -> None:
+        ended()
+        clear()
+
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(cache)
+    torch.clear_autocast_cache = cleared
     try:
         with private.nodes_noted(note), private.no_autocast_nodes(ended):
             yield
     finally:
+        torch.clear_autocast_cache = clear
         torch.set_autocast_cache_enabled(before)

@@ -13,6 +13,8 @@ from torch2ort._native import Switches
 from torch2ort.pythonop import _torch_private as private
 
 DEVICES = ("cpu", "cuda")
+# What `torch.autocast` takes; it warns of others, and stays off.
+_LOWER = frozenset({torch.bfloat16, torch.float16})
 _AS_IT_IS = contextlib.nullcontext()
 
 
@@ -83,7 +85,7 @@ def loaded(data: dict[str, str]) -> Autocast | None:
     if not data:
         return None
     found = {kind: getattr(torch, name, None) for kind, name in data.items()}
-    if not found.keys() <= set(DEVICES) or not {*found.values()} <= {torch.bfloat16, torch.float16}:
+    if not found.keys() <= set(DEVICES) or not all(isinstance(d, torch.dtype) for d in found.values()):
         raise ValueError(f"not a setting of autocast: {data!r}")
     dtypes = ((kind, found.get(kind) or torch.get_autocast_dtype(kind)) for kind in DEVICES)
     return Autocast(tuple((kind, kind in found, dtype) for kind, dtype in dtypes), False)
@@ -99,8 +101,22 @@ def entered(state: Autocast | None) -> Iterator[None]:
         for kind, on, dtype in state.devices:
             # What this build has no device for is off, and would warn that it stays so.
             if on or torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, dtype, on, state.cache))
+                lower = dtype if dtype in _LOWER else torch.bfloat16
+                stack.enter_context(torch.autocast(kind, lower, on, state.cache))
+            if on and dtype not in _LOWER:
+                stack.enter_context(_casting_to(kind, dtype))
         yield
+
+
+@contextlib.contextmanager
+def _casting_to(kind: str, dtype: torch.dtype) -> Iterator[None]:
+    """Cast to a dtype that ``torch.autocast`` does not take, and ``torch.set_autocast_dtype`` does."""
+    before = torch.get_autocast_dtype(kind)
+    torch.set_autocast_dtype(kind, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype(kind, before)
 
 
 def off() -> contextlib.AbstractContextManager[None]:

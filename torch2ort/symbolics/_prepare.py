@@ -130,7 +130,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
 def _decomposed(
     program: torch.export.ExportedProgram, target: Target, users: frozenset[OpOverload]
 ) -> torch.export.ExportedProgram:
-    """A program without what neither ONNX nor PyTorch's kernels do as a whole; ``users`` have their own way."""
+    """A program without what neither ONNX nor PyTorch's kernels do as a whole; ``users`` are left."""
     decompositions = target.gradients.decompositions(dict(EVERY))
     keeps_kernels = target.rounds_as_eager and target.has_kernels
     with eager_kernels() if keeps_kernels else contextlib.nullcontext():

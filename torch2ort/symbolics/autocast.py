@@ -127,8 +127,8 @@ class _Settler:
 
     def __init__(self, graph: torch.fx.Graph, maker: SiteMaker | None, *, has_libraries: bool) -> None:
         self._graph, self._maker, self._has_libraries = graph, maker, has_libraries
-        # What autocast keeps of parameters: the node, the dtype, the region.
-        self._kept: dict[tuple[torch.fx.Node, torch.dtype, int], torch.fx.Node] = {}
+        # What autocast keeps of parameters: the node, the region. Of which dtype it is does not matter to it.
+        self._kept: dict[tuple[torch.fx.Node, int], torch.fx.Node] = {}
 
     @property
     def sites(self) -> Collection[Site]:
@@ -187,7 +187,7 @@ class _Settler:
 
     def _casted(self, node: torch.fx.Node, source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
         note = node.meta[NOTE]
-        key = (source, dtype, note.region)
+        key = (source, note.region)
         kept = note.state.cache and _is_parameter(source) and dtype in {d for _, _, d in note.state.devices}
         if kept and key in self._kept:
             return self._kept[key]
