@@ -102,6 +102,31 @@ def test_200_steps_in_bfloat16_are_eagers(outside) -> None:
     torch.testing.assert_close(actual[-20:].mean(), expected[-20:].mean(), rtol=0.2, atol=0.02)
 
 
+class Encoder(nn.Module):
+    """A transformer with dropout, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x, labels, scale):
+        hidden = self.body(self.first(x.reshape(4, 4, 8).to(self.first.weight.dtype)))
+        return F.cross_entropy(self.last(hidden).flatten(0, 1), labels) * scale
+
+
+def test_a_transformer_wholly_in_bfloat16_learns_bit_for_bit_as_in_eager() -> None:
+    model = Encoder().bfloat16()
+    curves = []
+    for way in (torch2ort.ORTModule(copy.deepcopy(model)), model):
+        torch.manual_seed(0)
+        curves.append(curve(way, 60))
+    actual, expected = curves
+    assert expected[-10:].mean() < expected[:10].mean()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
 def test_a_loss_that_float16_cannot_hold_is_computed_in_float32() -> None:
     model = nn.Linear(8, 4)
     with torch.no_grad():
