@@ -12,7 +12,7 @@ import re
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch2ort.cache import global_hook_tables
 from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.packages import package_of_module
 from torch2ort.places import is_pythons_module
-from torch2ort.pythonop.abstract_run.state import Holder, Named, Snapshot
+from torch2ort.pythonop.abstract_run.state import Holder, Named, Snapshot, names_global
 
 # Classes of the standard library whose instances hold a user's data.
 _CARRIERS = words(
@@ -235,6 +235,34 @@ class Reached(Snapshot):
         carries = module.partition(".")[0] in _CARRIERS or isinstance(value, (dict, list))
         if carries or not is_pythons_module(module):
             super()._visit_object(path, value)
+
+
+class OfFunction(Reached):
+    """What a call of a Function reaches, a library's Function too.
+
+    Args:
+        name: of the Function.
+        function: the Function.
+        constants: its arguments that are no tensors, by position.
+
+    Attributes:
+        asks_for_types: the globals of the code that names ``type``, where that is Python's.
+    """
+
+    def __init__(self, name: str, function: Any, constants: Mapping[int, Any]) -> None:
+        self.asks_for_types: list[dict[str, Any]] = []
+        arguments = ((f"argument {position}", value) for position, value in constants.items())
+        Snapshot.__init__(self, [(name.rpartition(".")[2], function), *arguments])
+
+    def _is_foreign(self, module: str | None) -> bool:
+        return Snapshot._is_foreign(self, module)
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        super()._visit_function(function)
+        names = function.__globals__
+        known = any(names is other for other in self.asks_for_types)
+        if not known and "type" not in names and names_global(function, "type"):
+            self.asks_for_types.append(names)
 
 
 _SHARED: tuple[type, ...] = (queue.Queue, threading.Event, threading.Semaphore)

@@ -15,6 +15,7 @@
 | torch._decomp.decompositions.upsample_compute_output_size | 2.11-2.15.0 |
 | torch.utils._python_dispatch.TorchDispatchMode, _disable_current_modes | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
+| torch._subclasses.functional_tensor.FunctionalTensor | 2.13.0 |
 | torch.fx.experimental._config | 2.11-2.15.0 |
 | aten::_linalg_det, aten::_linalg_slogdet: what they keep | 2.11-2.15.0 |
 | torch._inductor.config.fallback_random | 2.11-2.15.0 |
@@ -62,6 +63,7 @@ with private_names("torch"):
     )
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.functional_tensor import FunctionalTensor
     from torch.export import decomp_utils, exported_program
     from torch.fx.experimental import _config
     from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -100,6 +102,8 @@ KEEPS_WHAT_LIES_IN_ROWS = frozenset(
 )
 
 Table = Mapping[Any, Callable[..., Any]]
+# What a trace gives in the place of a tensor.
+TRACED_TENSORS = (FakeTensor, FunctionalTensor)
 
 
 @functools.cache

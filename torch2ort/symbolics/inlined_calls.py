@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch2ort.pythonop.registry import exporter_of, is_inlined
 from torch2ort.symbolics.inlining import inline
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import origin_of
+from torch2ort.symbolics.watched_function import SpeaksError, Watched
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 
@@ -90,7 +92,7 @@ def refuse_to_inline(site: Site) -> None:
     raise NotInlinedError(reason)
 
 
-def not_traced(error: Exception) -> NotInlinedError:
+def _not_traced(error: Exception) -> NotInlinedError:
     """Why a call stays opaque that PyTorch failed to trace."""
     return NotInlinedError(
         f"PyTorch does not trace it without data ({type(error).__name__}: {str(error).splitlines()[0]})"
@@ -107,18 +109,33 @@ def refuse_random(node: torch.fx.Node) -> None:
         raise NotInlinedError(f"it draws random numbers ({node.target})")
 
 
-def applied(site: Site) -> Callable[..., Any]:
-    """What calls the Function of a site; its tensors share no memory with arguments."""
+@contextlib.contextmanager
+def applied(site: Site) -> Iterator[Callable[..., Any]]:
+    """What calls the Function of a site, to be traced inside; its tensors share no memory with arguments.
+
+    Raises:
+        NotInlinedError: the Function does more than compute, also where PyTorch failed to trace it.
+    """
+    watched = Watched(site)
 
     def call(*tensors: torch.Tensor) -> Any:
-        assert site.function is not None
         with suspended():
-            result = site.function.apply(*site.call_arguments(list(tensors)))
+            result = watched.function.apply(*site.call_arguments(list(tensors)))
         if isinstance(result, tuple):
             return tuple(_own(value, tensors) for value in result)
         return _own(result, tensors)
 
-    return call
+    try:
+        with watched.looking():
+            yield call
+    except NotInlinedError:
+        raise
+    except SpeaksError:
+        pass
+    except Exception as error:
+        raise (NotInlinedError(watched.does) if watched.does else _not_traced(error)) from error
+    if watched.does:
+        raise NotInlinedError(watched.does)
 
 
 def _own(result: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -136,13 +153,6 @@ def _inline(node: torch.fx.Node, site: Site) -> None:
         raise NotInlinedError("it returns other values than tensors")
     needed = [site.needs_input_grad[p] for p in site.tensor_positions]
 
-    def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # A Function may ask which of its arguments need a gradient.
-        with torch.enable_grad():
-            given = [t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
-            result = applied(site)(*given)
-        return tuple(t.detach() for t in (result if isinstance(result, tuple) else (result,)))
-
     graph = node.graph
     known = set(graph.nodes)
 
@@ -150,14 +160,22 @@ def _inline(node: torch.fx.Node, site: Site) -> None:
         return [n for n in graph.nodes if n not in known]
 
     try:
-        with graph.inserting_before(node):
+        with applied(site) as call, graph.inserting_before(node):
+
+            def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                # A Function may ask which of its arguments need a gradient.
+                with torch.enable_grad():
+                    given = [t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
+                    result = call(*given)
+                return tuple(t.detach() for t in (result if isinstance(result, tuple) else (result,)))
+
             results = inline(graph, forward, cast("list[torch.fx.Node]", node.args[0]))
         for operator in made():
             refuse_random(operator)
-    except Exception as error:
+    except NotInlinedError:
         for operator in reversed(made()):
             graph.erase_node(operator)
-        raise error if isinstance(error, NotInlinedError) else not_traced(error) from error
+        raise
     for operator in made():
         operator.meta.update(origin_of(node))
     for user in list(node.users):

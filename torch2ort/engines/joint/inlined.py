@@ -8,7 +8,7 @@ its forward.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -28,7 +28,6 @@ from torch2ort.symbolics.inlined_calls import (
     NotInlinedError,
     applied,
     is_chosen,
-    not_traced,
     refuse_random,
     refuse_to_inline,
 )
@@ -123,16 +122,14 @@ def _traced(site: Site, values: Sequence[torch.Tensor]) -> _Traced:
     mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
     differentiable = site.known_result.tensors[0].dtype.is_floating_point and any(site.needs_input_grad)
     needed = needed_inputs(site) if differentiable else ()
-    try:
-        with suspended(), torch.enable_grad(), mode:
+    with applied(site) as call, suspended(), torch.enable_grad():
+        with mode:
             arguments = [
                 torch.empty(v.shape, dtype=v.dtype, device=v.device).requires_grad_(i in needed)
                 for i, v in enumerate(values)
             ]
-        with suspended(), torch.enable_grad(), eager_formulas(has_kernels=True):
-            graph_module = private.joint_graph(_Called(site), arguments, mode)
-    except Exception as error:
-        raise not_traced(error) from error
+        with eager_formulas(has_kernels=True):
+            graph_module = private.joint_graph(_Called(call), arguments, mode)
     settle_sizes(graph_module.graph)
     tell_eagers_types(graph_module.graph)
     traced = _described(graph_module.graph, len(values), needed)
@@ -147,9 +144,9 @@ def _traced(site: Site, values: Sequence[torch.Tensor]) -> _Traced:
 
 
 class _Called(torch.nn.Module):
-    def __init__(self, site: Site) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()
-        self._call = applied(site)
+        self._call = call
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         result = self._call(*tensors)

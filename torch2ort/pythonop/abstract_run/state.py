@@ -432,6 +432,11 @@ def _is_foreign(module: str | None) -> bool:
     return module is None or module.partition(".")[0] in _LIBRARIES or is_pythons_module(module)
 
 
+def names_global(function: types.FunctionType, name: str) -> bool:
+    """Whether the code of ``function`` names a global or builtin so; for one of a library, never."""
+    return not _is_foreign(function.__module__) and name in _names(function.__code__)[0]
+
+
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The globals that ``code`` reads or writes, and the attributes."""

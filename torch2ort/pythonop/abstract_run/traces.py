@@ -135,7 +135,7 @@ class Traces:
         try:
             yield written
             for holder, contents in before.changed():
-                written.append(_change(holder, contents))
+                written.append(change(holder, contents))
                 self._note(site, holder, contents)
             if self._over:
                 self.remove()
@@ -302,7 +302,7 @@ def _roots(site: Site) -> Iterator[tuple[str, Any]]:
             yield f"argument {position}", value
 
 
-def _change(holder: Holder[Any], contents: Any) -> str:
+def change(holder: Holder[Any], contents: Any) -> str:
     """Path of the first value in a place that is another one."""
     if isinstance(holder, Named):
         keys = [*contents, *holder.before]

@@ -57,7 +57,10 @@ class Undone(private.TorchDispatchMode):
         before = [Place(t) for t in older]
         result = func(*args, **kwargs)
         self._moved += [place for place in before if place.is_left()]
-        self._new |= memory(result) - memory((*args, *kwargs.values()))
+        made = [t for t in _tensors(result) if private.is_plain(t)]
+        if made:
+            given = _tensors((*args, *kwargs.values()))
+            self._new |= memory(made) - memory([t for t in given if private.is_plain(t)])
         return result
 
     def remember(self, tensor: torch.Tensor) -> StorageWeakRef:

@@ -1,0 +1,204 @@
+"""A Function watched while its operators are taken: what it does beside computing, a graph would lose.
+
+Objects, tensors and generators become what they were. In front of what nobody can undo, its code ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch2ort.effects.reached import OfFunction
+from torch2ort.places import is_pythons_module
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.abstract_run.traces import Generators, change
+from torch2ort.pythonop.abstract_run.undone import Undone, places
+from torch2ort.symbolics import _torch_private as private
+
+# What is written in C and speaks with the world: files, clocks, other processes.
+_OUTSIDE = frozenset(("_io", "io", "nt", "posix", "time", "_posixsubprocess", "_socket", "_warnings"))
+_PURE = frozenset(("fspath", "StringIO", "BytesIO"))
+_SPEAKS: frozenset[Any] = frozenset((print, open, input))
+# Called for what is logged, and not for what a level leaves out.
+_LOGS = logging.Logger.makeRecord.__code__
+# Of libraries that trace: what they do for themselves while the Function runs.
+_TRACES = ("torch", "torch2ort")
+# A state that no Function sets by chance.
+_SEED = 0x70726F6265
+
+
+class SpeaksError(BaseException):
+    """Ends a Function's code in front of what cannot be undone. No code of a user's may catch it."""
+
+
+class Watched:
+    """What takes the place of a site's Function while its operators are taken.
+
+    Args:
+        site: the call.
+
+    Attributes:
+        function: to be applied instead.
+        does: what it was seen to do beside computing, as the end of a sentence; empty if nothing.
+    """
+
+    def __init__(self, site: Site) -> None:
+        assert site.function is not None
+        self._site = site
+        self.function = _with_watch(site.function, self._running)
+        self.does = ""
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look on, and undo afterwards."""
+        generators = Generators()
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            reached = OfFunction(self._site.func_name, self._site.function, self._site.constants)
+            tensors = places(reached.values())
+            random.seed(_SEED)
+            np.random.seed(_SEED & 0xFFFFFFFF)
+            seeded = Generators()
+            try:
+                with warnings.catch_warnings(), _type_as_in_eager(reached.asks_for_types):
+                    # PyTorch points at the forward of a backward that fails; nothing of the user's does.
+                    warnings.filterwarnings("ignore", "Error detected in ")
+                    yield
+            finally:
+                for holder, contents in reached.changed():
+                    self._note(f"it writes to {change(holder, contents)}")
+                    holder.write(holder.before)
+                for path, place in tensors:
+                    if place.restore():
+                        self._note(f"it writes to {path}")
+                for name in seeded.restore():
+                    self._note(f"it draws from {name}, or seeds it")
+                generators.restore()
+
+    def _note(self, what: str) -> None:
+        self.does = self.does or what
+
+    @contextlib.contextmanager
+    def _running(self, method: str) -> Iterator[None]:
+        """Have a method of the Function run inside."""
+        before = sys.getprofile()
+        torch.default_generator.manual_seed(_SEED)
+        with Undone() as undone:
+            sys.setprofile(functools.partial(self._look, method))
+            try:
+                yield
+            finally:
+                sys.setprofile(before)
+                if torch.initial_seed() != _SEED:
+                    self._note(f"its {method} sets torch's random state")
+                if undone.has_writes():
+                    self._note(f"its {method} writes to a tensor that is none of its arguments")
+
+    def _look(self, method: str, frame: FrameType, event: str, argument: Any) -> None:
+        """What Python calls when a function is called or returns."""
+        name = ""
+        if event == "c_call":
+            if argument in _SPEAKS or _is_outside(argument):
+                name = argument.__name__
+        elif event == "call" and frame.f_code is _LOGS:
+            name = "a logger"
+        if name and _is_functions(frame if event == "c_call" else frame.f_back):
+            self._note(f"its {method} calls {name}, which no graph does")
+            raise SpeaksError
+
+
+def _is_outside(called: Any) -> bool:
+    if called.__name__ in _PURE:
+        return False
+    of = getattr(called, "__self__", None)
+    if isinstance(of, io.IOBase):
+        return not isinstance(of, (io.StringIO, io.BytesIO))
+    return called.__module__ in _OUTSIDE or getattr(of, "__module__", None) == "datetime"
+
+
+def _is_functions(frame: FrameType | None) -> bool:
+    """Whether a frame is of the Function's code, or of Python's that it called, and not of what traces it."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] in _TRACES:
+            return False
+        if not is_pythons_module(name):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _with_watch(
+    function: type[torch.autograd.Function], running: Callable[[str], contextlib.AbstractContextManager[None]]
+) -> type[torch.autograd.Function]:
+    """A subclass whose methods are those of ``function``, each inside of ``running``."""
+
+    def watched(name: str) -> Any:
+        method = getattr(function, name)
+
+        @functools.wraps(method)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with running(name):
+                return method(*args, **kwargs)
+
+        return staticmethod(run)
+
+    own = [
+        name
+        for name in ("forward", "setup_context", "backward", "vjp")
+        if getattr(function, name) is not getattr(torch.autograd.Function, name)
+    ]
+    names = {"__module__": function.__module__, "__qualname__": function.__qualname__}
+    made: Any = type(function)
+    subclass: type[torch.autograd.Function] = made(
+        function.__name__, (function,), {**names, **{name: watched(name) for name in own}}
+    )
+    return subclass
+
+
+class _Asked(type):
+    """The class of what stands for ``type``."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs:
+            return type(*args, **kwargs)
+        found = type(args[0])
+        if found is type:
+            return cls
+        return torch.Tensor if issubclass(found, private.TRACED_TENSORS) else found
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, type)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, type)
+
+
+class _Type(type, metaclass=_Asked):
+    """``type``, which says of a trace's tensors what eager PyTorch's are."""
+
+
+@contextlib.contextmanager
+def _type_as_in_eager(modules: list[dict[str, Any]]) -> Iterator[None]:
+    """Have code that asks ``type(x)`` get what it gets in eager PyTorch.
+
+    Args:
+        modules: the globals of that code.
+    """
+    for names in modules:
+        names["type"] = _Type
+    try:
+        yield
+    finally:
+        for names in modules:
+            names.pop("type", None)
