@@ -338,3 +338,12 @@ def test_a_function_of_a_tensor_and_a_parameter():
     exported = torch2ort.export(model, x)
     assert attribute(nodes_of(exported)[0], "input_requires_grads") == [0, 1]
     torch.testing.assert_close(exported(x), model(x))
+
+
+def test_a_layer_norm_in_float16_is_plain_onnx_within_the_bounds() -> None:
+    model = torch.nn.LayerNorm(64).half()
+    torch.nn.init.normal_(model.weight, 1, 0.2)
+    x = (torch.randn(16, 64) * 3 + 1).half()
+    exported = torch2ort.export(model.eval(), x)
+    assert [node.domain + node.op_type for node in exported.proto.graph.node] == ["LayerNormalization"]
+    torch.testing.assert_close(exported(x), model(x), rtol=4e-3, atol=1e-3)

@@ -132,9 +132,12 @@ def _restore_outputs(model: ir.Model) -> None:
         missing = range(len(node.outputs), count)
         if missing:
             node.resize_outputs(count)
+            kind = node.outputs[0].type
+            if node.op_type == "LayerNormalization" and node.outputs[0].dtype == ir.DataType.FLOAT16:
+                kind = ir.TensorType(ir.DataType.FLOAT)  # ONNX's statistics are of what it computes in
             for i in missing:
                 node.outputs[i].name = f"{node.outputs[0].name}.output{i}"
-                node.outputs[i].type = node.outputs[0].type
+                node.outputs[i].type = kind
 
 
 def _replace_cast_like(model: ir.Model) -> bool:

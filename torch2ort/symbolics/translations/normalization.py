@@ -36,7 +36,10 @@ def native_layer_norm(
     eps: float,
 ) -> Sequence[ir.Value]:
     """The normalized input, the means, and the inverse standard deviations."""
-    return _layer_norm(input, normalized_shape, weight, bias, eps)
+    output, *statistics = _layer_norm(input, normalized_shape, weight, bias, eps)
+    if input.dtype == ir.DataType.FLOAT16:
+        statistics = [op("Cast", value, dtype=input.dtype, to=input.dtype) for value in statistics]
+    return [output, *statistics]
 
 
 def _layer_norm(
@@ -47,12 +50,14 @@ def _layer_norm(
     eps: float,
 ) -> Sequence[ir.Value]:
     assert input.dtype is not None
+    # ONNX's statistics are in the type that it computes in.
+    statistics = ir.DataType.FLOAT if input.dtype == ir.DataType.FLOAT16 else input.dtype
     return ops(
         "LayerNormalization",
         input,
         _filled(normalized_shape, 1, input.dtype) if weight is None else weight,
         _filled(normalized_shape, 0, input.dtype) if bias is None else bias,
-        dtypes=(input.dtype, input.dtype, input.dtype),
+        dtypes=(input.dtype, statistics, statistics),
         axis=-len(normalized_shape),
         epsilon=float(eps),
     )
