@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
 import shutil
+import subprocess
+import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -245,6 +249,56 @@ def test_without_a_compiler_operators_run_one_by_one(libraries, tmp_path, monkey
         "Options(fuse=True): torch's inductor does not compile a region here (RuntimeError: no g++), so its "
         "operators run one by one. Is there a C++ compiler?"
     }
+
+
+ELSEWHERE = """
+import sys, warnings, torch, torch2ort
+from tests.kernels.regions.test_library import Model, fused, gradients
+
+torch.manual_seed(0)
+model, x = Model(), torch.randn(3, 4)
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always", torch2ort.Torch2OrtWarning)
+    found = gradients(fused(model, sys.argv[1]), x)
+torch.testing.assert_close(found, gradients(model, x))
+print(*(w.message for w in warned if w.category is torch2ort.Torch2OrtWarning), sep="\\n")
+"""
+
+
+def without_programs(folder, **environment):
+    """What a process warns of that finds no program at all, so that it has no compiler."""
+    run = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, folder],
+        env={
+            **os.environ,
+            "PATH": str(folder / "none"),
+            "OMP_NUM_THREADS": str(torch.get_num_threads()),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.strip().splitlines())
+
+
+@pytest.mark.parametrize("environment", [{}, {"CXX": "/nonexistent"}], ids=["no path", "no such compiler"])
+def test_where_no_compiler_is_operators_run_one_by_one(environment, tmp_path):
+    (said,) = without_programs(tmp_path, **environment)
+    assert re.fullmatch(
+        r"Options\(fuse=True\): torch's inductor does not compile a region here \(InductorError: "
+        r"InvalidCxxCompiler: .*\), so its operators run one by one\. Is there a C\+\+ compiler\?",
+        said,
+    )
+
+
+@compiles
+def test_where_no_compiler_is_libraries_that_are_kept_are_loaded(libraries, tmp_path):
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 4)
+    gradients(fused(model, tmp_path), x)
+    assert without_programs(tmp_path) == set()
 
 
 @compiles

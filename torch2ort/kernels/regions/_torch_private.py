@@ -154,13 +154,6 @@ def load_package(path: Path) -> Callable[[list[torch.Tensor]], Sequence[torch.Te
     return run
 
 
-def compiler() -> dict[str, str]:
-    """What compiled code depends on besides what it computes."""
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    return {"torch": torch.__version__, "vectors": str(pick_vec_isa())}
-
-
 def _settings(threads: int) -> dict[str, Any]:
     return {
         # Results are rounded where eager's are.

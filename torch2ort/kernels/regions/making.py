@@ -102,9 +102,11 @@ def restored(text: str, entry: Entry) -> Run | None:
 
 
 def surroundings() -> dict[str, str]:
-    """What a library depends on besides its regions."""
+    """What a library depends on besides its regions, told without a compiler: one that is kept needs none."""
     return {
-        **private.compiler(),
+        "torch": torch.__version__,
+        # The environment may ask for less than the processor has.
+        "vectors": torch.backends.cpu.get_cpu_capability(),
         "threads": str(_threads()),
         # The compiler writes for the very processor that it runs on.
         "processor": _processor(),
