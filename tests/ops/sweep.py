@@ -120,6 +120,7 @@ def _step(model: torch.nn.Module, step: int) -> dict[str, torch.Tensor | None]:
     results = model(x)
     tensors = {f"output {name}": t for name, t in _tensors(results)}
     found: dict[str, torch.Tensor | None] = {name: t.detach().clone() for name, t in tensors.items()}
+    found |= {f"{name}, requires_grad": torch.tensor(t.requires_grad) for name, t in tensors.items()}
     weights = torch.Generator().manual_seed(step)
     pairs = [
         (t, torch.randn(t.shape, generator=weights, dtype=torch.float64).to(t.dtype))

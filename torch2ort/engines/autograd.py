@@ -13,6 +13,7 @@ from torch2ort.engines.interface import Engine
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
+from torch2ort.kernels.zero_tensors import with_memory
 from torch2ort.pythonop.autocast import Autocast, off
 from torch2ort.pythonop.interception import UNSAVABLE
 
@@ -96,6 +97,7 @@ class Boundary(torch.autograd.Function):
         saved.check_feeds(engine.needed)
         engine.moving.look(step.given, engine.needed, step.copied)
         saved.check_outputs()
+        gradients = tuple(None if g is None else with_memory(g) for g in gradients)
         keep = private.backward_keeps_graph()
         if not keep:
             ctx.step = None

@@ -7,6 +7,7 @@
 | torch._VF.lstm, gru, rnn_tanh, rnn_relu | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.unset_fake_temporarily, torch._C._DisablePythonDispatcher | 2.13.0 |
 | torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey | 2.11-2.15.0 |
+| torch._is_zerotensor | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ with private_names("torch"):
 
     need(OpOverload, "_schema")
     need(torch._C, "_DisablePythonDispatcher", "_SetExcludeDispatchKeyGuard", "DispatchKey")
+    need(torch, "_is_zerotensor")
     need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
 
 # What nn.LSTM, nn.GRU and nn.RNN call.
@@ -74,3 +76,8 @@ def from_the_top() -> Iterator[None]:
 def schema_of(operator: Any) -> Any:
     """The schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
     return operator._schema
+
+
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for zeros that lie nowhere."""
+    return torch._is_zerotensor(tensor)

@@ -26,6 +26,7 @@ from torch2ort.kernels._torch_private import OpOverload
 from torch2ort.kernels.derivatives import DERIVATIVES, Derivative
 from torch2ort.kernels.recurrent import abstract, is_stood_for
 from torch2ort.kernels.result_types import with_eagers_types
+from torch2ort.kernels.zero_tensors import with_memory
 from torch2ort.pythonop import Site
 
 # What a file must not be able to call: it reads the disk.
@@ -248,7 +249,9 @@ class AtenKernel(Function):
         ctx.set_materialize_grads(False)
         inputs = tensors[: call.tensors]
         outputs = forward_with_graph(ctx, call, inputs) if any(ctx.needs_input_grad) else call(inputs)
-        ctx.mark_non_differentiable(*(o for o in outputs if not o.is_floating_point()))
+        # PyTorch differentiates no integers, and no Bessel functions, say.
+        edges = ctx.graph.outputs if any(ctx.needs_input_grad) else [None] * len(outputs)
+        ctx.mark_non_differentiable(*(o for o, edge in zip(outputs, edges, strict=True) if edge is None))
         if call.random:
             token = torch.zeros(1, dtype=torch.int64)
             ctx.mark_non_differentiable(token)
@@ -364,7 +367,7 @@ class DropoutNoise(Function):
 def _compact(tensor: torch.Tensor | None) -> torch.Tensor | None:
     # Without elements any strides count as contiguous in PyTorch, but not across DLPack.
     if tensor is None or tensor.numel():
-        return tensor
+        return None if tensor is None else with_memory(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 

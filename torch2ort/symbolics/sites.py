@@ -244,15 +244,12 @@ def is_random(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
-# Operators that give nothing but random numbers; dropout and the like give a product with them.
-_DRAWS = re.compile(
-    r"(rand|randn|randint)(_like)?|randperm|bernoulli|binomial|cauchy|exponential|geometric|log_normal|multinomial"
-    r"|normal|normal_functional|poisson|random|uniform"
-)
+# Operators whose random numbers carry no gradient to what shaped them; PyTorch's of the others is zeros.
+_DRAWS = re.compile(r"(rand|randn|randint)(_like)?|randperm|multinomial")
 
 
 def _draws_only(target: Any) -> bool:
-    """Whether an operator's result is random numbers, which carry no gradient to what shaped them."""
+    """Whether an operator's result is random numbers that require no gradient, whatever shaped them."""
     return _DRAWS.fullmatch(target._schema.name.removeprefix("aten::")) is not None
 
 

@@ -72,6 +72,13 @@ _PRODUCTS = frozenset(
     }
 )
 
+# In ONNX they are made of constants or comparisons, which leave no way for PyTorch's gradient, zeros, or for
+# the error that there is none.
+_WITHOUT_A_WAY_BACK = frozenset({aten.angle.default, aten.heaviside.default})
+_FILLS = frozenset({aten.fill.Scalar, aten.fill.Tensor})
+# They put what a part was filled with into the whole, from which there is another way back.
+_PUTS_INTO_A_WHOLE = frozenset({aten.select_scatter.default, aten.slice_scatter.default})
+
 # Their derivatives by ONNX Runtime, or by that of their parts, are not eager's at every number.
 _EXACT = frozenset({aten.hardswish.default, aten.mish.default})
 
@@ -111,6 +118,10 @@ def _is_empty(node: torch.fx.Node) -> bool:
 
 def _is_better_in_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
     """Whether PyTorch's kernels do ``node`` and its derivative exactly, or a call of them pays."""
+    if node.target in _WITHOUT_A_WAY_BACK:
+        return True
+    if node.target in _FILLS:
+        return any(user.target not in _PUTS_INTO_A_WHOLE for user in node.users)
     if node.target not in DERIVATIVES:
         return False
     if node.target is aten.div.Tensor:
