@@ -192,3 +192,32 @@ def test_a_cached_graph_gives_views(tmp_path):
         assert second[0].eq(7).all()
         assert hidden[:, :2].eq(7).all()
         assert module.exported.cache.hit == (run == 1), module.exported.cache.bypass_reason
+
+
+AT_A_PLACE_IN_A_TENSOR = {
+    "itself": lambda m, i: m.layer.weight[i],
+    "viewed": lambda m, i: m.layer.weight[i].view(4),
+    "computed": lambda m, i: m.layer.weight[i + 1].unsqueeze(0),
+    "of a buffer": lambda m, i: m.table[i].view(2, 2),
+    "beside parts of it": lambda m, i: ((row := m.layer.weight[i]), row.view(4, 1), row[:2]),
+    "a slice": lambda m, i: m.layer.weight[: i.item()],
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("body", AT_A_PLACE_IN_A_TENSOR.values(), ids=AT_A_PLACE_IN_A_TENSOR)
+def test_a_part_at_a_place_in_a_tensor_has_eagers_values_and_gradients(body, mode):
+    found = []
+    for model in pair(lambda m, i: (m.layer(m.table), *(o if isinstance(o := body(m, i), tuple) else (o,)))):
+        with mode():
+            outputs = [model(torch.tensor(i)) for i in (1, 2)][1][mode is not torch.enable_grad :]
+        for output in outputs:
+            if output.requires_grad:
+                output.square().sum().backward(retain_graph=True)
+        values = [(o.requires_grad, o.is_leaf, o.detach()) for o in outputs]
+        found.append((values, [p.grad for p in model.parameters()]))
+    for (*flags, value), (*expected, other) in zip(found[1][0], found[0][0], strict=True):
+        assert flags == expected
+        assert_same(value, other, "output")
+    for actual, expected in zip(found[1][1], found[0][1], strict=True):
+        assert_same(actual, expected, "gradient")

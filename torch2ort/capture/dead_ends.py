@@ -131,7 +131,10 @@ def put_dead_ends(
         if output.requires_grad or not any((t if t._base is None else t._base).requires_grad for t in viewed):
             continue
         if end.leaf:
-            outputs[end.output] = output.detach().requires_grad_()
+            # In eager a view of an ordinary tensor, which it stays in inference mode.
+            with torch.inference_mode(False):
+                made = output.clone() if output.is_inference() else output.detach()
+                outputs[end.output] = made.requires_grad_()
         else:
             anchor = torch.empty(0, device=output.device, requires_grad=True)
             outputs[end.output] = _Passed.apply(output, anchor)

@@ -103,9 +103,13 @@ def _variant(
 ) -> Variant:
     tensors, modes = given.tensors, given.modes
     built = _built(model, options, given, dim_specs, any_sizes=any_sizes)
+    # A view of what requires a gradient requires one whether they are switched on or not.
+    viewed = {end.output for end in built.dead_ends if end.leaf}
     if not modes.gradients and any(
-        tracked and origin is None and view is None
-        for tracked, origin, view in zip(built.tracked, built.origins, built.views, strict=True)
+        tracked and origin is None and view is None and i not in viewed
+        for i, (tracked, origin, view) in enumerate(
+            zip(built.tracked, built.origins, built.views, strict=True)
+        )
     ):
         raise ExportError(
             f"{type(model).__name__}: forward was called with gradients switched off, switches them "

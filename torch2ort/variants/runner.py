@@ -136,8 +136,7 @@ class Runner:
             known = dict(zip(names, weights, strict=True))
             put_back(outputs, built.origins, tensors, known)
             put_views(outputs, built.views, built.tracked, tensors, known, built.interface.sizes.dims)
-            if modes.gradients:
-                put_dead_ends(outputs, built.dead_ends, tensors, known)
+            put_dead_ends(outputs, built.dead_ends, tensors, known)
         if verification is not None:
             verification.check_outputs(outputs)
         returned = len(built.interface.outputs.leaves)
