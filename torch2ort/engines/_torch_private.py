@@ -4,7 +4,10 @@
 | --- | --- |
 | torch._C._FunctionBase.apply | 2.11.0, 2.13.0 |
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
+| torch._C._functorch.is_legacy_batchedtensor | 2.13.0 |
+| torch._C._vmapmode_decrement_nesting, _vmapmode_increment_nesting | 2.13.0 |
 | torch.Tensor._version | 2.11-2.15.0 |
+| torch._add_batch_dim, torch._remove_batch_dim | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ with private_names("torch"):
     need(torch.Tensor, "_version")
     need(torch._C._FunctionBase, "apply")
     need(torch._C._autograd, "_get_current_graph_task_keep_graph")
+    need(torch._C._functorch, "is_legacy_batchedtensor")
+    need(torch._C, "_vmapmode_decrement_nesting", "_vmapmode_increment_nesting")
+    need(torch, "_add_batch_dim", "_remove_batch_dim")
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -32,6 +38,29 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 def backward_keeps_graph() -> bool:
     """Whether the backward now running was called with ``retain_graph=True``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a gradient stands for each of a batch of them, in a backward that is given a batch."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
+
+
+def out_of_batch(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensors that a batched one stands for, along the first dimension."""
+    whole: torch.Tensor = torch._remove_batch_dim(tensor, _level(), 1, 0)
+    return whole
+
+
+def into_batch(tensor: torch.Tensor) -> torch.Tensor:
+    """The batched tensor that stands for each that lies along the first dimension."""
+    batched: torch.Tensor = torch._add_batch_dim(tensor, 0, _level())
+    return batched
+
+
+def _level() -> int:
+    deeper: int = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    return deeper - 1
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort.engines import _torch_private as private
+from torch2ort.engines import batched
 from torch2ort.engines.interface import Engine
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
@@ -97,17 +99,27 @@ class Boundary(torch.autograd.Function):
         saved.check_feeds(engine.needed)
         engine.moving.look(step.given, engine.needed, step.copied)
         saved.check_outputs()
-        gradients = tuple(None if g is None else with_memory(g) for g in gradients)
         keep = private.backward_keeps_graph()
         if not keep:
             ctx.step = None
-        if step.verification is not None:
-            step.verification.run_backward(gradients, engine.weights)
-        with step.around():
-            result = engine.backward(step.state, saved, gradients, keep=keep)
-        if step.verification is not None:
-            step.verification.check_gradients(result)
+        run = functools.partial(_backward, step, keep)
+        result = batched.in_turn(gradients, run) if batched.is_batched(gradients) else run(gradients)
         return (None, None, None, *result)
+
+
+def _backward(
+    step: _Step, keep: bool, gradients: Sequence[torch.Tensor | None], *, last: bool = True
+) -> list[torch.Tensor | None]:
+    """One gradient per feed; ``last``: of those that this backward is asked for."""
+    given = tuple(None if g is None else with_memory(g) for g in gradients)
+    verification = step.verification if last else None
+    if verification is not None:
+        verification.run_backward(given, step.engine.weights)
+    with step.around():
+        found = step.engine.backward(step.state, step.saved, given, keep=keep or not last)
+    if verification is not None:
+        verification.check_gradients(found)
+    return found
 
 
 # As `Boundary.apply`, without what a call inside of a torch.func transform needs: ORTModule refuses those.

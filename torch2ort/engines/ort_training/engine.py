@@ -184,9 +184,7 @@ class TrainingEngine:
         self.read_outputs = gradient.read_outputs
         # Positions of the outputs that are memory of a feed or of another output, once a run has shown it.
         self._shared: tuple[int, ...] | None = None
-        # Of each input of the graph, the feed's position, and whether it is fed with a copy.
-        copies = gradient.copies
-        self._feed_order = [(position[copies.get(name, name)], name in copies) for name in gradient.feeds]
+        self._feed_order = [(position[name], is_copy) for name, is_copy in gradient.sources]
         self._skipped = set(gradient.skipped)
         self._gradient_of = gradient.gradient_of
         self._session = _session(graph, gradient, self._bound.functions, options)

@@ -73,6 +73,11 @@ class GradientGraph:
         """The chains that nodes of the graph call."""
         return [Chain.of(data) for data in self.joined]
 
+    @property
+    def sources(self) -> list[tuple[str, bool]]:
+        """Of each input, the feed that it gets, and whether it gets a copy of that."""
+        return [(self.copies.get(name, name), name in self.copies) for name in self.feeds]
+
     def description(self) -> dict[str, Any]:
         """All but the model, as JSON can hold it."""
         return {name: value for name, value in asdict(self).items() if name != "model"}
