@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+
 import onnxruntime
 import pytest
 import torch
@@ -115,6 +118,28 @@ def test_an_export_holds_operators_alone(name):
     model = Model(CALLS[name]).eval()
     exported = torch2ort.export(model, X)
     torch.testing.assert_close(exported(X), model(X))
+    assert exported.python_ops == ()
+
+
+@pytest.fixture
+def timed_collections():
+    """The collector runs at each chance, and asks a clock, as Hypothesis has it do."""
+
+    def timed(phase, info):
+        time.perf_counter()
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(timed)
+    gc.set_threshold(1, 1, 1)
+    yield
+    gc.set_threshold(*threshold)
+    gc.callbacks.remove(timed)
+
+
+@of_registered
+@pytest.mark.usefixtures("timed_collections")
+def test_what_the_garbage_collector_calls_is_not_the_functions():
+    exported = torch2ort.export(Model(CALLS["twice"]).eval(), X)
     assert exported.python_ops == ()
 
 

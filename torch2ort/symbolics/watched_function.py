@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import logging
 import random
@@ -93,7 +94,7 @@ class Watched:
         """Have a method of the Function run inside."""
         before = sys.getprofile()
         torch.default_generator.manual_seed(_SEED)
-        with Undone() as undone:
+        with Undone() as undone, _no_collection():
             sys.setprofile(functools.partial(self._look, method))
             try:
                 yield
@@ -115,6 +116,18 @@ class Watched:
         if name and _is_functions(frame if event == "c_call" else frame.f_back):
             self._note(f"its {method} calls {name}, which no graph does")
             raise SpeaksError
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold back the garbage collector, whose callbacks would look like the code that they interrupt."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _is_outside(called: Any) -> bool:
