@@ -26,6 +26,7 @@ from torch2ort.pythonop.abstract_run.fake import fake_outputs
 from torch2ort.pythonop.abstract_run.observe import UserError, holds_tensor
 from torch2ort.pythonop.abstract_run.sample import Sample, place
 from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
+from torch2ort.pythonop.abstract_run.unseen_tensors import find_unseen
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
 from torch2ort.versions import installed, remedy
@@ -235,6 +236,12 @@ def _concrete(function: type, position: int, value: Any) -> Any:
         made = [_concrete(function, position, v) for v in value]
         # The very same object where nothing in it is of the trace: forward may write to it.
         return value if all(map(operator.is_, made, value)) else type(value)(made)
+    place = find_unseen(f"argument {position}", value)
+    if place is not None:
+        raise ExportError(
+            f"{qualified_name(function)}: {place} is a tensor that the model computes with; autograd does "
+            f"not see it there, and neither can a graph. Pass the tensor as an argument of its own"
+        )
     return value
 
 
