@@ -128,7 +128,7 @@ def test_hooks_on_what_autograd_saves_are_refused_by_their_line(models: Any, way
     text = "with torch.autograd.graph" if way == "packs" else "stack.enter_context"
     assert refusal(made(way)) == (
         f"Model: {line(file, text, way)} packs what autograd saves (saved_tensors_hooks), which a graph "
-        f"cannot do. Enter the hooks around the call of the model, or use torch.utils.checkpoint"
+        f"cannot do. Use torch.utils.checkpoint, or have a torch.autograd.Function pack what it saves"
     )
 
 

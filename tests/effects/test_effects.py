@@ -679,8 +679,8 @@ def draws_from_a_generator_of_torchs(m, h):
 
 
 @refused(
-    "packs what autograd saves (saved_tensors_hooks), which a graph cannot do. Enter the hooks around the "
-    "call of the model, or use torch.utils.checkpoint"
+    "packs what autograd saves (saved_tensors_hooks), which a graph cannot do. Use "
+    "torch.utils.checkpoint, or have a torch.autograd.Function pack what it saves"
 )
 def packs_what_is_saved(m, h):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):

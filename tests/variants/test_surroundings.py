@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
@@ -79,6 +80,102 @@ def test_forward_mode_differentiation_is_refused():
             "ORTModule was called inside torch.autograd.forward_ad.dual_level(), and a graph has no "
             "forward-mode derivative. Call the original model, ORTModule(...).module, there"
         )
+
+
+def doubled(tensor):
+    return tensor * 2
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_hooks_on_what_autograd_saves_are_refused(warm):
+    module = torch2ort.ORTModule(Model())
+    if warm:
+        module(X)
+    with torch.autograd.graph.saved_tensors_hooks(doubled, doubled):
+        assert refusal(module, X) == (
+            "ORTModule was called inside torch.autograd.graph.saved_tensors_hooks, whose doubled would get "
+            "nothing of what a graph saves for backward. Call the original model, ORTModule(...).module, "
+            "there, or have a torch.autograd.Function in the model pack what it saves"
+        )
+
+
+def test_hooks_see_nothing_where_nothing_is_saved():
+    module = torch2ort.ORTModule(Model())
+    with torch.autograd.graph.saved_tensors_hooks(doubled, doubled), torch.no_grad():
+        assert_same(module(X), module.module(X), "output")
+
+
+def test_what_is_saved_may_go_to_the_host():
+    results = []
+    model = Model()
+    for module in (model, torch2ort.ORTModule(copy.deepcopy(model))):
+        with torch.autograd.graph.save_on_cpu():
+            output = module(X)
+        output.sum().backward()
+        results.append((output.detach(), module.layer.weight.grad))
+    for actual, expected in zip(results[1], results[0], strict=True):
+        assert_same(actual, expected, "with save_on_cpu")
+
+
+SEEN = []
+
+
+class Appends(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        SEEN.append(1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def counts(model, x):
+    model.calls.add_(1)
+    return model.layer(x)
+
+
+WRITING = {
+    "a buffer": (counts, "Model writes to 'calls'"),
+    "a Function": (
+        lambda model, x: Appends.apply(model.layer(x)),
+        f"{__name__}.Appends writes to Python objects",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_checkpoint_around_a_model_that_writes_is_refused_where_it_would_write_twice(name):
+    body, what = WRITING[name]
+    model = Model(body)
+    model.register_buffer("calls", torch.zeros(()))
+    assert refusal(lambda module: checkpoint(module, X, use_reentrant=False), torch2ort.ORTModule(model)) == (
+        f"ORTModule was called inside torch.utils.checkpoint with use_reentrant=False, which runs forward "
+        f"again in backward, and {what} each time it runs; a graph's backward does not run forward again. "
+        f"Call the checkpoint in the model, or pass use_reentrant=True"
+    )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_a_model_gives_eagers_gradients(reentrant):
+    model = Model(lambda m, x: torch.dropout(Square.apply(m.layer(x)), 0.5, True))
+    results = []
+    for module in (model, torch2ort.ORTModule(copy.deepcopy(model))):
+        torch.manual_seed(3)
+        x = X.clone().requires_grad_()
+        output = checkpoint(module, x.tanh(), use_reentrant=reentrant).tanh()
+        output.sum().backward()
+        results.append((output.detach(), x.grad, module.layer.weight.grad))
+    for actual, expected in zip(results[1], results[0], strict=True):
+        assert_same(actual, expected, "in a checkpoint")
+
+
+def test_a_reentrant_checkpoint_writes_twice():
+    model = Model(counts)
+    model.register_buffer("calls", torch.zeros(()))
+    checkpoint(torch2ort.ORTModule(model), X.clone().requires_grad_(), use_reentrant=True).sum().backward()
+    assert model.calls == 2
 
 
 def test_a_call_without_tensors():

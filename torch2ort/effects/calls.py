@@ -69,7 +69,7 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
         ):
             refuse(
                 "packs what autograd saves (saved_tensors_hooks)",
-                "Enter the hooks around the call of the model, or use torch.utils.checkpoint",
+                "Use torch.utils.checkpoint, or have a torch.autograd.Function pack what it saves",
             )
         return enter(hooks)
 

@@ -7,6 +7,7 @@
 | torch._C._len_torch_dispatch_stack | 2.11-2.15.0 |
 | torch._C._get_tracing_state | 2.11.0, 2.13.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0, 2.15.0 |
+| torch._C._autograd._top_saved_tensors_default_hooks | 2.13.0 |
 | torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.11-2.15.0 |
 | torch.autograd.Variable._execution_engine.queue_callback | 2.11-2.15.0 |
 | torch.distributed.fsdp: FSDPModule._get_fsdp_state | 2.11-2.15.0 |
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from torch2ort.versions import need, private_names
 
@@ -31,6 +33,7 @@ with private_names("torch"):
     need(torch._C, "_len_torch_dispatch_stack")
     need(torch._C, "_get_tracing_state")
     need(torch.autograd.forward_ad, "_current_level")
+    need(torch._C._autograd, "_top_saved_tensors_default_hooks")
     need(torch.autograd.Variable._execution_engine, "queue_callback")
 
 # What stands for a tensor while a model is traced.
@@ -43,8 +46,9 @@ SURROUNDINGS: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...] = (
     (torch._C._get_tracing_state, ()),
     (torch._C._functorch.peek_interpreter_stack, ()),
     (vars(torch.autograd.forward_ad).__getitem__, ("_current_level",)),
+    (torch._C._autograd._top_saved_tensors_default_hooks, (True,)),
 )
-USUAL_SURROUNDINGS = (0, None, None, -1)
+USUAL_SURROUNDINGS = (0, None, None, -1, None)
 
 
 def in_transform() -> bool:
@@ -60,6 +64,17 @@ def dispatch_modes() -> list[Any]:
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is on."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def packing_hook() -> Any:
+    """What packs the tensors that autograd saves; ``None`` if nothing does."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks and hooks[0]
+
+
+def in_checkpoint() -> bool:
+    """Whether the code runs in a ``torch.utils.checkpoint`` without ``use_reentrant``, or again for it."""
+    return getattr(packing_hook(), "__module__", "") == torch.utils.checkpoint.__name__
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:

@@ -116,6 +116,8 @@ class Runner:
         names, weights = self._choice.assumptions.weights(assumed)
         self.exported = variant.exported
         built = variant.built
+        if private.in_checkpoint():
+            _refuse_to_write_twice(built, type(self.model).__name__)
         feeds = [*tensors, *variant.pick(names, weights)]
         verification = None if given is None else self._verification(variant, given)
         if self.profile is not None and variant.fetches:
@@ -234,6 +236,8 @@ def _fetched(
         return inference.run(feeds)
 
 
+_OURS = ("torch", "torch2ort")
+
 # Whether nothing of what the next function looks for is there, at the cost of a step.
 _in_usual_surroundings = Switches(private.SURROUNDINGS, lambda *now: now == private.USUAL_SURROUNDINGS).now
 
@@ -242,11 +246,11 @@ def _refuse_surroundings() -> None:
     """Refuse a call inside of what changes the meaning of operators and does not reach a graph.
 
     Raises:
-        ExportError: it is inside of a torch.func transform, forward-mode differentiation, torch.jit.trace or
-            a dispatch mode that is not torch's own.
+        ExportError: it is inside of a torch.func transform, forward-mode differentiation, torch.jit.trace, or
+            a dispatch mode or hooks on saved tensors that are not torch's own.
     """
     for mode in private.dispatch_modes():
-        if type(mode).__module__.partition(".")[0] not in ("torch", "torch2ort"):
+        if type(mode).__module__.partition(".")[0] not in _OURS:
             raise ExportError(
                 f"ORTModule was called inside the TorchDispatchMode {type(mode).__qualname__}, which does "
                 f"not reach into a graph. Call the original model, ORTModule(...).module, there"
@@ -266,3 +270,36 @@ def _refuse_surroundings() -> None:
             "ORTModule was called inside torch.autograd.forward_ad.dual_level(), and a graph has no "
             "forward-mode derivative. Call the original model, ORTModule(...).module, there"
         )
+    packs = private.packing_hook()
+    if torch.is_grad_enabled() and packs is not None and packs.__module__.partition(".")[0] not in _OURS:
+        name = getattr(packs, "__qualname__", type(packs).__qualname__)
+        raise ExportError(
+            f"ORTModule was called inside torch.autograd.graph.saved_tensors_hooks, whose {name} would get "
+            f"nothing of what a graph saves for backward. Call the original model, ORTModule(...).module, "
+            f"there, or have a torch.autograd.Function in the model pack what it saves"
+        )
+
+
+def _refuse_to_write_twice(built: Built, model: str) -> None:
+    """Refuse what a checkpoint runs again in backward, where eager PyTorch writes to the same places again.
+
+    Args:
+        built: the graph.
+        model: the name of the model's class.
+
+    Raises:
+        ExportError: a run of the graph writes to buffers, arguments or Python objects.
+    """
+    graph = built.graph
+    functions = [site.func_name for site in graph.sites.values() if site.known_result.effects]
+    if graph.mutations:
+        what = f"{model} writes to {graph.mutations[0].target!r}"
+    elif functions or built.effects:
+        what = f"{functions[0] if functions else model} writes to Python objects"
+    else:
+        return
+    raise ExportError(
+        f"ORTModule was called inside torch.utils.checkpoint with use_reentrant=False, which runs forward "
+        f"again in backward, and {what} each time it runs; a graph's backward does not run forward again. "
+        f"Call the checkpoint in the model, or pass use_reentrant=True"
+    )
