@@ -92,3 +92,22 @@ def test_a_row_of_one_number_is_zero():
     ort = torch2ort.ORTModule(MODELS["layer"])
     for x in (torch.full((2, 4, 8), 110.0), torch.full((2, 4, 8), 1234.0, requires_grad=True)):
         assert_same(ort(x).detach(), torch.zeros(2, 4, 8), "output")
+
+
+@pytest.mark.parametrize("weighted", [torch.float32, None], ids=["float32 weights", "weights alike"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_statistics_of_rows_are_eagers(dtype, weighted):
+    weights = [torch.full((8,), value, dtype=dtype if weighted is None else weighted) for value in (2.0, 1.0)]
+    if dtype is torch.float64:
+        weights = [weight.double() for weight in weights]
+    model = Of(lambda m, x: torch.native_layer_norm(x, (8,), *weights, 1e-5)[1:]).eval()
+    x = (3 + torch.randn(3, 8)).to(dtype)
+    for actual, expected in zip(torch2ort.export(model, x)(x), model(x), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_statistics_of_a_batch_that_is_not_looked_at_are_empty():
+    one = torch.ones(4)
+    model = Of(lambda m, x: torch.native_batch_norm(x, one, one, one, one, False, 0.1, 1e-5)[1:]).eval()
+    x = torch.randn(3, 4, 8)
+    assert [value.shape for value in torch2ort.export(model, x)(x)] == [(0,), (0,)]

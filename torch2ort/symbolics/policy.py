@@ -108,11 +108,17 @@ _INEXACT: frozenset[OpOverload] = frozenset(
 )
 
 
-_WITH_POSITIONS = frozenset(
+# Their translations give results beside the first that eager does not.
+_WITH_MORE_RESULTS = frozenset(
     {
+        # Of a window that holds NaN, or minus infinity alone, ONNX Runtime has no position.
         aten.max_pool1d_with_indices.default,
         aten.max_pool2d_with_indices.default,
         aten.max_pool3d_with_indices.default,
+        # Eager gives no statistics, torch.onnx the running ones.
+        aten._native_batch_norm_legit_no_training.default,
+        # torch.onnx gives something of another shape.
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
 
@@ -164,17 +170,14 @@ def wants_kernel(node: torch.fx.Node) -> bool:
     target = node.target
     if is_random(node) or target in _MISTRANSLATED or target in _INEXACT or target in _CHECKED:
         return True
-    if _reads_positions(node):
+    if node.target in _WITH_MORE_RESULTS and _reads_more_results(node):
         return True
     condition = _CONDITIONS.get(target)
     return condition is not None and condition(arguments_of(node))
 
 
-def _reads_positions(node: torch.fx.Node) -> bool:
-    # Of a window that holds NaN, or minus infinity alone, ONNX Runtime has none.
-    if node.target not in _WITH_POSITIONS:
-        return False
-    return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+def _reads_more_results(node: torch.fx.Node) -> bool:
+    return any(user.target is operator.getitem and user.args[1] != 0 for user in node.users)
 
 
 def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:

@@ -24,7 +24,7 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> ir.Value:
     """With scale, bias and all three outputs, which its gradient reads."""
-    return _layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    return _layer_norm(input, normalized_shape, weight, bias, eps)
 
 
 @translates(aten.native_layer_norm.default)
@@ -35,11 +35,24 @@ def native_layer_norm(
     bias: ir.Value | None,
     eps: float,
 ) -> Sequence[ir.Value]:
-    """The normalized input, the means, and the inverse standard deviations."""
-    output, *statistics = _layer_norm(input, normalized_shape, weight, bias, eps)
-    if input.dtype == ir.DataType.FLOAT16:
-        statistics = [op("Cast", value, dtype=input.dtype, to=input.dtype) for value in statistics]
-    return [output, *statistics]
+    """The normalized input, the means, and the inverse standard deviations.
+
+    The latter two by operators of their own: ONNX's are in the type that it computes in, and a runtime's
+    input may be centered before (runtime/centering.py).
+    """
+    assert input.dtype is not None
+    half = input.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    wide = ir.DataType.FLOAT if half else input.dtype
+    values = op("Cast", input, dtype=wide, to=wide) if half else input
+    axes = constant(np.arange(-len(normalized_shape), 0))
+    mean = op("ReduceMean", values, axes, keepdims=1)
+    centered = op("Sub", values, mean)
+    variance = op("ReduceMean", op("Mul", centered, centered), axes, keepdims=1)
+    inverse = op("Reciprocal", op("Sqrt", op("Add", variance, float(eps))))
+    # With weights in float32 eager PyTorch gives these in float32, too.
+    narrow = half and (weight is None or weight.dtype == input.dtype)
+    statistics = [op("Cast", v, dtype=input.dtype, to=input.dtype) if narrow else v for v in (mean, inverse)]
+    return [_layer_norm(input, normalized_shape, weight, bias, eps), *statistics]
 
 
 def _layer_norm(
@@ -48,7 +61,7 @@ def _layer_norm(
     weight: ir.Value | None,
     bias: ir.Value | None,
     eps: float,
-) -> Sequence[ir.Value]:
+) -> ir.Value:
     assert input.dtype is not None
     # ONNX's statistics are in the type that it computes in.
     statistics = ir.DataType.FLOAT if input.dtype == ir.DataType.FLOAT16 else input.dtype
@@ -60,7 +73,7 @@ def _layer_norm(
         dtypes=(input.dtype, statistics, statistics),
         axis=-len(normalized_shape),
         epsilon=float(eps),
-    )
+    )[0]
 
 
 def _filled(shape: Sequence[int | ir.Value], value: int, dtype: ir.DataType) -> ir.Value:
