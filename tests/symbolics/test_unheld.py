@@ -100,6 +100,18 @@ def test_an_output_of_complex_numbers_is_refused(name, run):
 
 
 @torch.no_grad()
+def test_an_operator_that_onnx_has_not_for_complex_numbers_is_refused():
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        torch2ort.export(Around(lambda model, h: torch.linalg.eigvals(h @ h.mT).abs()).eval(), X)
+    source, first = inspect.getsourcelines(Around.forward)
+    assert str(caught.value) == (
+        f"an operator at {inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()} computes "
+        f"with complex numbers, of which an ONNX graph has pairs of real ones, and ONNX has none for these. "
+        f"{INSIDE}"
+    )
+
+
+@torch.no_grad()
 def test_pairs_of_real_numbers_are_turned_back_behind_the_call():
     model = Around(lambda model, h: torch.view_as_real(torch.fft.fft(h))).eval()
     for run in (torch2ort.export(model, X), torch2ort.ORTModule(model)):

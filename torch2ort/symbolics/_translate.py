@@ -34,6 +34,7 @@ from torch2ort.symbolics.special_numbers import keep_nan
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
+from torch2ort.symbolics.unheld import refuse_complex_arguments
 
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18
@@ -135,6 +136,8 @@ def _to_onnx(
             name = private.failing_node(error)
             node = next((n for n in program.graph.nodes if n.name == name), None)
             if isinstance(cause, _DELIBERATE) or node is None or name in given_up or node.target in _OPAQUE:
+                if node is not None and node.target in _OPAQUE:
+                    refuse_complex_arguments(node)
                 raise cause from None
             _hand_over(prepared, target, {node.name}, given_up)
     mutations = add_mutation_outputs(model, program)

@@ -40,6 +40,7 @@ CHECKING: frozenset[OpOverload] = frozenset(
         aten.inverse.default,
         aten.linalg_cholesky.default,
         aten.linalg_inv.default,
+        aten.linalg_ldl_factor.default,
         aten.linalg_lu_factor.default,
         aten.linalg_matrix_power.default,
         aten.linalg_solve.default,

@@ -82,6 +82,19 @@ def _refuse_complex(value: torch.fx.Node) -> None:
             )
 
 
+def refuse_complex_arguments(node: torch.fx.Node) -> None:
+    """Refuse an operator that is left to PyTorch's kernel, and gets complex numbers, of which that had pairs.
+
+    Raises:
+        UnsupportedOperatorError: says its line, and what to do.
+    """
+    if any(tensor.is_complex() for value in node.all_input_nodes for tensor in _tensors(value)):
+        raise UnsupportedOperatorError(
+            f"an operator at {source_line(node)} computes with complex numbers, of which an ONNX graph has "
+            f"pairs of real ones, and ONNX has none for these. {_INSIDE}"
+        )
+
+
 def _tensors(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else [value]

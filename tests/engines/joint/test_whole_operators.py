@@ -124,6 +124,7 @@ def test_a_recurrent_net_out_of_the_cache_trains_like_eager(tmp_path, monkeypatc
         pytest.param(lambda a: torch.linalg.tensorinv(a.view(2, 2, 4), ind=2), id="tensorinv"),
         pytest.param(lambda a: torch.linalg.tensorsolve(a, a[0]), id="tensorsolve"),
         pytest.param(lambda a: torch.linalg.lu_factor(a)[0], id="lu_factor"),
+        pytest.param(lambda a: a + torch.linalg.ldl_factor(a.detach())[0], id="ldl_factor"),
         pytest.param(lambda a: torch.cholesky_solve(a[:, :1], torch.linalg.cholesky(a)), id="cholesky_solve"),
         pytest.param(lambda a: torch.linalg.inv(torch.stack([a, a + 1])), id="batch"),
     ],
