@@ -38,6 +38,8 @@ Ref Contiguous(PyObject* tensor, const DLTensor& view) {
   // A lazily negated tensor (the imaginary part of a conjugate) is every second number of a complex one, so
   // it counts as contiguous only when it is a single number.
   bool contiguous = IsContiguous(view);
+  // Zeros that torch keeps no memory for, as the derivative of `sgn` gives.
+  if (view.data == nullptr && ElementCount(view) != 0) return CallMethod(tensor, method_names.clone);
   if (contiguous && ElementCount(view) != 1) return Ref::Share(tensor);
   return CallMethod(tensor, contiguous ? method_names.resolve_neg : method_names.contiguous);
 }

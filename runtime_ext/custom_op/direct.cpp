@@ -1,5 +1,6 @@
 // Runs one node without Python: the runtime's memory in, an operator of PyTorch, memory of the runtime's or
 // of torch's out.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -115,6 +116,8 @@ bool DirectComputation::Describe(size_t index, Result* result) {
   if (torch.get_dim(tensor, &rank) != 0 || rank != spec.rank) return false;
   if (torch.get_sizes(tensor, &sizes) != 0 || torch.get_strides(tensor, &strides) != 0) return false;
   if (torch.get_data_ptr(tensor, &data) != 0) return false;
+  // Zeros that torch keeps no memory for, as the derivative of `sgn` gives: Python knows what to do.
+  if (data == nullptr && std::find(sizes, sizes + rank, 0) == sizes + rank) return false;
   const std::vector<int64_t>& order = plan_.results[index].order;
   if (!order.empty() && order.size() != static_cast<size_t>(rank)) return false;
   for (size_t i = 0; i < static_cast<size_t>(rank); ++i) {

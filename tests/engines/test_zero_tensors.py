@@ -1,4 +1,4 @@
-"""Derivatives that give zeros without memory: that of ``sgn`` in a model, and in a loss of its outputs."""
+"""Zeros that torch keeps no memory for: the derivative of ``sgn``, and what Functions make of it."""
 
 from __future__ import annotations
 
@@ -26,3 +26,55 @@ def test_the_gradients_are_zeros_as_in_eager(in_model):
 
     model = Signs(returns_them=in_model)
     assert_trains_like_eager(model, [(torch.randn(3, 4),)], steps=2, loss=loss)
+
+
+def without_memory(like):
+    """Zeros as the derivative of ``sgn`` gives them."""
+    with torch.enable_grad():
+        x = torch.ones_like(like).requires_grad_()
+        (zeros,) = torch.autograd.grad(x.sgn().sum(), x)
+    assert zeros._is_zerotensor()
+    return zeros
+
+
+class ZeroGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return without_memory(grad)
+
+
+class ZeroResult(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return without_memory(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+class Calls(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.layer, self.call = nn.Linear(4, 4), call
+
+    def forward(self, x):
+        return self.call(self.layer(x))
+
+
+CALLS = {
+    "a gradient": ZeroGradient.apply,
+    "a result": ZeroResult.apply,
+    "a result that goes to a Function": lambda h: ZeroGradient.apply(ZeroResult.apply(h)),
+    "a gradient that goes to a Function": lambda h: ZeroGradient.apply(ZeroResult.apply(h).tanh()),
+}
+
+
+@pytest.mark.parametrize("rows", [3, 20_000], ids=["small", "large"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_may_give_them(name, rows):
+    assert_trains_like_eager(Calls(CALLS[name]), [(torch.randn(rows, 4),)], steps=3)

@@ -211,6 +211,13 @@ def test_gradients_are_recorded_by_nobody_and_stay_on():
     assert not found.requires_grad
 
 
+def test_zeros_without_memory_are_given_some():
+    x = numbers(2, 3)
+    call = OneCall(aten._efficientzerotensor.default, [[{"size": 0}, 3]], [x])
+    for _ in range(3):
+        assert_equal_bits(call(x), (torch.zeros(2, 3),))
+
+
 def test_a_result_is_no_arguments_memory():
     x = numbers(300, 200)
     call = OneCall(aten.dropout.default, [*given(0), 0.5, False], [x])
