@@ -7,7 +7,7 @@
 | torch._C._len_torch_dispatch_stack | 2.11-2.15.0 |
 | torch._C._get_tracing_state | 2.11.0, 2.13.0 |
 | torch.autograd.forward_ad._current_level | 2.13.0, 2.15.0 |
-| torch._C._autograd._top_saved_tensors_default_hooks | 2.13.0 |
+| torch._C._autograd._top_saved_tensors_default_hooks | 2.13.0, 2.15.0 |
 | torch.utils._python_dispatch._get_current_dispatch_mode_stack | 2.11-2.15.0 |
 | torch.autograd.Variable._execution_engine.queue_callback | 2.11-2.15.0 |
 | torch.distributed.fsdp: FSDPModule._get_fsdp_state | 2.11-2.15.0 |
