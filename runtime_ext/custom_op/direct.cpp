@@ -1,6 +1,5 @@
 // Runs one node without Python: the runtime's memory in, an operator of PyTorch, memory of the runtime's or
 // of torch's out.
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -116,8 +115,6 @@ bool DirectComputation::Describe(size_t index, Result* result) {
   if (torch.get_dim(tensor, &rank) != 0 || rank != spec.rank) return false;
   if (torch.get_sizes(tensor, &sizes) != 0 || torch.get_strides(tensor, &strides) != 0) return false;
   if (torch.get_data_ptr(tensor, &data) != 0) return false;
-  // Zeros that torch keeps no memory for, as the derivative of `sgn` gives: Python knows what to do.
-  if (data == nullptr && std::find(sizes, sizes + rank, 0) == sizes + rank) return false;
   const std::vector<int64_t>& order = plan_.results[index].order;
   if (!order.empty() && order.size() != static_cast<size_t>(rank)) return false;
   for (size_t i = 0; i < static_cast<size_t>(rank); ++i) {
@@ -127,7 +124,8 @@ bool DirectComputation::Describe(size_t index, Result* result) {
   }
   result->view = {
       data, device_, static_cast<int32_t>(rank), spec.dtype, result->sizes.data(), result->strides.data(), 0};
-  return true;
+  // Zeros that torch keeps no memory for, as the derivative of `sgn` gives: Python knows what to do.
+  return data != nullptr || ElementCount(result->view) == 0;
 }
 
 // An argument's memory is the runtime's already, and what two results share only one of them may have.

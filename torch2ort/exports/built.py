@@ -54,3 +54,9 @@ class Built:
     def is_tied(self) -> bool:
         """Whether an output is, views or requires a gradient of something that no run of the graph makes."""
         return any(self.origins) or any(self.views) or bool(self.dead_ends)
+
+    @functools.cached_property
+    def writer(self) -> str | None:
+        """The first Function that writes to objects, empty where the model writes; ``None`` if none does."""
+        functions = (site.func_name for site in self.graph.sites.values() if site.known_result.effects)
+        return "" if self.graph.mutations else next(functions, "" if self.effects else None)

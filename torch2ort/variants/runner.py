@@ -116,7 +116,7 @@ class Runner:
         names, weights = self._choice.assumptions.weights(assumed)
         self.exported = variant.exported
         built = variant.built
-        if private.in_checkpoint():
+        if built.writer is not None and private.in_checkpoint():
             _refuse_to_write_twice(built, type(self.model).__name__)
         feeds = [*tensors, *variant.pick(names, weights)]
         verification = None if given is None else self._verification(variant, given)
@@ -284,22 +284,16 @@ def _refuse_to_write_twice(built: Built, model: str) -> None:
     """Refuse what a checkpoint runs again in backward, where eager PyTorch writes to the same places again.
 
     Args:
-        built: the graph.
+        built: a graph that writes to buffers, arguments or Python objects.
         model: the name of the model's class.
 
     Raises:
-        ExportError: a run of the graph writes to buffers, arguments or Python objects.
+        ExportError: always.
     """
-    graph = built.graph
-    functions = [site.func_name for site in graph.sites.values() if site.known_result.effects]
-    if graph.mutations:
-        what = f"{model} writes to {graph.mutations[0].target!r}"
-    elif functions or built.effects:
-        what = f"{functions[0] if functions else model} writes to Python objects"
-    else:
-        return
+    mutations = built.graph.mutations
+    where = repr(mutations[0].target) if mutations else "Python objects"
     raise ExportError(
         f"ORTModule was called inside torch.utils.checkpoint with use_reentrant=False, which runs forward "
-        f"again in backward, and {what} each time it runs; a graph's backward does not run forward again. "
-        f"Call the checkpoint in the model, or pass use_reentrant=True"
+        f"again in backward, and {built.writer or model} writes to {where} each time it runs; a graph's "
+        f"backward does not run forward again. Call the checkpoint in the model, or pass use_reentrant=True"
     )

@@ -24,7 +24,18 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> ir.Value:
     """With scale, bias and all three outputs, which its gradient reads."""
-    return _layer_norm(input, normalized_shape, weight, bias, eps)
+    assert input.dtype is not None
+    # ONNX's statistics are in the type that it computes in.
+    statistics = ir.DataType.FLOAT if input.dtype == ir.DataType.FLOAT16 else input.dtype
+    return ops(
+        "LayerNormalization",
+        input,
+        _filled(normalized_shape, 1, input.dtype) if weight is None else weight,
+        _filled(normalized_shape, 0, input.dtype) if bias is None else bias,
+        dtypes=(input.dtype, statistics, statistics),
+        axis=-len(normalized_shape),
+        epsilon=float(eps),
+    )[0]
 
 
 @translates(aten.native_layer_norm.default)
@@ -52,28 +63,7 @@ def native_layer_norm(
     # With weights in float32 eager PyTorch gives these in float32, too.
     narrow = half and (weight is None or weight.dtype == input.dtype)
     statistics = [op("Cast", v, dtype=input.dtype, to=input.dtype) if narrow else v for v in (mean, inverse)]
-    return [_layer_norm(input, normalized_shape, weight, bias, eps), *statistics]
-
-
-def _layer_norm(
-    input: ir.Value,
-    normalized_shape: Sequence[int | ir.Value],
-    weight: ir.Value | None,
-    bias: ir.Value | None,
-    eps: float,
-) -> ir.Value:
-    assert input.dtype is not None
-    # ONNX's statistics are in the type that it computes in.
-    statistics = ir.DataType.FLOAT if input.dtype == ir.DataType.FLOAT16 else input.dtype
-    return ops(
-        "LayerNormalization",
-        input,
-        _filled(normalized_shape, 1, input.dtype) if weight is None else weight,
-        _filled(normalized_shape, 0, input.dtype) if bias is None else bias,
-        dtypes=(input.dtype, statistics, statistics),
-        axis=-len(normalized_shape),
-        epsilon=float(eps),
-    )[0]
+    return [layer_norm(input, normalized_shape, weight, bias, eps), *statistics]
 
 
 def _filled(shape: Sequence[int | ir.Value], value: int, dtype: ir.DataType) -> ir.Value:
