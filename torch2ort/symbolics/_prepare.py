@@ -19,12 +19,13 @@ from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
 from torch2ort.symbolics.decompositions import EVERY
+from torch2ort.symbolics.default_dtype import write_default_dtypes
 from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
 from torch2ort.symbolics.eager_formulas import eager_kernels
 from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import requires_grad
-from torch2ort.symbolics.half_precision import rounds_in_half, whole_in_half
+from torch2ort.symbolics.half_precision import round_compared_numbers, rounds_in_half, whole_in_half
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.indices import check_indices
 from torch2ort.symbolics.inlined_calls import inline_calls
@@ -116,6 +117,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     program = _decomposed(program, target, users)
     _refuse_fixed_sizes(varying, _varying_sizes(program))
     drop_conditions(program.graph)
+    write_default_dtypes(program.graph)
+    round_compared_numbers(program.graph)
     read_off_shapes(program.graph)
     refuse_other_orders(program)
     restore(program, users)

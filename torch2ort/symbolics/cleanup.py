@@ -16,6 +16,7 @@ import onnxscript.optimizer
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
+from torch2ort.symbolics.digits import loses_digits
 from torch2ort.symbolics.effects import has_backward, must_run
 from torch2ort.symbolics.element_types import typed_nodes
 
@@ -80,7 +81,12 @@ def _fold(model: ir.Model) -> None:
             "ignore", RuntimeWarning
         )  # log(0) in a branch not taken is not the user's affair
         onnxscript.optimizer.fold_constants(
-            model, onnx_shape_inference=True, input_size_limit=4096, output_size_limit=1 << 20
+            model,
+            onnx_shape_inference=True,
+            input_size_limit=4096,
+            output_size_limit=1 << 20,
+            # As nodes they are seen, and given to PyTorch's kernels. None leaves it to the limits.
+            should_fold=lambda node: False if loses_digits(node) else None,
         )
 
 

@@ -7,12 +7,11 @@ comparisons and moves change nothing, and bfloat16 is what PyTorch, too, compute
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
-import numpy as np
 import onnx_ir as ir
 
+from torch2ort.symbolics.digits import is_rounded
 from torch2ort.symbolics.element_types import Typed, operator_name, typed_nodes
 from torch2ort.symbolics.kernel_types import kernel_types
 from torch2ort.symbolics.source import fx_name
@@ -39,6 +38,8 @@ _EXACT = frozenset(
         "Tile", "TopK", "Transpose", "Trilu", "Where",
     }
 )  # fmt: skip
+
+_SCALINGS = frozenset({"Div", "Mul"})
 
 
 def fit_types(model: ir.Model, *, differentiated: bool) -> set[str]:
@@ -77,7 +78,7 @@ def _rounded(nodes: Iterable[ir.Node]) -> set[str]:
         fx_name(node)
         for node in nodes
         for value in node.inputs
-        if value is not None and (_is_of_float(value) or _is_widened_too_late(node, value))
+        if value is not None and (_is_of_float(node, value) or _is_widened_too_late(node, value))
     }
 
 
@@ -89,30 +90,30 @@ def _is_widened_too_late(node: ir.Node, value: ir.Value) -> bool:
     return value.dtype == _FLOAT and node.outputs[0].dtype == _DOUBLE
 
 
-def _is_of_float(value: ir.Value) -> bool:
-    """Whether a value is a constant that was rounded to float: it has a float's digits, all of them."""
-    tensor = ir.convenience.get_const_tensor(value) if value.dtype == _DOUBLE else None
-    if tensor is None or tensor.size != 1:
-        return False
-    number = float(tensor.numpy().reshape(()))
-    if not math.isfinite(number) or float(np.float32(number)) != number:
-        return False
-    # Halves, tenths of a thousand and the like that a float holds exactly have few digits.
-    mantissa = abs(math.frexp(number)[0])
-    return mantissa * 2**16 != int(mantissa * 2**16)
+def _is_of_float(node: ir.Node, value: ir.Value) -> bool:
+    """Whether an operator of double reads a constant that was rounded to float."""
+    if value.dtype == _DOUBLE:
+        cast = value.producer()
+        # What folding makes of a CastLike belongs to no operator but the one that reads it.
+        by_the_way = cast is not None and cast.op_type == "Cast" and fx_name(cast) == cast.name
+        return is_rounded(cast.inputs[0] if by_the_way else value)  # type: ignore[union-attr,arg-type]
+    return node.op_type != "Cast" and node.outputs[0].dtype == _DOUBLE and is_rounded(value)
 
 
 def _would_be_fused(node: ir.Node) -> bool:
-    """Whether onnxruntime-training makes an operator of several that it has no kernel for in double.
+    """Whether onnxruntime makes one operator of several that does not compute in double.
 
-    It joins a product and a transposition, and a sigmoid and a product with what it is of.
+    onnxruntime-training joins a product and a transposition, and a sigmoid and a product with what it is of,
+    without a kernel for the whole. Every onnxruntime joins a product and a factor, which it keeps in float.
     """
     if node.outputs[0].dtype != _DOUBLE or node.op_type not in ("MatMul", "Sigmoid"):
         return False
-    producers = [v.producer() for v in node.inputs if v is not None]
-    return node.op_type == "Sigmoid" or any(
-        p is not None and p.op_type in ("Transpose", "Cast") for p in producers
-    )
+    if node.op_type == "Sigmoid":
+        return True
+    producers = (v.producer() for v in node.inputs if v is not None)
+    before = {p.op_type for p in producers if p is not None}
+    after = {user.op_type for user in node.outputs[0].consumers()}
+    return not before.isdisjoint({"Transpose", "Cast", *_SCALINGS}) or not after.isdisjoint(_SCALINGS)
 
 
 def _missing(typed: Typed) -> list[str]:

@@ -27,6 +27,7 @@ _MOVES = frozenset(
         "where", "zeros", "zeros_like",
     }
 )  # fmt: skip
+_COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 _TAKEN_APART = frozenset({"dropout", "flip", "native_dropout"})
 
 
@@ -56,6 +57,22 @@ def rounds_in_half(node: torch.fx.Node) -> bool:
     """Whether ``node`` computes in half precision, and does not just move numbers either."""
     moves = is_operator(node) and operator_name(node) in _MOVES and len(floating_dtypes(node)) == 1
     return not moves and computes_in_half(node)
+
+
+def round_compared_numbers(graph: torch.fx.Graph) -> None:
+    """Write the numbers that tensors in half precision are compared with in the tensors' own type.
+
+    Eager compares in that type. torch.onnx compares in float32, where 0.1 is no number of bfloat16.
+
+    Args:
+        graph: a program's nodes; changed in place.
+    """
+    for node in graph.nodes:
+        if not is_operator(node) or operator_name(node) not in _COMPARISONS:
+            continue
+        dtype = node.args[0].meta["val"].dtype
+        if dtype in HALF and type(node.args[1]) is float:
+            node.update_arg(1, torch.tensor(node.args[1], dtype=dtype).item())
 
 
 def whole_in_half(table: Table) -> Table:

@@ -10,6 +10,7 @@ import torch
 
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort.symbolics.half_precision import HALF
 from torch2ort.symbolics.sites import arguments_of, is_random
 
 aten = torch.ops.aten
@@ -218,9 +219,10 @@ def _has_inexact_remainder(arguments: dict[str, Any]) -> bool:
 
 
 def _has_inexact_quotient(arguments: dict[str, Any]) -> bool:
-    # The whole part of a quotient is exact, that of one to be cut is not, in eager either.
-    floored = arguments.get("rounding_mode", "floor") == "floor"
-    return (floored and _divides_fractions(arguments)) or _divides_integers(arguments)
+    # The whole part of a quotient is exact, that of one to be cut is not, in eager either: but in half
+    # precision eager cuts before it rounds.
+    whole = arguments.get("rounding_mode", "floor") == "floor" or _dtype(arguments["self"]) in HALF
+    return (whole and _divides_fractions(arguments)) or _divides_integers(arguments)
 
 
 def _divides_fractions(arguments: dict[str, Any]) -> bool:
@@ -252,6 +254,18 @@ def _scatters_unlike_onnx(arguments: dict[str, Any]) -> bool:
         # torch.onnx takes a mean for no reduction.
         return True
     return not all(private.is_known(a == b) for a, b in zip(source.shape, index.shape, strict=True))
+
+
+def _counts_in_fractions(arguments: dict[str, Any]) -> bool:
+    # What no decomposition could count: torch.onnx does it in float32.
+    numbers = [arguments.get(name, 0) for name in ("start", "end", "step")]
+    values = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in numbers]
+    return any(isinstance(value, (float, torch.SymFloat)) for value in values)
+
+
+def _is_of_half(arguments: dict[str, Any]) -> bool:
+    # Eager rounds the places to look at, too, where ONNX Runtime has them in float32: they are other pixels.
+    return _dtype(arguments["input"]) in HALF
 
 
 def _has_no_elements(arguments: dict[str, Any]) -> bool:
@@ -290,6 +304,11 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     # Onnxruntime 1.31 multiplies integers in double, and keeps what does not fit at the end of the range.
     aten.prod.default: _has_no_fractions,
     aten.prod.dim_int: _has_no_fractions,
+    **dict.fromkeys(
+        (aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default), _is_of_half
+    ),
+    **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step), _counts_in_fractions),
+    aten.linspace.default: lambda arguments: arguments["dtype"] is torch.float64,
     aten.sort.default: _has_no_elements,
     aten.topk.default: _has_no_elements,
     aten.pow.Tensor_Scalar: _raises_unlike_onnx,

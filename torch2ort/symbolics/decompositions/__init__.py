@@ -18,6 +18,7 @@ for _name in (
     "indexing",
     "loss",
     "normalization",
+    "numbers",
     "products",
     "random",
     "shape",

@@ -10,5 +10,14 @@ from torch2ort.symbolics.translations.registry import translation_table
 __all__ = ["translation_table"]
 
 # Each fills the table when it is imported.
-for _name in ("activation", "basics", "indexing", "loss", "normalization", "recurrent", "sizes"):
+for _name in (
+    "activation",
+    "basics",
+    "convolution",
+    "indexing",
+    "loss",
+    "normalization",
+    "recurrent",
+    "sizes",
+):
     importlib.import_module(f"{__name__}.{_name}")

@@ -1,0 +1,54 @@
+"""Numbers of double precision that torch.onnx writes in float32, where they lose digits."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+
+import onnx
+import onnx_ir as ir
+
+
+def survives_float(number: float) -> bool:
+    """Whether float32 holds ``number`` as it is."""
+    return math.isnan(number) or ctypes.c_float(number).value == number
+
+
+def looks_rounded(number: float) -> bool:
+    """Whether ``number`` has a float's digits, all of them, as 0.3 has in float32.
+
+    Halves, tenths of a thousand and the like that a float holds exactly have few digits.
+    """
+    if not math.isfinite(number) or not survives_float(number):
+        return False
+    mantissa = abs(math.frexp(number)[0])
+    return mantissa * 2**16 != int(mantissa * 2**16)
+
+
+def loses_digits(node: ir.Node) -> bool:
+    """Whether a node that gives a double computes it of rounded numbers: constants, or its attributes."""
+    if node.outputs[0].dtype != ir.DataType.DOUBLE:
+        return False
+    if not node.domain and _has_float_attributes(node.op_type):
+        return True
+    floats = (v for v in node.inputs if v is not None and v.dtype == ir.DataType.FLOAT)
+    return any(map(_may_be_rounded, floats))
+
+
+@functools.cache
+def _has_float_attributes(op_type: str) -> bool:
+    if not onnx.defs.has(op_type):
+        return False
+    attributes = onnx.defs.get_schema(op_type).attributes.values()
+    return any(attribute.type == onnx.defs.OpSchema.AttrType.FLOAT for attribute in attributes)
+
+
+def _may_be_rounded(value: ir.Value) -> bool:
+    return is_rounded(value) or ir.convenience.get_const_tensor(value) is None
+
+
+def is_rounded(value: ir.Value) -> bool:
+    """Whether a value is one constant number that looks rounded to float32."""
+    tensor = ir.convenience.get_const_tensor(value)
+    return tensor is not None and tensor.size == 1 and looks_rounded(float(tensor.numpy().reshape(())))
