@@ -8,13 +8,26 @@ import pytest
 import torch
 
 import torch2ort
+from tests.ops.snippets import TORCH_2_11
 from tests.support.comparison import assert_same, assert_trains_like_eager
 
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "flip": lambda x: x.flip(0) * 2,
     "flip, from the end": lambda x: x.flip(-1) * 2,
     "flip of no axis": lambda x: x.flip([]) * 2,
+    "mean": lambda x: x.mean(0) * 2,
+    "prod": lambda x: x.prod(-1) * 2,
+    "amax": lambda x: x.amax(0) * 2,
+    "amin": lambda x: x.amin(-1) * 2,
+    "any": lambda x: (x > 0).any(0) * x,
+    "all": lambda x: (x > 0).all(-1) * x,
+    "topk": lambda x: x.topk(1, 0)[0] + x.topk(1)[1],
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, 3, dim=0),
+    "cosine_similarity": lambda x: torch.cosine_similarity(x, x * 2, dim=0),
 }
+if not TORCH_2_11:  # it has no derivative of aminmax
+    CASES["aminmax"] = lambda x: torch.cat([end.reshape(1) for end in x.aminmax(dim=0)])
+    CASES["aminmax of every axis"] = lambda x: torch.cat([end.reshape(1) for end in x.aminmax()])
 
 
 class Scaled(torch.nn.Module):

@@ -87,6 +87,11 @@ _MISTRANSLATED: frozenset[OpOverload] = frozenset(
         aten.bitwise_right_shift.Tensor_Scalar,
         # Of a negative zero.
         aten.signbit.default,
+        # torch.onnx's take no account of align_corners and scales, and weigh other pixels.
+        aten._upsample_bilinear2d_aa.default,
+        aten._upsample_bilinear2d_aa.vec,
+        aten._upsample_bicubic2d_aa.default,
+        aten._upsample_bicubic2d_aa.vec,
     }
 )
 
@@ -268,9 +273,24 @@ def _is_of_half(arguments: dict[str, Any]) -> bool:
     return _dtype(arguments["input"]) in HALF
 
 
+def _pads_unlike_onnx(arguments: dict[str, Any]) -> bool:
+    # What is cut off first may leave nothing to repeat.
+    return _has_no_elements(arguments) or any(isinstance(p, int) and p < 0 for p in arguments["pad"])
+
+
 def _has_no_elements(arguments: dict[str, Any]) -> bool:
-    # TopK divides by their number and ends the process, up to onnxruntime 1.30.
-    return any(isinstance(size, int) and size == 0 for size in arguments["self"].meta["val"].shape)
+    return _is_empty(arguments["self"])
+
+
+def _is_empty(argument: torch.fx.Node) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in argument.meta["val"].shape)
+
+
+def _pads_beyond_strides(arguments: dict[str, Any]) -> bool:
+    # Up to the dilation in eager. ONNX Runtime 1.31 says that its sizes contradict each other.
+    padded, strides = arguments["output_padding"], arguments["stride"]
+    wide = any(isinstance(p, int) and p >= s for p in padded for s in strides)
+    return bool(arguments["transposed"]) and any(map(bool, padded)) and wide
 
 
 # In place or not.
@@ -309,6 +329,12 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     ),
     **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step), _counts_in_fractions),
     aten.linspace.default: lambda arguments: arguments["dtype"] is torch.float64,
+    aten.convolution.default: _pads_beyond_strides,
+    # They are reshaped by way of a size that is left open, which no elements leave undecided.
+    aten.native_group_norm.default: lambda arguments: _is_empty(arguments["input"]),
+    aten.im2col.default: _has_no_elements,
+    aten.pad.default: lambda arguments: arguments["mode"] != "constant" and _pads_unlike_onnx(arguments),
+    # TopK divides by their number and ends the process, up to onnxruntime 1.30.
     aten.sort.default: _has_no_elements,
     aten.topk.default: _has_no_elements,
     aten.pow.Tensor_Scalar: _raises_unlike_onnx,

@@ -17,6 +17,7 @@ for _name in (
     "dropout",
     "indexing",
     "loss",
+    "no_axes",
     "normalization",
     "numbers",
     "products",

@@ -49,7 +49,7 @@ def mean_dim(
     self: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """As :func:`mean`."""
-    axes = list(range(self.dim())) if not dim else list(dim)
+    axes = list(dim) if dim and self.dim() else list(range(self.dim()))
     sizes: list[int | torch.SymInt] = [self.shape[axis] for axis in axes]
     if all(private.is_known(size > 0) for size in sizes):
         return NotImplemented  # type: ignore[no-any-return]

@@ -26,12 +26,6 @@ def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     return self.clone() if not dim else self
 
 
-@decomposes(aten.flip.default)
-def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Nothing to turn round in a tensor without axes, of which ONNX takes no slice."""
-    return NotImplemented if self.dim() else self.clone()
-
-
 @decomposes(aten.repeat_interleave.self_int)
 def repeat_interleave(
     self: torch.Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from torch2ort.symbolics.graph_builder import op
+from torch2ort.symbolics.graph_builder import constant, op
 from torch2ort.symbolics.translations.registry import translates
 
 
@@ -21,8 +21,18 @@ def conv3d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> ir.Value:
-    """Without a bias if it has none: torch.onnx makes one of another rank, which ONNX Runtime refuses."""
+    """Without a bias if it has none, for which torch.onnx makes one of another rank, and of one volume, too."""
     strides, pads, dilations = (list(given) * (3 // len(given)) for given in (stride, padding, dilation))
-    return op(
-        "Conv", input, weight, bias, strides=strides, pads=[*pads, *pads], dilations=dilations, group=groups
+    is_one = input.shape is not None and len(input.shape) == 4
+    volumes = op("Unsqueeze", input, constant([0])) if is_one else input
+    result = op(
+        "Conv",
+        volumes,
+        weight,
+        bias,
+        strides=strides,
+        pads=[*pads, *pads],
+        dilations=dilations,
+        group=groups,
     )
+    return op("Squeeze", result, constant([0])) if is_one else result

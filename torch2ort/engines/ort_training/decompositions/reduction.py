@@ -23,7 +23,7 @@ def mean_dim(
     self: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """The sum over ``dim`` divided by the number of elements."""
-    axes = list(range(self.dim())) if not dim else list(dim)
+    axes = list(dim) if dim and self.dim() else list(range(self.dim()))
     count = 1
     for axis in axes:
         count = count * self.shape[axis]

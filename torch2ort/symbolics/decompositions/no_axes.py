@@ -1,0 +1,77 @@
+"""Tensors without axes, of which eager takes the axes 0 and -1, and ONNX none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.symbolics.decompositions.registry import decomposes
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.flip.default)
+def flip(self: torch.Tensor, dims: Sequence[int]) -> Any:
+    """The number itself, as what the others say of one number."""
+    del dims
+    return NotImplemented if self.dim() else self.clone()
+
+
+@decomposes(aten.amax.default, aten.amin.default)
+def extreme(self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """The number itself."""
+    del dim, keepdim
+    return NotImplemented if self.dim() else self.clone()
+
+
+@decomposes(aten.aminmax.default)
+def aminmax(self: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The number itself, twice."""
+    del dim, keepdim
+    return NotImplemented if self.dim() else (self.clone(), self.clone())
+
+
+@decomposes(aten.prod.dim_int)
+def prod(self: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """The product of every number there is."""
+    del dim, keepdim
+    return NotImplemented if self.dim() else self.prod(dtype=dtype)
+
+
+@decomposes(aten.any.dim, aten.any.dims)
+def any_of(self: torch.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
+    """Of every number there is."""
+    del dim, keepdim
+    return NotImplemented if self.dim() else self.any()
+
+
+@decomposes(aten.all.dim, aten.all.dims)
+def all_of(self: torch.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
+    """Of every number there is."""
+    del dim, keepdim
+    return NotImplemented if self.dim() else self.all()
+
+
+@decomposes(aten.topk.default)
+def topk(self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """The number itself, and its place."""
+    del dim, largest, sorted
+    return NotImplemented if self.dim() or k != 1 else (self.clone(), torch.zeros_like(self, dtype=torch.int64))
+
+
+@decomposes(aten.linalg_vector_norm.default)
+def vector_norm(
+    self: torch.Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Of a vector of one number."""
+    del keepdim
+    if self.dim() or not dim:
+        return NotImplemented
+    return torch.linalg.vector_norm(self.reshape(1), ord, [0], dtype=dtype)
