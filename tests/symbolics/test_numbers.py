@@ -213,3 +213,28 @@ def test_a_row_that_is_hidden_wholly_gives_zeros_in_half_precision(dtype: torch.
     hidden = {"attention": PRODUCTS["attention, row hidden"]}
     found, expected = torch2ort.ORTModule(Applied(hidden)), Applied(hidden)
     torch.testing.assert_close(found(_x(dtype)), expected(_x(dtype)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [7, 10])
+def test_an_inverse_fourier_transform_in_double_is_refused_where_its_length_is_no_power_of_two(
+    length: int,
+) -> None:
+    inverse = {"irfft": lambda x: torch.fft.irfft(torch.fft.rfft(x), length)}
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as refusal:
+        _exported(inverse, _x())
+    told = (
+        "inverts a Fourier transform in torch.float64, which ONNX Runtime divides by its length with the "
+        "digits of torch.float32. Choose a power of two as its length, convert to torch.float32, or put the "
+        "transform and what computes with it into a torch.autograd.Function"
+    )
+    assert told in str(refusal.value)
+
+
+@pytest.mark.skipif(has_training(), reason="onnxruntime 1.19.2 has no inverse transform to real numbers")
+@pytest.mark.parametrize(("length", "dtype"), [(8, torch.float64), (7, torch.float32)])
+def test_another_inverse_fourier_transform_is_eagers(length: int, dtype: torch.dtype) -> None:
+    inverse = {"irfft": lambda x: torch.fft.irfft(torch.fft.rfft(x), length)}
+    rtol, atol = (1e-9, 1e-12) if dtype is torch.float64 else (1e-5, 1e-6)
+    torch.testing.assert_close(
+        _exported(inverse, _x(dtype)), Applied(inverse)(_x(dtype)), rtol=rtol, atol=atol
+    )

@@ -352,8 +352,8 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
             raise failure from error
         if not any(isinstance(node.meta.get("val"), torch.Tensor) for node in program.graph.nodes):
             raise ExportError(
-                f"{type(model).__name__}: forward takes no tensor and makes none, so that there is nothing to "
-                f"export. Call the model itself"
+                f"{type(model).__name__}: forward takes no tensor and makes none, so that there is nothing "
+                f"to export. Call the model itself"
             )
         connect_constants(program, call, call.code.used)
     return _described(program, call, capture)

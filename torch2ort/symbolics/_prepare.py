@@ -50,7 +50,7 @@ from torch2ort.symbolics.strides import (
 )
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
-from torch2ort.symbolics.unheld import refuse_unheld, refuse_unheld_weights
+from torch2ort.symbolics.unheld import refuse_inexact_transforms, refuse_unheld, refuse_unheld_weights
 from torch2ort.symbolics.unread_checks import keep_unread_checks
 from torch2ort.symbolics.value_checks import drop_conditions
 
@@ -125,6 +125,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     refuse_other_mutations(program)
     _refuse_unrepresentable(program, target)
     refuse_unheld(program)
+    refuse_inexact_transforms(program.graph)
     prepared = Prepared(program)
     to_kernels(prepared, target, _needs_kernel(program, target))
     return prepared

@@ -107,6 +107,7 @@ _INEXACT: frozenset[OpOverload] = frozenset(
         aten.logaddexp.default,
         aten.logaddexp2.default,
         aten.logcumsumexp.default,
+        aten.special_erfcx.default,
         aten.logit.default,
         aten.xlogy.Tensor,
         aten.xlogy.Scalar_Self,
@@ -321,6 +322,8 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.fmod.Tensor: _has_no_fractions,
     aten.fmod.Scalar: _has_no_fractions,
     aten.isclose.default: _has_no_fractions,
+    # Without elements, an index may have other axes than what it is for.
+    aten.gather.default: lambda arguments: _is_empty(arguments["index"]),
     # Onnxruntime 1.31 multiplies integers in double, and keeps what does not fit at the end of the range.
     aten.prod.default: _has_no_fractions,
     aten.prod.dim_int: _has_no_fractions,
@@ -331,8 +334,13 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.linspace.default: lambda arguments: arguments["dtype"] is torch.float64,
     aten.convolution.default: _pads_beyond_strides,
     # They are reshaped by way of a size that is left open, which no elements leave undecided.
-    aten.native_group_norm.default: lambda arguments: _is_empty(arguments["input"]),
+    **dict.fromkeys(
+        (aten.group_norm.default, aten.native_group_norm.default),
+        lambda arguments: _is_empty(arguments["input"]),
+    ),
     aten.im2col.default: _has_no_elements,
+    aten.pixel_unshuffle.default: _has_no_elements,
+    aten.nonzero.default: lambda arguments: arguments["self"].meta["val"].dim() == 0,
     aten.pad.default: lambda arguments: arguments["mode"] != "constant" and _pads_unlike_onnx(arguments),
     # TopK divides by their number and ends the process, up to onnxruntime 1.30.
     aten.sort.default: _has_no_elements,

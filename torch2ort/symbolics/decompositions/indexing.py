@@ -47,6 +47,13 @@ def _wide(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] |
     return [i.long() if i is not None and i.dtype == torch.int32 else i for i in indices]
 
 
+@decomposes(aten.take.default)
+def take(self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The elements at ``index``, which torch's own decomposition reads if it is one number."""
+    result: torch.Tensor = aten.index(self.reshape(-1), [index])
+    return result
+
+
 @decomposes(aten.scatter_reduce.two)
 def scatter_reduce(
     self: torch.Tensor,

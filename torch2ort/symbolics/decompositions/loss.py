@@ -75,7 +75,7 @@ def smoothed(
         share = kept.to(self.dtype)
         spread = logs.sum(1)
     else:
-        share = weight[index] * kept.to(self.dtype)
+        share = aten.index(weight, [index]) * kept.to(self.dtype)
         spread = (logs * _along(weight, self.dim(), 1)).sum(1)
     exact = -(picked * share)
     smooth = -(spread * kept.to(self.dtype))
@@ -110,7 +110,7 @@ def nll_loss_forward(
     kept = target != ignore_index
     index = torch.where(kept, target, torch.zeros_like(target))
     picked = self.gather(axis, index.unsqueeze(axis)).squeeze(axis)
-    share = kept.to(self.dtype) if weight is None else weight[index] * kept.to(self.dtype)
+    share = kept.to(self.dtype) if weight is None else aten.index(weight, [index]) * kept.to(self.dtype)
     loss = -(picked * share)
     total = share.sum()
     if reduction == MEAN:

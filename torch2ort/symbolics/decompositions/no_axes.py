@@ -58,7 +58,9 @@ def all_of(self: torch.Tensor, dim: int | Sequence[int] | None = None, keepdim: 
 def topk(self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """The number itself, and its place."""
     del dim, largest, sorted
-    return NotImplemented if self.dim() or k != 1 else (self.clone(), torch.zeros_like(self, dtype=torch.int64))
+    return (
+        NotImplemented if self.dim() or k != 1 else (self.clone(), torch.zeros_like(self, dtype=torch.int64))
+    )
 
 
 @decomposes(aten.linalg_vector_norm.default)
@@ -70,8 +72,9 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Of a vector of one number."""
-    del keepdim
+    """Of a vector of one number, and with every axis named where all are kept."""
+    if self.dim() and keepdim and not dim:
+        return torch.linalg.vector_norm(self, ord, list(range(self.dim())), True, dtype=dtype)
     if self.dim() or not dim:
         return NotImplemented
     return torch.linalg.vector_norm(self.reshape(1), ord, [0], dtype=dtype)

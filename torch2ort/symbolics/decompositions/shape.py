@@ -18,6 +18,13 @@ def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> t
     return src.to(self.dtype).expand(self.shape).clone()
 
 
+@decomposes(aten.squeeze.dim)
+def squeeze(self: torch.Tensor, dim: int) -> torch.Tensor:
+    """The tensor itself where the axis has another size than 1, of which ONNX has an error."""
+    size = self.shape[dim] if self.dim() else 1
+    return self if isinstance(size, int) and size != 1 else NotImplemented
+
+
 @decomposes(aten.squeeze.dims)
 def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     """One axis after the other, the last first."""
