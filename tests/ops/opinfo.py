@@ -1,7 +1,7 @@
 """PyTorch's own samples of its operators, run in eager PyTorch and on ONNX Runtime.
 
 ``python -m tests.ops.opinfo float32 export`` (or ``float64``, or ``train``) prints what is not equal and what
-is refused, operator by operator. PyTorch's descriptions import ``expecttest``, which is to be installed for it.
+is refused, operator by operator. PyTorch's descriptions import ``expecttest``; install it before.
 """
 
 from __future__ import annotations
