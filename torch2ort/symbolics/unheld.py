@@ -11,9 +11,10 @@ from torch2ort.pythonop import ONNX_TYPES, makes_quantised, site_by_key
 from torch2ort.symbolics.sites import arguments_of
 from torch2ort.symbolics.source import source_line
 
+aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _INSIDE = "Put all that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels"
-_TO_REAL, _TO_COMPLEX = torch.ops.aten._fft_c2r.default, torch.ops.aten._fft_c2c.default
+_INVERTING = (aten._fft_c2r.default, aten._fft_c2c.default)
 _DOUBLE = (torch.float64, torch.complex128)
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -66,7 +67,7 @@ def refuse_inexact_transforms(graph: torch.fx.Graph) -> None:
 
 def _inverse_lengths(node: torch.fx.Node) -> list[int | torch.SymInt]:
     """Lengths of the axes along which ``node`` inverts a transform in double."""
-    arguments = arguments_of(node) if node.target in (_TO_REAL, _TO_COMPLEX) else {}
+    arguments = arguments_of(node) if node.target in _INVERTING else {}
     if not arguments or arguments.get("forward") or node.meta["val"].dtype not in _DOUBLE:
         return []
     return [node.meta["val"].shape[axis] for axis in arguments["dim"]]
