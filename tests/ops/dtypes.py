@@ -388,3 +388,8 @@ def difference(one: Any, other: Any, dtype: torch.dtype) -> str:
     except AssertionError as error:
         return str(error)
     return ""
+
+
+def gradient(of: torch.Tensor) -> torch.Tensor:
+    """A gradient of a result's shape and dtype whose numbers differ."""
+    return torch.linspace(0.3, 1.7, of.numel()).reshape(of.shape).to(of.dtype)

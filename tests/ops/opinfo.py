@@ -17,6 +17,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import torch2ort
+from tests.ops.dtypes import gradient
 
 TOLERANCES = {torch.float32: (1e-4, 5e-5), torch.float64: (1e-9, 1e-11)}
 # They draw, leave memory as it is, or have results that are unique up to signs and order only.
@@ -107,7 +108,7 @@ def _refusal(run: Any, operator: Any, sample: Any, dtype: torch.dtype) -> str:
 def _exported(operator: Any, samples: list[Any], dtype: torch.dtype) -> str:
     call = Call(operator, samples)
     with torch.no_grad():
-        exported = torch2ort.export(call.eval(), tuple(t.clone() for t in call.tensors), training=False)
+        exported = torch2ort.export(call.eval(), tuple(_copies(call)), training=False)
         return _difference(exported(*_copies(call)), call(*_copies(call)), dtype)
 
 
@@ -118,17 +119,13 @@ def _trained(operator: Any, samples: list[Any], dtype: torch.dtype) -> str:
         inputs = [t.requires_grad_(t.is_floating_point()) for t in _copies(call)]
         results = [r for r in pytree.tree_leaves(wrap(call)(*inputs)) if isinstance(r, torch.Tensor)]
         trained = [r for r in results if r.requires_grad]
-        torch.autograd.backward(trained, [_gradient(r) for r in trained])
+        torch.autograd.backward(trained, [gradient(r) for r in trained])
         ways.append(([r.detach() for r in results], [x.grad for x in inputs]))
     return _difference(*ways, dtype)
 
 
 def _copies(call: Call) -> list[torch.Tensor]:
     return [t.clone() for t in call.tensors]
-
-
-def _gradient(of: torch.Tensor) -> torch.Tensor:
-    return torch.linspace(0.3, 1.7, of.numel()).reshape(of.shape).to(of.dtype)
 
 
 def _difference(found: Any, expected: Any, dtype: torch.dtype) -> str:

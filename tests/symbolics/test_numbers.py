@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import torch2ort
+from tests.support.applied import Applied, Operator
 from torch2ort.runtime._ort_private import has_training
 
 LOWEST = torch.finfo(torch.float64).min
 HALF = (torch.bfloat16, torch.float16)
-Operator = Callable[[torch.Tensor], torch.Tensor]
 
 # Of x, a tensor of shape (3, 6, 8) in double; each needs a number that float32 does not hold.
 OF_DOUBLE: dict[str, Operator] = {
@@ -56,15 +56,6 @@ PRODUCTS: dict[str, Operator] = {
     "baddbmm": lambda x: torch.baddbmm(x[:, :, :6], x, x.transpose(1, 2), beta=0.1, alpha=0.3),
     "addmm": lambda x: torch.addmm(x[0, :, :6], x[0], x[1].T, beta=0.1, alpha=0.3),
 }
-
-
-class Applied(torch.nn.Module):
-    def __init__(self, operators: dict[str, Operator]) -> None:
-        super().__init__()
-        self.operators = operators
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: operator(x) for name, operator in self.operators.items()}
 
 
 def _constant() -> torch.Tensor:

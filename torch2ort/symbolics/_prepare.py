@@ -49,8 +49,9 @@ from torch2ort.symbolics.strides import (
     refuse_shared_elements,
 )
 from torch2ort.symbolics.target import Target
+from torch2ort.symbolics.transforms import refuse_inexact_transforms
 from torch2ort.symbolics.translations import translation_table
-from torch2ort.symbolics.unheld import refuse_inexact_transforms, refuse_unheld, refuse_unheld_weights
+from torch2ort.symbolics.unheld import refuse_unheld, refuse_unheld_weights
 from torch2ort.symbolics.unread_checks import keep_unread_checks
 from torch2ort.symbolics.value_checks import drop_conditions
 

@@ -32,8 +32,7 @@ def loses_digits(node: ir.Node) -> bool:
         return False
     if not node.domain and _has_float_attributes(node.op_type):
         return True
-    floats = (v for v in node.inputs if v is not None and v.dtype == ir.DataType.FLOAT)
-    return any(map(_may_be_rounded, floats))
+    return any(v is not None and v.dtype == ir.DataType.FLOAT and is_rounded(v) for v in node.inputs)
 
 
 @functools.cache
@@ -42,10 +41,6 @@ def _has_float_attributes(op_type: str) -> bool:
         return False
     attributes = onnx.defs.get_schema(op_type).attributes.values()
     return any(attribute.type == onnx.defs.OpSchema.AttrType.FLOAT for attribute in attributes)
-
-
-def _may_be_rounded(value: ir.Value) -> bool:
-    return is_rounded(value) or ir.convenience.get_const_tensor(value) is None
 
 
 def is_rounded(value: ir.Value) -> bool:

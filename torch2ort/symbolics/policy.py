@@ -291,7 +291,7 @@ def _pads_beyond_strides(arguments: dict[str, Any]) -> bool:
     # Up to the dilation in eager. ONNX Runtime 1.31 says that its sizes contradict each other.
     padded, strides = arguments["output_padding"], arguments["stride"]
     wide = any(isinstance(p, int) and p >= s for p in padded for s in strides)
-    return bool(arguments["transposed"]) and any(map(bool, padded)) and wide
+    return bool(arguments["transposed"]) and wide
 
 
 # In place or not.

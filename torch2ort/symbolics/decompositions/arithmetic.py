@@ -38,6 +38,11 @@ def rsub(self: torch.Tensor, other: float | torch.Tensor, alpha: float = 1) -> t
     return other - (self if alpha == 1 else self * alpha)
 
 
+def reduced_axes(self: torch.Tensor, dim: Sequence[int] | None) -> list[int]:
+    """Axes that a reduction over ``dim`` goes along: every one for none, and none of a single number."""
+    return list(dim) if dim and self.dim() else list(range(self.dim()))
+
+
 @decomposes(aten.mean.default)
 def mean(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Of what may hold no elements, their sum divided by their number: of none, ONNX Runtime's mean is 0."""
@@ -49,7 +54,7 @@ def mean_dim(
     self: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """As :func:`mean`."""
-    axes = list(dim) if dim and self.dim() else list(range(self.dim()))
+    axes = reduced_axes(self, dim)
     sizes: list[int | torch.SymInt] = [self.shape[axis] for axis in axes]
     if all(private.is_known(size > 0) for size in sizes):
         return NotImplemented  # type: ignore[no-any-return]

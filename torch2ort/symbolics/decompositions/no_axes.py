@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @decomposes(aten.flip.default)
 def flip(self: torch.Tensor, dims: Sequence[int]) -> Any:
-    """The number itself, as what the others say of one number."""
+    """The number itself, in which there is nothing to turn round."""
     del dims
     return NotImplemented if self.dim() else self.clone()
 
@@ -73,8 +73,8 @@ def vector_norm(
     dtype: torch.dtype | None = None,
 ) -> Any:
     """Of a vector of one number, and with every axis named where all are kept."""
-    if self.dim() and keepdim and not dim:
+    if dim and not self.dim():
+        return torch.linalg.vector_norm(self.reshape(1), ord, [0], dtype=dtype)
+    if keepdim and self.dim() and not dim:
         return torch.linalg.vector_norm(self, ord, list(range(self.dim())), True, dtype=dtype)
-    if self.dim() or not dim:
-        return NotImplemented
-    return torch.linalg.vector_norm(self.reshape(1), ord, [0], dtype=dtype)
+    return NotImplemented

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from torch2ort.engines.ort_training.decompositions.table import decomposes
+from torch2ort.symbolics.decompositions.arithmetic import reduced_axes
 from torch2ort.symbolics.decompositions.spread import var, var_mean
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ def mean_dim(
     self: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """The sum over ``dim`` divided by the number of elements."""
-    axes = list(dim) if dim and self.dim() else list(range(self.dim()))
+    axes = reduced_axes(self, dim)
     count = 1
     for axis in axes:
         count = count * self.shape[axis]
