@@ -171,7 +171,7 @@ def _exact(call: Call, way: Way) -> Any:
 
 
 def _apart_from_exact(found: list[Any], expected: list[Any], exact: list[Any], dtype: torch.dtype) -> str:
-    """What differs from eager's result and from ``exact``, of whose largest number eager rounds parts, too."""
+    """What differs from eager and from ``exact``, of whose largest number eager rounds parts, too."""
     said = []
     for one, other, true in zip(found, expected, exact, strict=True):
         text = _apart(one, other, dtype)

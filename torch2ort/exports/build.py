@@ -29,6 +29,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
 from torch2ort.startup import TRACE, TRANSLATE, phase
 from torch2ort.symbolics.autocast import settle_autocast
+from torch2ort.symbolics.constant_bounds import detach_bounds
 from torch2ort.symbolics.lowering import lower, sizes_of
 from torch2ort.symbolics.target import GradientRules, Target
 
@@ -131,6 +132,7 @@ def _export(
         with off():
             sites = settle_autocast(traced.program.graph_module, model, target, gradients=modes.gradients)
             traced.sites.update({site.key: site for site in sites})
+            detach_bounds(traced.program.graph_module)
             if target.keeps_program:
                 program = kept_program(traced)
             with phase(TRANSLATE):

@@ -19,6 +19,12 @@ def flip(self: torch.Tensor, dims: Sequence[int]) -> Any:
     return NotImplemented if self.dim() else self.clone()
 
 
+@decomposes(aten.tile.default)
+def tile(self: torch.Tensor, dims: Sequence[int]) -> Any:
+    """The number itself, along no axis."""
+    return NotImplemented if self.dim() or dims else self.clone()
+
+
 @decomposes(aten.amax.default, aten.amin.default)
 def extreme(self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     """The number itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -21,9 +22,10 @@ def std(
     *,
     correction: float | None = None,
     keepdim: bool = False,
-) -> torch.Tensor:
+) -> Any:
     """The root of the variance."""
-    return torch.sqrt(var(self, dim, correction=correction, keepdim=keepdim))
+    variance = var(self, dim, correction=correction, keepdim=keepdim)
+    return variance if variance is NotImplemented else torch.sqrt(variance)
 
 
 @derives(operators.extreme)
