@@ -54,6 +54,8 @@ OF_FORM: dict[str, dtypes.Binary] = {
     },
     "adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(x[None], (2, 3)),
     "adaptive_max_pool2d": lambda x, y: F.adaptive_max_pool2d(x[None], (2, 3)),
+    "embedding_bag": lambda x, y: F.embedding_bag(torch.tensor([[0, 2], [1, 1]]), x, mode="sum"),
+    "view of nothing": lambda x, y: (x * y)[:0].view(5, 2, 0, 4) * y[0],
     "group_norm of groups": lambda x, y: F.group_norm(x.reshape(1, 4, 3), 2, y[0], y[1]),
 }
 DROPOUTS: dict[str, dtypes.Binary] = {

@@ -16,6 +16,8 @@ CASES: dict[str, Operator] = {
     "var of nothing": lambda x: x[:0].var(),
     "linspace between tensors": lambda x: torch.linspace(x[0, 0], x[1, 2], 4) * x[0, 0],
     "linspace from a tensor": lambda x: torch.linspace(x[0, 0], 7, 4) * x[0, 0],
+    "reshape of nothing, beside a kernel": lambda x: torch.special.erfcx(x)[:, :0].reshape(0, 0) * 2,
+    "view of nothing, beside a kernel": lambda x: torch.special.erfcx(x)[:0].view(5, 2, 0, 3) * 2,
     "logspace to a tensor": lambda x: torch.logspace(0, x[0, 0], 4) * x[0, 0],
 }
 

@@ -83,9 +83,13 @@ def translate(
         UnsupportedOperatorError: an operator fits into no graph, or has no correct gradient.
     """
     program = prepared.program
+    # Beside kernels a view is a copy, whose sizes of zero torch.onnx takes for those of the input.
+    view = private.torchlib_translation(torch.ops.aten.view.default)
+    assert view is not None
     table: dict[Any, Callable[..., Any]] = {
         **translation_table(target.translations),
         **(others or {}),
+        torch.ops.aten.reshape.default: view,
         _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),
     }
     given_up: set[str] = set()

@@ -17,7 +17,7 @@ from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import Site
 from torch2ort.symbolics.gradients import carrying
 from torch2ort.symbolics.policy import CHECKING
-from torch2ort.symbolics.sites import SiteMaker
+from torch2ort.symbolics.sites import SiteMaker, arguments_of
 
 # Autograd asks a product how many zeros are in it, and goes another way in a trace, which cannot say. It
 # differs where the product is no number. So does the gradient of the smallest of all: in a trace it is
@@ -74,4 +74,11 @@ def keep_whole(
 def _stays_whole(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return False
-    return is_recurrent(node.target) or node.target in STAY_WHOLE
+    return is_recurrent(node.target) or node.target in STAY_WHOLE or _is_bag_in_bfloat16(node)
+
+
+def _is_bag_in_bfloat16(node: torch.fx.Node) -> bool:
+    """Whether ``node`` gives places of another number than PyTorch's fake kernel says."""
+    if node.target is not torch.ops.aten.embedding_bag.padding_idx or arguments_of(node)["sparse"]:
+        return False
+    return bool(node.meta["val"][0].dtype == torch.bfloat16)
