@@ -15,6 +15,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "flip": lambda x: x.flip(0) * 2,
     "flip, from the end": lambda x: x.flip(-1) * 2,
     "flip of no axis": lambda x: x.flip([]) * 2,
+    "bucketize": lambda x: x * torch.bucketize(x.detach(), torch.tensor([0.1, 0.4, 1.5])),
     "tile": lambda x: x.tile(()) * 2,
     "mean": lambda x: x.mean(0) * 2,
     "prod": lambda x: x.prod(-1) * 2,

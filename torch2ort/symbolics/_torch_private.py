@@ -321,6 +321,9 @@ def decompose(
     for target, count in over_fixed_sizes.items():
         if target in decompositions:
             decompositions[target] = functools.partial(_of_fixed_sizes, decompositions[target], count)
+    bucketize = torch.ops.aten.bucketize.Tensor
+    if bucketize in decompositions:
+        decompositions[bucketize] = functools.partial(_of_an_axis, decompositions[bucketize])
     decompositions.update(own)
     from torch._inductor import config as inductor  # slow to import; a graph out of the cache needs none
 
@@ -345,6 +348,13 @@ def _of_fixed_sizes(
     if not all(isinstance(size, int) for size in input.shape[-count:]):
         return NotImplemented
     return decomposition(input, *args, **kwargs)
+
+
+def _of_an_axis(decomposition: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """As ``decomposition``, which would ask a tensor without axes for its number."""
+    if input.dim():
+        return decomposition(input, *args, **kwargs)
+    return decomposition(input.reshape(1), *args, **kwargs).reshape([])
 
 
 # No arithmetic in them, or integers only.
