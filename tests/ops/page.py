@@ -28,8 +28,8 @@ kernel, and what fits into no graph is refused, as are gradients in `float16` an
 `bfloat16`, which [the joint engine](precision.md) has.
 
 PyTorch's own samples of its operators, more than 600, run in exported files and in training in four types
-(`tests/ops/test_opinfo.py`, a part of `make test-long`). `torch.sort`, `argsort` and `topk` leave it open in which order
-equal values come; so it is here, and with `stable=True` it is eager's.
+(`tests/ops/test_opinfo.py`, a part of `make test-long`). `torch.sort`, `argsort` and `topk` leave it open in
+which order equal values come; so it is here, and with `stable=True` it is eager's.
 """
 
 
