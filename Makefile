@@ -66,7 +66,7 @@ test-long: build build-stock  ## Run the tests that take minutes, and more of th
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) -m long
 	$(BIN)/python $(PYTEST) $(LEFT_TO_STOCK)
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --engine joint -m long tests/dynamo
-	$(BIN)/python $(PYTEST) --engine joint tests/runtime/test_chains.py
+	$(BIN)/python $(PYTEST) --engine joint --timeout 600 tests/runtime/test_chains.py tests/models
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
 	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) --dist load tests/ops/test_opinfo.py
 	$(INTO_STOCK) '.[$(STOCK_EXTRAS),loops]'
