@@ -43,6 +43,9 @@ OF_ORT_TRAINING: dict[str, tuple[str, ...]] = {
     "cannot build this model's gradient graph": ("scatter", "select_scatter"),
 }
 OF_EXPORTS: dict[str, tuple[str, ...]] = {
+    "inverts a Fourier transform": tuple(
+        f"fft.{n}{axes}" for n in ("irfft", "hfft") for axes in ("", "2", "n")
+    ),
     "has no translation to ONNX": (
         "nn.functional.linear_cross_entropy.chunked",
         "nn.functional.linear_cross_entropy.chunked_none",
