@@ -16,7 +16,7 @@ import torch
 from torch2ort._native import Switches
 from torch2ort.capture.inference_mode import traced_inference_mode
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.autocast import Autocast, entered
+from torch2ort.pythonop.autocast import Autocast, entered, settings
 
 
 class Modes(NamedTuple):
@@ -62,7 +62,7 @@ _switches = Switches(
         (torch.is_grad_enabled, ()),
         (torch.is_inference_mode_enabled, ()),
         (torch.get_deterministic_debug_mode, ()),
-        (Autocast.now, ()),
+        (settings.now, ()),
     ),
     _of,
 )

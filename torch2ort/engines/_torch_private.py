@@ -28,21 +28,18 @@ with private_names("torch"):
     need(torch, "_add_batch_dim", "_remove_batch_dim")
 
 
+# Whether a gradient stands for each of a batch of them, in a backward that is given a batch.
+is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+# Whether the backward now running was called with ``retain_graph=True``.
+backward_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+
+
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The C code that ``function.apply`` ends in, where no torch.func transform is running."""
     base: Any = torch._C._FunctionBase
     bound: Callable[..., Any] = vars(base)["apply"].__get__(None, function)
     return bound
-
-
-def backward_keeps_graph() -> bool:
-    """Whether the backward now running was called with ``retain_graph=True``."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
-def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether a gradient stands for each of a batch of them, in a backward that is given a batch."""
-    return bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
 
 
 def out_of_batch(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch2ort.engines.interface import Engine
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
-from torch2ort.kernels.zero_tensors import with_memory
+from torch2ort.kernels.zero_tensors import all_with_memory
 from torch2ort.pythonop.autocast import Autocast, off
 from torch2ort.pythonop.interception import UNSAVABLE
 
@@ -98,12 +98,15 @@ class Boundary(torch.autograd.Function):
         engine, saved = step.engine, step.saved
         saved.check_feeds(engine.needed)
         engine.moving.look(step.given, engine.needed, step.copied)
-        saved.check_outputs()
+        if engine.read_outputs:
+            saved.check_outputs()
         keep = private.backward_keeps_graph()
         if not keep:
             ctx.step = None
-        run = functools.partial(_backward, step, keep)
-        result = batched.in_turn(gradients, run) if batched.is_batched(gradients) else run(gradients)
+        if batched.is_batched(gradients):
+            result = batched.in_turn(gradients, functools.partial(_backward, step, keep))
+        else:
+            result = _backward(step, keep, gradients)
         return (None, None, None, *result)
 
 
@@ -111,7 +114,7 @@ def _backward(
     step: _Step, keep: bool, gradients: Sequence[torch.Tensor | None], *, last: bool = True
 ) -> list[torch.Tensor | None]:
     """One gradient per feed; ``last``: of those that this backward is asked for."""
-    given = tuple(None if g is None else with_memory(g) for g in gradients)
+    given = all_with_memory(gradients)
     verification = step.verification if last else None
     if verification is not None:
         verification.run_backward(given, step.engine.weights)
@@ -153,7 +156,7 @@ def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> Collection[int]
         RuntimeError: backward reads a tensor of inference mode, which eager PyTorch refuses, too.
     """
     moving = engine.moving.to_copy(engine.needed)
-    if not moving and True not in map(torch.is_inference, feeds):
+    if not moving and True not in map(torch.Tensor.is_inference, feeds):
         return engine.copied
     unseen = [i for i, feed in enumerate(feeds) if feed.is_inference()]
     if not set(unseen).isdisjoint(engine.needed):

@@ -13,7 +13,8 @@ _Gradients = Sequence[torch.Tensor | None]
 
 def is_batched(gradients: _Gradients) -> bool:
     """Whether a backward is one for each of a batch."""
-    return any(gradient is not None and private.is_batched(gradient) for gradient in gradients)
+    given = [gradient for gradient in gradients if gradient is not None]
+    return True in map(private.is_batched, given)
 
 
 def in_turn(gradients: _Gradients, backward: Callable[..., _Gradients]) -> _Gradients:

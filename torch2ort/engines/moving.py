@@ -50,7 +50,9 @@ class MovingFeeds:
         """
         moved = saved.moved(needed)
         self._looks += 1
-        self._move = self._move or bool(moved) or _by_deepspeed(saved.feeds)
+        # Every backward asks, and few processes have DeepSpeed.
+        if moved or ("deepspeed" in sys.modules and _by_deepspeed(saved.feeds)):
+            self._move = True
         for position in moved:
             if position in copied:
                 continue
@@ -66,8 +68,7 @@ class MovingFeeds:
 
 def _by_deepspeed(feeds: Sequence[torch.Tensor]) -> bool:
     """Whether DeepSpeed gathers some, always anew, be it by chance to where they were."""
-    # Every backward asks, and few processes have it.
-    return "deepspeed" in sys.modules and any(hasattr(feed, "ds_status") for feed in feeds)
+    return any(hasattr(feed, "ds_status") for feed in feeds)
 
 
 def _among_processes() -> bool:

@@ -78,6 +78,5 @@ def schema_of(operator: Any) -> Any:
     return operator._schema
 
 
-def is_zero_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for zeros that lie nowhere."""
-    return torch._is_zerotensor(tensor)
+# Whether a tensor stands for zeros that lie nowhere.
+is_zero_tensor: Callable[[torch.Tensor], bool] = torch._is_zerotensor

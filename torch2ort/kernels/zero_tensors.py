@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from torch2ort.kernels import _torch_private as private
@@ -10,3 +12,11 @@ from torch2ort.kernels import _torch_private as private
 def with_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or zeros that a runtime can read."""
     return tensor.clone() if private.is_zero_tensor(tensor) else tensor
+
+
+def all_with_memory(tensors: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    """The tensors, or zeros that a runtime can read in the place of those without memory."""
+    for tensor in tensors:  # nearly always there is none
+        if tensor is not None and private.is_zero_tensor(tensor):
+            return [None if t is None else with_memory(t) for t in tensors]
+    return tensors

@@ -29,10 +29,10 @@ class Autocast(NamedTuple):
     devices: tuple[tuple[str, bool, torch.dtype], ...]
     cache: bool
 
-    @classmethod
-    def now(cls) -> Autocast:
+    @staticmethod
+    def now() -> Autocast:
         """The settings of this thread; one object for all that are equal."""
-        return _settings.now()
+        return settings.now()
 
     @staticmethod
     def is_on_now() -> bool:
@@ -66,7 +66,8 @@ def _of(cache: bool, *switches: Any) -> Autocast:
     return Autocast(tuple(zip(DEVICES, switches[:kinds], switches[kinds:], strict=True)), cache)
 
 
-_settings = Switches(
+# :meth:`Autocast.now` of these is what other switches are read with.
+settings = Switches(
     (
         (torch.is_autocast_cache_enabled, ()),
         *((torch.is_autocast_enabled, (kind,)) for kind in DEVICES),

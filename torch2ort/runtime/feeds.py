@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch2ort.errors import EngineError
-from torch2ort.runtime.values import plain, shares_memory, to_value
+from torch2ort.runtime.values import plain, shares_memory, value_maker
 
 _NOTHING = (-1, torch.Size(), None)
 
@@ -36,6 +36,8 @@ class Feeds:
 
     def __init__(self, inputs: int) -> None:
         self._inputs = inputs
+        self._make = value_maker()
+        self._keeps = shares_memory()
         # Per weight: address and shape of the memory that the value refers to, and the value. The value keeps
         # that memory alive, so the same address is the same memory.
         self._kept: dict[int, tuple[int, torch.Size, Any]] = {}
@@ -47,14 +49,15 @@ class Feeds:
             EngineError: a tensor is not on the CPU.
         """
         values = []
+        make = self._make
         for i, tensor in enumerate(tensors):
             if i < self._inputs and type(tensor) is not torch.nn.Parameter:
-                values.append(to_value(as_fed(tensor)))
+                values.append(make(as_fed(tensor)))
                 continue
             address, shape, value = self._kept.get(i, _NOTHING)
             if tensor.data_ptr() != address or tensor.shape != shape:
-                value = to_value(as_fed(tensor))
-                if tensor.is_contiguous() and shares_memory():
+                value = make(as_fed(tensor))
+                if self._keeps and tensor.is_contiguous():
                     self._kept[i] = (tensor.data_ptr(), tensor.shape, value)
             values.append(value)
         return values

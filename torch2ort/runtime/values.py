@@ -34,11 +34,11 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_value(tensor: torch.Tensor) -> Any:
     """An OrtValue of a contiguous tensor on the CPU that requires no gradient."""
-    return _value_maker()(tensor)
+    return value_maker()(tensor)
 
 
 @functools.cache
-def _value_maker() -> Callable[[torch.Tensor], Any]:
+def value_maker() -> Callable[[torch.Tensor], Any]:
     """:func:`to_value` for the installed onnxruntime."""
     if not shares_memory():
         return _copy_to_value

@@ -17,6 +17,8 @@ import torch
 from torch2ort.errors import ExportError
 from torch2ort.variants import _torch_private as private
 
+_HAS_PROCESSES = torch.distributed.is_available()
+
 
 def sharded_below(model: torch.nn.Module) -> list[Any]:
     """The modules below ``model``, itself apart, whose weights FSDP parts.
@@ -65,7 +67,7 @@ def gathered(modules: list[Any]) -> Iterator[None]:
 
 def may_be_parted() -> bool:
     """Whether there are processes to part weights among; every call of a model asks."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return _HAS_PROCESSES and torch.distributed.is_initialized()
 
 
 def _sharded(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:

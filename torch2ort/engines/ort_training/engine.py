@@ -7,13 +7,12 @@ when autograd hands over the outputs' gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from torch2ort.cache.store.shelf import Shelf
 from torch2ort.engines.moving import MovingFeeds
@@ -43,7 +42,7 @@ from torch2ort.runtime.optimized import run_as_it_is
 from torch2ort.runtime.profiling import describe, profiled
 from torch2ort.runtime.training_kernel.context_table import pool
 from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
-from torch2ort.runtime.values import bool_outputs, plain, restore_bools, to_capsule, to_value
+from torch2ort.runtime.values import bool_outputs, plain, to_capsule, to_tensors, to_value
 from torch2ort.startup import SESSION, timed
 
 _UNREAD = (
@@ -122,6 +121,20 @@ class ForwardState:
     random_state: torch.Tensor | None
 
 
+class _Reached(NamedTuple):
+    """What the gradients of some outputs reach, as far as no Function's backward returns ``None``.
+
+    Attributes:
+        whole: whether the Functions get the same gradients as from all outputs.
+        makes_zeros_felt: see :meth:`Reach.makes_zeros_felt`.
+        places: per feed, where its gradient is among those computed; ``None`` where none reaches it.
+    """
+
+    whole: bool
+    makes_zeros_felt: bool
+    places: list[int | None]
+
+
 class TrainingEngine:
     """Gradient graph and session for one graph and one set of tensors that require gradients.
 
@@ -152,9 +165,7 @@ class TrainingEngine:
         self._graph, self._options, self._shelf = graph, options, shelf
         self._reach = Reach(graph)
         # By the names of the outputs that have a gradient.
-        self._whole: dict[tuple[str, ...], bool] = {}
-        self._felt: dict[tuple[str, ...], bool] = {}
-        self._where: dict[tuple[str, ...], list[int | None]] = {}
+        self._reached: dict[tuple[str, ...], _Reached] = {}
         # The builder refuses tensors that no output depends on.
         requires_grad &= self._reach.inputs(graph.outputs)
         self._requires_grad = requires_grad
@@ -167,8 +178,10 @@ class TrainingEngine:
         self.weights = tuple(graph.weights.values())
         self.moving = MovingFeeds()
         self._feeds = Feeds(len(graph.inputs))
+        self._fetches = graph.fetches
         self._bools = bool_outputs(graph.proto.graph, graph.fetches)
         self._lock: Any = python_op_lock if graph.sites else contextlib.nullcontext()
+        self._uses_rng = graph.uses_rng
         install_runners()
         if shelf is None:
             gradient = build_gradient_graph(graph, requires_grad)
@@ -216,7 +229,7 @@ class TrainingEngine:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
         ort = self._ort
-        random_state = torch.get_rng_state() if self._graph.uses_rng else None
+        random_state = torch.get_rng_state() if self._uses_rng else None
         made = self._feeds.values(feeds)
         values = ort.OrtValueVector()
         values.reserve(len(made))
@@ -236,10 +249,9 @@ class TrainingEngine:
                 reraise(error)
         if self._shared is None:
             self._shared = _shared(made, fetched)
-        outputs = _tensors(fetched)
+        outputs = to_tensors(fetched, self._bools)
         for index in self._shared:
             outputs[index] = outputs[index].clone()
-        restore_bools(outputs, self._bools)
         shapes = [(t.shape, t.dtype, t.device) for t in outputs]
         return outputs, ForwardState(partial, run, shapes, epoch, random_state)
 
@@ -293,7 +305,10 @@ class TrainingEngine:
         if state.partial is None:
             return None
         given = self._ort.OrtValueVector()
+        names = []  # of the outputs that have a gradient
         for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                names.append(self._fetches[i])
             if i in self._skipped:
                 continue
             if gradient is None:
@@ -302,11 +317,11 @@ class TrainingEngine:
                 gradient = torch.zeros(shape, dtype=dtype, device=device)
             given.push_back(to_capsule(plain(gradient)), False)
         computed = self._ort.OrtValueVector()
-        run, outputs = state.run, self._with_gradient(gradients)
-        run.partial = not self._is_whole(outputs)
-        run.arrivals = lambda site: self._reach.arrivals(
-            self._site_nodes[site], outputs, self._edges(run.undefined)
-        )
+        run, outputs = state.run, tuple(names)
+        reached = self._reached.get(outputs) or self._reached_from(outputs)
+        run.partial = not reached.whole
+        if self._site_nodes:
+            run.arrivals = self._arrivals(run, outputs)
         with self._lock, contexts_in(state.run):
             if self._bound.callees and state.epoch != pool.epoch:
                 return None
@@ -316,10 +331,13 @@ class TrainingEngine:
                 reraise(error)
             finally:
                 state.partial = None
-            pool.add(-len(self._bound.callees))
-        found = _tensors(computed)
-        places = self._places(outputs, run.undefined)
-        why = _UNREAD if self._makes_zeros_felt(outputs) else LEFT_OUT if run.undefined else ""
+            if self._bound.callees:
+                pool.add(-len(self._bound.callees))
+        found = to_tensors(computed, ())  # a gradient is a number
+        undefined, places = run.undefined, reached.places
+        if undefined:
+            places = self._places(self._reach.inputs(outputs, self._edges(undefined)))
+        why = _UNREAD if reached.makes_zeros_felt else LEFT_OUT if undefined else ""
         run.arrivals = None
         run.clear()
         result = [None if place is None else found[place] for place in places]
@@ -327,30 +345,22 @@ class TrainingEngine:
             refuse_nan(result, why)
         return result
 
-    def _places(self, outputs: tuple[str, ...], undefined: Collection[tuple[str, int]]) -> list[int | None]:
+    def _reached_from(self, outputs: tuple[str, ...]) -> _Reached:
+        """What gradients of ``outputs`` reach, which serves every later backward of the same."""
+        reach = self._reach
+        found = self._reached[outputs] = _Reached(
+            reach.is_whole(outputs), reach.makes_zeros_felt(outputs), self._places(reach.inputs(outputs))
+        )
+        return found
+
+    def _places(self, reached: Collection[str]) -> list[int | None]:
         """Per feed, where its gradient is among those computed; ``None`` where none reaches it."""
-        if not undefined and outputs in self._where:
-            return self._where[outputs]
-        reached = self._reach.inputs(outputs, self._edges(undefined))
-        places = [self._gradient_of.get(name) if name in reached else None for name in self._graph.feeds]
-        if not undefined:
-            self._where[outputs] = places
-        return places
+        return [self._gradient_of.get(name) if name in reached else None for name in self._graph.feeds]
 
-    def _with_gradient(self, gradients: Sequence[torch.Tensor | None]) -> tuple[str, ...]:
-        pairs = zip(self._graph.fetches, gradients, strict=True)
-        return tuple(name for name, gradient in pairs if gradient is not None)
-
-    def _is_whole(self, outputs: tuple[str, ...]) -> bool:
-        """Whether the Functions get the same gradients from ``outputs`` as from all outputs."""
-        if outputs not in self._whole:
-            self._whole[outputs] = self._reach.is_whole(outputs)
-        return self._whole[outputs]
-
-    def _makes_zeros_felt(self, outputs: tuple[str, ...]) -> bool:
-        if outputs not in self._felt:
-            self._felt[outputs] = self._reach.makes_zeros_felt(outputs)
-        return self._felt[outputs]
+    def _arrivals(
+        self, run: native.Run, outputs: tuple[str, ...]
+    ) -> Callable[[str], tuple[bool, ...] | None]:
+        return lambda site: self._reach.arrivals(self._site_nodes[site], outputs, self._edges(run.undefined))
 
     def _edges(self, undefined: Iterable[tuple[str, int]]) -> list[Edge]:
         return [(self._site_nodes[site], position) for site, position in undefined]
@@ -380,10 +390,3 @@ def _shared(feeds: Sequence[Any], fetched: Any) -> tuple[int, ...]:
             found.append(index)
         known.add(address)
     return tuple(found)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = values.to_dlpacks(from_dlpack)
-    for index in values.bool_tensor_indices():
-        tensors[index] = tensors[index].view(torch.bool)
-    return tensors
