@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 
 import torch2ort
 from tests.support.comparison import assert_same
+from torch2ort.runtime.centering import disabled_optimizers, subtracts_mean
+from torch2ort.runtime.optimized import run_as_it_is
 
 
 class Of(nn.Module):
@@ -111,3 +114,12 @@ def test_statistics_of_a_batch_that_is_not_looked_at_are_empty():
     model = Of(lambda m, x: torch.native_batch_norm(x, one, one, one, one, False, 0.1, 1e-5)[1:]).eval()
     x = torch.randn(3, 4, 8)
     assert [value.shape for value in torch2ort.export(model, x)(x)] == [(0,), (0,)]
+
+
+def test_a_graph_that_runs_as_it_is_is_started_without_a_trial_of_the_runtime():
+    settings = onnxruntime.SessionOptions()
+    assert disabled_optimizers(settings)
+    subtracts_mean.cache_clear()
+    run_as_it_is(settings)
+    assert disabled_optimizers(settings) == []
+    assert subtracts_mean.cache_info().currsize == 0

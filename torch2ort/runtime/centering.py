@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -38,8 +39,11 @@ def subtracts_mean() -> bool:
     return bool(np.allclose(row, np.array([-3, -1, 1, 3]) / np.sqrt(5), atol=1e-3))
 
 
-def disabled_optimizers() -> list[str]:
-    """Rewrites of graphs that every session goes without."""
+def disabled_optimizers(settings: Any) -> list[str]:
+    """Rewrites of graphs that a session with these settings must go without."""
+    # A graph that was optimised in another process starts without the run that tells.
+    if settings.graph_optimization_level == private.onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL:
+        return []
     return [*private.DISABLED_OPTIMIZERS, *(() if subtracts_mean() else _FUSIONS)]
 
 

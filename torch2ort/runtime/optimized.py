@@ -41,7 +41,7 @@ def optimize(model: bytes, settings: Any, providers: Sequence[Any]) -> bytes | N
                 model,
                 settings,
                 providers=list(providers),
-                disabled_optimizers=disabled_optimizers(),
+                disabled_optimizers=disabled_optimizers(settings),
             )
             optimized = path.read_bytes()
         settings.optimized_model_filepath = ""

@@ -145,7 +145,7 @@ def make_session(
                     model,
                     settings,
                     providers=list(providers or ["CPUExecutionProvider"]),
-                    disabled_optimizers=disabled_optimizers(),
+                    disabled_optimizers=disabled_optimizers(settings),
                 )
             )
         return made[0]

@@ -7,6 +7,7 @@ one that is none of :data:`KNOWN_PYTHONS`, nothing is read.
 
 from __future__ import annotations
 
+import functools
 import opcode
 import re
 import sys
@@ -90,8 +91,13 @@ class Uses:
     any_name: bool = False
 
 
+# Each start of a model has two walks, and layers share their code.
+@functools.lru_cache(maxsize=4096)
 def uses_of(code: CodeType) -> Uses:
-    """The names that ``code`` uses, with those of the functions, classes and lambdas inside it."""
+    """The names that ``code`` uses, with those of the functions, classes and lambdas inside it.
+
+    Of equal code it is one object, which nobody changes.
+    """
     uses = Uses()
     for part in _with_nested(code):
         _read(part, uses)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -46,8 +46,7 @@ class Kind(IntEnum):
     SIZE = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+class Guard(NamedTuple):
     """One place that a graph depends on.
 
     Attributes:
@@ -108,30 +107,33 @@ class Written:
 class GuardList:
     """Guards in the order found, each place once.
 
+    Args:
+        recording: whether anybody will ask for them; else none is made.
+
     Attributes:
         pinned: values that only their identity tells, each with what it was found in.
         finder: what the places are found in at present.
     """
 
-    def __init__(self) -> None:
-        self._guards: dict[tuple[int, int, str | None], Guard] = {}
-        self._finders: dict[tuple[int, int, str | None], set[Finder]] = {}
+    def __init__(self, *, recording: bool) -> None:
+        self._recording = recording
+        # A model has thousands, half of which are found more than once.
+        self._found: dict[tuple[int, int, str | None], tuple[Guard, set[Finder]]] = {}
         self.pinned: list[tuple[Finder, Any]] = []
         self.finder: Finder
 
-    def found(self, traced: Container[Finder]) -> tuple[Guard, ...]:
+    def found(self, traced: Iterable[Finder]) -> tuple[Guard, ...]:
         """All guards; those that only Functions read come last.
 
         Args:
             traced: the finders that an export reads.
         """
         ours, theirs = [], []
-        for key, guard in self._guards.items():
-            finders = self._finders[key]
-            if any(finder in traced for finder in finders):
-                ours.append(guard)
+        for guard, finders in self._found.values():
+            if finders.isdisjoint(traced):
+                theirs.append(guard._replace(of_functions=frozenset(f.label for f in finders)))
             else:
-                theirs.append(replace(guard, of_functions=frozenset(f.label for f in finders)))
+                ours.append(guard)
         return (*ours, *theirs)
 
     def pin(self, value: Any) -> None:
@@ -140,7 +142,7 @@ class GuardList:
 
     def items(self, owner: Any, place: str, *, skipped: frozenset[str] = frozenset()) -> None:
         """Every entry of a dictionary but those skipped, whatever names the code reads."""
-        self._add(Guard(Kind.ITEMS, owner, None, place, skipped, always=True))
+        self._add(Kind.ITEMS, owner, None, place, skipped)
 
     def attributes(
         self, owner: Any, place: str, *, skipped: frozenset[str] = frozenset(), always: bool = False
@@ -153,27 +155,27 @@ class GuardList:
             skipped: names that no graph depends on.
             always: whether all others count; else those that the code reads.
         """
-        self._add(Guard(Kind.ITEMS, owner, None, place, skipped, always, "attribute"))
+        self._add(Kind.ITEMS, owner, None, place, skipped, always, "attribute")
 
     def tensors(self, owner: Any, place: str) -> None:
         """A dictionary of tensors that are fed to the graph: names, forms, and which are the same."""
-        self._add(Guard(Kind.TENSORS, owner, None, place, always=True))
+        self._add(Kind.TENSORS, owner, None, place)
 
     def entry(self, owner: Any, name: str, place: str) -> None:
         """One entry of a dictionary, which may be missing."""
-        self._add(Guard(Kind.ENTRY, owner, name, place, always=True))
+        self._add(Kind.ENTRY, owner, name, place)
 
     def sequence(self, owner: Any, place: str) -> None:
         """The items of a list or tuple."""
-        self._add(Guard(Kind.SEQUENCE, owner, None, place, always=True))
+        self._add(Kind.SEQUENCE, owner, None, place)
 
     def type_of(self, owner: Any, place: str) -> None:
         """The type of an object."""
-        self._add(Guard(Kind.TYPE, owner, None, place, always=True))
+        self._add(Kind.TYPE, owner, None, place)
 
     def attribute(self, owner: Any, name: str, place: str) -> None:
         """What reading an attribute gives."""
-        self._add(Guard(Kind.ATTRIBUTE, owner, name, place, always=True))
+        self._add(Kind.ATTRIBUTE, owner, name, place)
 
     def value(self, read: Callable[[], Any], identity: Any, place: str) -> None:
         """What ``read()`` gives, compared with ``==``.
@@ -183,7 +185,7 @@ class GuardList:
             identity: the object that it reads.
             place: what people call it.
         """
-        self._add(Guard(Kind.VALUE, read, None, place, always=True), (int(Kind.VALUE), id(identity), place))
+        self._add(Kind.VALUE, read, None, place, identity=identity)
 
     def class_items(self, cls: type, place: str, *, always: bool = False) -> None:
         """Every entry of a class's own dictionary."""
@@ -192,16 +194,33 @@ class GuardList:
 
     def class_entries(self, cls: type, names: Container[str], place: str) -> None:
         """Those entries of a class's own dictionary, and that none is added."""
-        if (entries := _entries(cls)) is not None:
-            self._add(Guard(Kind.SIZE, entries, None, place, always=True))
+        if self._recording and (entries := _entries(cls)) is not None:
+            self._add(Kind.SIZE, entries, None, place)
             for name in entries:
                 if name in names:
                     self.entry(entries, name, f"{place}.{name}")
 
-    def _add(self, guard: Guard, key: tuple[int, int, str | None] | None = None) -> None:
-        key = key or (int(guard.kind), id(guard.owner), guard.name)
-        self._guards.setdefault(key, guard)
-        self._finders.setdefault(key, set()).add(self.finder)
+    def _add(
+        self,
+        kind: Kind,
+        owner: Any,
+        name: str | None,
+        place: str,
+        skipped: frozenset[str] = frozenset(),
+        always: bool = True,
+        noun: str = "entry",
+        *,
+        identity: Any = None,
+    ) -> None:
+        """Note a guard that is not known yet, by its owner and name, or else by ``identity``."""
+        if not self._recording:
+            return
+        known = (int(kind), id(owner), name) if identity is None else (int(kind), id(identity), place)
+        found = self._found.get(known)
+        if found is None:
+            self._found[known] = Guard(kind, owner, name, place, skipped, always, noun), {self.finder}
+        else:
+            found[1].add(self.finder)
 
 
 class Armed:

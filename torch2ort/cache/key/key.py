@@ -101,7 +101,7 @@ class Dependencies:
         reads_strides: whether the model's code may ask how a tensor lies in memory.
         reads_offsets: whether it may ask where a tensor begins there.
         asks_types: whether it may ask for the very type of a value.
-        guards: where all of it stands in this process.
+        guards: where all of it stands in this process; none of what is compared between processes.
         pinned: what only its identity tells, in the order of the walk, each with its component's name.
         names: every attribute name that the model's code reads; ``None`` if it may read any.
         traced_names: those that its code outside of Functions reads.

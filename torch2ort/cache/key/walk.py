@@ -114,7 +114,7 @@ class Walk:
         any_name: whether reached code may read attributes of any name.
         functions: the Functions found, by qualified name, in the order found.
         topics: what the code asks torch about the process it runs in: ``"ranks"``, ``"devices"``.
-        guards: where each of all this was found, to be compared later in this process.
+        guards: where each of all this was found, to be compared later in this process, if it will be.
         refusals: why the components are not enough to tell two processes apart; empty if they are. What
             cannot be written down is pinned by its identity, for this process.
         unseen: why they and the guards are not enough in this process either; empty if they are.
@@ -139,7 +139,8 @@ class Walk:
         self.any_name = False
         self.functions: defaultdict[str, list[type]] = defaultdict(list)
         self.topics: set[str] = set()
-        self.guards = GuardList()
+        # A key that other processes read is compared once, and not before each step.
+        self.guards = GuardList(recording=in_process)
         # What is found outside of all components is found by this one.
         self._job = self._top = self.guards.finder = Job("", lambda: None, False, None)
         self.refusals: list[str] = []

@@ -155,7 +155,7 @@ def native_half(
     """
     # The C interface has no argument for it.
     settings.add_session_config_entry(
-        "optimization.disable_specified_optimizers", ";".join(disabled_optimizers())
+        "optimization.disable_specified_optimizers", ";".join(disabled_optimizers(settings))
     )
     try:
         return native.Half(

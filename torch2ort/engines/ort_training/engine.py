@@ -93,7 +93,7 @@ def _session(graph: Graph, gradient: GradientGraph, functions: Mapping[str, str]
                     model,
                     settings,
                     providers=session_providers(options.providers),
-                    disabled_optimizers=disabled_optimizers(),
+                    disabled_optimizers=disabled_optimizers(settings),
                 )
             )
         return made[0]
