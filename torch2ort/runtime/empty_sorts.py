@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from torch2ort.graph.nodes import graphs_in
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.branches import branch, constant, known_shapes, outputs_of
 
 # The first that was seen to do it right.
 _RIGHT_SINCE = (1, 31)
@@ -33,7 +34,7 @@ def guard_sorts(model: onnx.ModelProto) -> onnx.ModelProto:
     made.CopyFrom(model)
     # Inner graphs first, and none of those that are made here.
     for graph in reversed(list(graphs_in(made.graph))):
-        shapes = _shapes(graph)
+        shapes = known_shapes(graph)
         nodes = [part for node in graph.node for part in _guarded(node, shapes)]
         del graph.node[:]
         graph.node.extend(nodes)
@@ -50,12 +51,12 @@ def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[
         return
     source, name = node.input[0], f"{node.output[0]}/guard"
     yield helper.make_node("Size", [source], [f"{name}/size"], name=f"{name}/size")
-    yield _constant(f"{name}/zero", np.array(0))
+    yield constant(f"{name}/zero", np.array(0))
     yield helper.make_node("Equal", [f"{name}/size", f"{name}/zero"], [f"{name}/empty"], name=f"{name}/empty")
     yield helper.make_node(
         "If",
         [f"{name}/empty"],
-        [output or f"{name}/unread_{i}" for i, output in enumerate(node.output)],
+        outputs_of(node, name),
         name=name,
         then_branch=_without_elements(node, f"{name}/then"),
         else_branch=_with_elements(node, f"{name}/else"),
@@ -69,10 +70,10 @@ def _without_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     kind = helper.make_tensor("kind", TensorProto.INT64, [1], [0])
     nodes = [
         helper.make_node("Shape", [source], [f"{name}/sizes"]),
-        _constant(f"{name}/axis", np.array([axis])),
-        _constant(f"{name}/first", np.array(0)),
-        _constant(f"{name}/step", np.array(1)),
-        _constant(f"{name}/scalar", np.array([], np.int64)),
+        constant(f"{name}/axis", np.array([axis])),
+        constant(f"{name}/first", np.array(0)),
+        constant(f"{name}/step", np.array(1)),
+        constant(f"{name}/scalar", np.array([], np.int64)),
         helper.make_node("GatherElements", [f"{name}/sizes", f"{name}/axis"], [f"{name}/length"]),
         helper.make_node("Add", [f"{name}/length", f"{name}/step"], [f"{name}/lengths"]),
         helper.make_node("Reshape", [f"{name}/lengths", f"{name}/scalar"], [f"{name}/end"]),
@@ -86,31 +87,11 @@ def _without_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     ]
     for made in nodes:
         made.name = made.output[0]
-    return _branch(name, nodes, [f"{name}/values", f"{name}/indices"])
+    return branch(name, nodes, [f"{name}/values", f"{name}/indices"])
 
 
 def _with_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     sort = onnx.NodeProto()
     sort.CopyFrom(node)
     sort.output[:] = [f"{name}/values", f"{name}/indices"]
-    return _branch(name, [sort], list(sort.output))
-
-
-def _branch(name: str, nodes: list[onnx.NodeProto], outputs: list[str]) -> onnx.GraphProto:
-    return helper.make_graph(nodes, name, [], [onnx.ValueInfoProto(name=output) for output in outputs])
-
-
-def _constant(name: str, value: np.ndarray) -> onnx.NodeProto:
-    tensor = numpy_helper.from_array(value.astype(np.int64))
-    return helper.make_node("Constant", [], [name], name=name, value=tensor)
-
-
-def _shapes(graph: onnx.GraphProto) -> dict[str, list[int]]:
-    """Sizes of each value whose rank is known; 0 for one that varies."""
-    values = (*graph.input, *graph.output, *graph.value_info)
-    found = {
-        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
-        for v in values
-        if v.type.tensor_type.HasField("shape")
-    }
-    return found | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    return branch(name, [sort], list(sort.output))

@@ -1,0 +1,92 @@
+"""LSTM and GRU over a batch of nothing: onnxruntime divides the work by its size, and ends the process.
+
+Where the batch may be empty, the node stands in a branch that is not taken then. It was seen on onnxruntime
+1.19.2 to 1.31.1; RNN does it right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from torch2ort.graph.nodes import graphs_in
+from torch2ort.runtime.branches import branch, constant, known_shapes, outputs_of
+
+_RECURRENT = ("LSTM", "GRU")
+# Of the input: steps, batch, features.
+_BATCH = 1
+
+
+def guard_recurrent(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model``, or a copy of it that runs a recurrent layer only over a batch that has elements."""
+    if not any(_is_recurrent(n) for g in graphs_in(model.graph) for n in g.node):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    # Inner graphs first, and none of those that are made here.
+    for graph in reversed(list(graphs_in(made.graph))):
+        shapes = known_shapes(graph)
+        nodes = [part for node in graph.node for part in _guarded(node, shapes)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return made
+
+
+def _is_recurrent(node: onnx.NodeProto) -> bool:
+    return node.op_type in _RECURRENT and not node.domain
+
+
+def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[onnx.NodeProto]:
+    if not _is_recurrent(node) or shapes.get(node.input[0], [0, 0, 0])[_BATCH] > 0:
+        yield node
+        return
+    name = f"{next(filter(None, node.output))}/guard"
+    made = [
+        helper.make_node("Shape", [node.input[0]], [f"{name}/sizes"]),
+        helper.make_node("Gather", [f"{name}/sizes", f"{name}/position"], [f"{name}/batch"]),
+        helper.make_node("Equal", [f"{name}/batch", f"{name}/zero"], [f"{name}/empty"]),
+    ]
+    for part in made:
+        part.name = part.output[0]
+    outputs = outputs_of(node, name)
+    yield constant(f"{name}/position", np.array([_BATCH]))
+    yield constant(f"{name}/zero", np.array([0]))
+    yield from made
+    yield helper.make_node(
+        "If",
+        [f"{name}/empty"],
+        outputs,
+        name=name,
+        then_branch=_of_nothing(node, f"{name}/then", f"{name}/sizes", len(outputs)),
+        else_branch=_over_the_batch(node, f"{name}/else", len(outputs)),
+    )
+
+
+def _of_nothing(node: onnx.NodeProto, name: str, sizes: str, count: int) -> onnx.GraphProto:
+    """Results without elements: of every step, and the last states."""
+    settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    directions = 2 if settings.get("direction") == b"bidirectional" else 1
+    nodes = [
+        constant(f"{name}/first", np.array([0])),
+        helper.make_node("Gather", [sizes, f"{name}/first"], [f"{name}/steps"], name=f"{name}/steps"),
+        constant(f"{name}/state", np.array([directions, 0, settings["hidden_size"]])),
+        helper.make_node(
+            "Concat", [f"{name}/steps", f"{name}/state"], [f"{name}/every"], name=f"{name}/every", axis=0
+        ),
+    ]
+    results = [f"{name}/result_{i}" for i in range(count)]
+    for i, result in enumerate(results):
+        shape = f"{name}/state" if i else f"{name}/every"
+        # Nothing of the input's type in another shape.
+        nodes.append(helper.make_node("Reshape", [node.input[0], shape], [result], name=result, allowzero=1))
+    return branch(name, nodes, results)
+
+
+def _over_the_batch(node: onnx.NodeProto, name: str, count: int) -> onnx.GraphProto:
+    layer = onnx.NodeProto()
+    layer.CopyFrom(node)
+    layer.output[:] = [f"{name}/result_{i}" for i in range(count)]
+    return branch(name, [layer], list(layer.output))
