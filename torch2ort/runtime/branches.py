@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from torch2ort.graph.nodes import graphs_in
+
+
+def guard_nodes(
+    model: onnx.ModelProto,
+    is_asked: Callable[[onnx.NodeProto], bool],
+    guarded: Callable[[onnx.NodeProto, Mapping[str, list[int]]], Iterable[onnx.NodeProto]],
+) -> onnx.ModelProto:
+    """``model``, or a copy of it with other nodes in the places of some.
+
+    Args:
+        model: the model; it is not changed.
+        is_asked: whether a node may need others in its place.
+        guarded: those, given it and the sizes that :func:`known_shapes` tells.
+    """
+    if not any(is_asked(node) for graph in graphs_in(model.graph) for node in graph.node):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    # Inner graphs first, and none of those that are made here.
+    for graph in reversed(list(graphs_in(made.graph))):
+        shapes = known_shapes(graph)
+        nodes = [part for n in graph.node for part in (guarded(n, shapes) if is_asked(n) else [n])]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return made
 
 
 def branch(name: str, nodes: list[onnx.NodeProto], outputs: list[str]) -> onnx.GraphProto:

@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from torch2ort.graph.nodes import graphs_in
-from torch2ort.runtime.branches import branch, constant, known_shapes, outputs_of
+from torch2ort.runtime.branches import branch, constant, guard_nodes, outputs_of
 
 _RECURRENT = ("LSTM", "GRU")
 # Of the input: steps, batch, features.
@@ -22,17 +21,7 @@ _BATCH = 1
 
 def guard_recurrent(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it that runs a recurrent layer only over a batch that has elements."""
-    if not any(_is_recurrent(n) for g in graphs_in(model.graph) for n in g.node):
-        return model
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    # Inner graphs first, and none of those that are made here.
-    for graph in reversed(list(graphs_in(made.graph))):
-        shapes = known_shapes(graph)
-        nodes = [part for node in graph.node for part in _guarded(node, shapes)]
-        del graph.node[:]
-        graph.node.extend(nodes)
-    return made
+    return guard_nodes(model, _is_recurrent, _guarded)
 
 
 def _is_recurrent(node: onnx.NodeProto) -> bool:
@@ -40,7 +29,7 @@ def _is_recurrent(node: onnx.NodeProto) -> bool:
 
 
 def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[onnx.NodeProto]:
-    if not _is_recurrent(node) or shapes.get(node.input[0], [0, 0, 0])[_BATCH] > 0:
+    if shapes.get(node.input[0], [0, 0, 0])[_BATCH] > 0:
         yield node
         return
     name = f"{next(filter(None, node.output))}/guard"

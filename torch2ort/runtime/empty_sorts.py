@@ -12,9 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from torch2ort.graph.nodes import graphs_in
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.branches import branch, constant, known_shapes, outputs_of
+from torch2ort.runtime.branches import branch, constant, guard_nodes, outputs_of
 
 # The first that was seen to do it right.
 _RIGHT_SINCE = (1, 31)
@@ -28,17 +27,7 @@ def sorts_no_elements() -> bool:
 
 def guard_sorts(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it that sorts a tensor only if it has elements."""
-    if sorts_no_elements() or not any(_is_sort(n) for g in graphs_in(model.graph) for n in g.node):
-        return model
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    # Inner graphs first, and none of those that are made here.
-    for graph in reversed(list(graphs_in(made.graph))):
-        shapes = known_shapes(graph)
-        nodes = [part for node in graph.node for part in _guarded(node, shapes)]
-        del graph.node[:]
-        graph.node.extend(nodes)
-    return made
+    return model if sorts_no_elements() else guard_nodes(model, _is_sort, _guarded)
 
 
 def _is_sort(node: onnx.NodeProto) -> bool:
@@ -46,7 +35,7 @@ def _is_sort(node: onnx.NodeProto) -> bool:
 
 
 def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[onnx.NodeProto]:
-    if not _is_sort(node) or all(size > 0 for size in shapes.get(node.input[0], [0])):
+    if all(size > 0 for size in shapes.get(node.input[0], [0])):
         yield node
         return
     source, name = node.input[0], f"{node.output[0]}/guard"
