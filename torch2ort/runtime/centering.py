@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from torch2ort.graph.nodes import graphs_in
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.branches import constant, replace_nodes
 from torch2ort.runtime.probe import probe_session
 
 # They make such normalizations out of operators that subtract the mean, and of this module's.
@@ -49,28 +49,24 @@ def disabled_optimizers(settings: Any) -> list[str]:
 
 def center_normalizations(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it whose rows the runtime normalizes as PyTorch does."""
-    if subtracts_mean() or not any(_is_normalization(n) for g in graphs_in(model.graph) for n in g.node):
-        return model
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for graph in graphs_in(made.graph):
-        ranks = _ranks(graph)
-        nodes = [part for n in graph.node for part in (centered(n, ranks) if _is_normalization(n) else [n])]
-        del graph.node[:]
-        graph.node.extend(nodes)
-    return made
+    return model if subtracts_mean() else replace_nodes(model, _is_normalization, _centered)
 
 
-def centered(node: onnx.NodeProto, ranks: Mapping[str, int]) -> list[onnx.NodeProto]:
+def _centered(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> list[onnx.NodeProto]:
+    shape = shapes.get(node.input[0])
+    return centered(node, None if shape is None else len(shape))
+
+
+def centered(node: onnx.NodeProto, rank: int | None) -> list[onnx.NodeProto]:
     """A LayerNormalization behind the nodes that subtract each row's mean.
 
     Args:
         node: the LayerNormalization; it is not changed.
-        ranks: of the values whose rank is known.
+        rank: of its input; ``None`` if that is not known.
     """
     source, name = node.input[0], f"{node.output[0]}/centered"
     axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
-    nodes = list(_axes(source, axis, ranks.get(source), name))
+    nodes = list(_axes(source, axis, rank, name))
     nodes += [
         helper.make_node("ReduceMean", [source, f"{name}/axes"], [f"{name}/mean"], keepdims=1),
         helper.make_node("Sub", [source, f"{name}/mean"], [name]),
@@ -87,25 +83,16 @@ def _axes(source: str, axis: int, rank: int | None, name: str) -> Iterator[onnx.
     """Nodes that give the axes from ``axis`` on, counted from the front (see symbolics.axes)."""
     axes, begin, end, step = (f"{name}/{part}" for part in ("axes", "begin", "rank", "step"))
     if rank is not None:
-        yield _constant(axes, np.arange(axis % rank, rank))
+        yield constant(axes, np.arange(axis % rank, rank))
         return
     yield helper.make_node("Shape", [source], [f"{name}/shape"])
     yield helper.make_node("Size", [f"{name}/shape"], [end])
-    yield _constant(f"{name}/axis", np.array(axis))
-    yield _constant(step, np.array(1))
+    yield constant(f"{name}/axis", np.array(axis))
+    yield constant(step, np.array(1))
     if axis < 0:
         yield helper.make_node("Add", [end, f"{name}/axis"], [begin])
     yield helper.make_node("Range", [begin if axis < 0 else f"{name}/axis", end, step], [axes])
 
 
-def _constant(name: str, value: np.ndarray) -> onnx.NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value.astype(np.int64)))
-
-
 def _is_normalization(node: onnx.NodeProto) -> bool:
     return node.op_type == "LayerNormalization" and not node.domain
-
-
-def _ranks(graph: onnx.GraphProto) -> dict[str, int]:
-    values = (*graph.input, *graph.output, *graph.value_info)
-    return {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}

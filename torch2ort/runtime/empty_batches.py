@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from torch2ort.runtime.branches import branch, constant, guard_nodes, outputs_of
+from torch2ort.runtime.branches import branch, constant, replace_nodes, unless
 
 _RECURRENT = ("LSTM", "GRU")
 # Of the input: steps, batch, features.
@@ -21,7 +21,7 @@ _BATCH = 1
 
 def guard_recurrent(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it that runs a recurrent layer only over a batch that has elements."""
-    return guard_nodes(model, _is_recurrent, _guarded)
+    return replace_nodes(model, _is_recurrent, _guarded)
 
 
 def _is_recurrent(node: onnx.NodeProto) -> bool:
@@ -40,21 +40,13 @@ def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[
     ]
     for part in made:
         part.name = part.output[0]
-    outputs = outputs_of(node, name)
     yield constant(f"{name}/position", np.array([_BATCH]))
     yield constant(f"{name}/zero", np.array([0]))
     yield from made
-    yield helper.make_node(
-        "If",
-        [f"{name}/empty"],
-        outputs,
-        name=name,
-        then_branch=_of_nothing(node, f"{name}/then", f"{name}/sizes", len(outputs)),
-        else_branch=_over_the_batch(node, f"{name}/else", len(outputs)),
-    )
+    yield unless(f"{name}/empty", node, name, _of_nothing(node, f"{name}/then", f"{name}/sizes"))
 
 
-def _of_nothing(node: onnx.NodeProto, name: str, sizes: str, count: int) -> onnx.GraphProto:
+def _of_nothing(node: onnx.NodeProto, name: str, sizes: str) -> onnx.GraphProto:
     """Results without elements: of every step, and the last states."""
     settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     directions = 2 if settings.get("direction") == b"bidirectional" else 1
@@ -66,16 +58,9 @@ def _of_nothing(node: onnx.NodeProto, name: str, sizes: str, count: int) -> onnx
             "Concat", [f"{name}/steps", f"{name}/state"], [f"{name}/every"], name=f"{name}/every", axis=0
         ),
     ]
-    results = [f"{name}/result_{i}" for i in range(count)]
+    results = [f"{name}/result_{i}" for i in range(len(node.output))]
     for i, result in enumerate(results):
         shape = f"{name}/state" if i else f"{name}/every"
         # Nothing of the input's type in another shape.
         nodes.append(helper.make_node("Reshape", [node.input[0], shape], [result], name=result, allowzero=1))
     return branch(name, nodes, results)
-
-
-def _over_the_batch(node: onnx.NodeProto, name: str, count: int) -> onnx.GraphProto:
-    layer = onnx.NodeProto()
-    layer.CopyFrom(node)
-    layer.output[:] = [f"{name}/result_{i}" for i in range(count)]
-    return branch(name, [layer], list(layer.output))

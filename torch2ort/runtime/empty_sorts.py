@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.branches import branch, constant, guard_nodes, outputs_of
+from torch2ort.runtime.branches import branch, constant, replace_nodes, unless
 
 # The first that was seen to do it right.
 _RIGHT_SINCE = (1, 31)
@@ -27,7 +27,7 @@ def sorts_no_elements() -> bool:
 
 def guard_sorts(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it that sorts a tensor only if it has elements."""
-    return model if sorts_no_elements() else guard_nodes(model, _is_sort, _guarded)
+    return model if sorts_no_elements() else replace_nodes(model, _is_sort, _guarded)
 
 
 def _is_sort(node: onnx.NodeProto) -> bool:
@@ -42,14 +42,7 @@ def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[
     yield helper.make_node("Size", [source], [f"{name}/size"], name=f"{name}/size")
     yield constant(f"{name}/zero", np.array(0))
     yield helper.make_node("Equal", [f"{name}/size", f"{name}/zero"], [f"{name}/empty"], name=f"{name}/empty")
-    yield helper.make_node(
-        "If",
-        [f"{name}/empty"],
-        outputs_of(node, name),
-        name=name,
-        then_branch=_without_elements(node, f"{name}/then"),
-        else_branch=_with_elements(node, f"{name}/else"),
-    )
+    yield unless(f"{name}/empty", node, name, _without_elements(node, f"{name}/then"))
 
 
 def _without_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
@@ -77,10 +70,3 @@ def _without_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     for made in nodes:
         made.name = made.output[0]
     return branch(name, nodes, [f"{name}/values", f"{name}/indices"])
-
-
-def _with_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    sort = onnx.NodeProto()
-    sort.CopyFrom(node)
-    sort.output[:] = [f"{name}/values", f"{name}/indices"]
-    return branch(name, [sort], list(sort.output))

@@ -189,8 +189,10 @@ def _cone_of_kernel(node: onnx.NodeProto, halves: _Halves, site: Site) -> _Cone 
     again = helper.make_node(
         operator.name, node.input, results, node.name, domain=operator.domain, **operator.attributes
     )
-    ranks = {name: len(shape) for name, shape in halves.shapes.items() if shape is not None}
-    nodes = centered(again, ranks) if operator.name == "LayerNormalization" else [again]
+    nodes = [again]
+    if operator.name == "LayerNormalization":
+        shape = halves.shapes.get(node.input[0])
+        nodes = centered(again, None if shape is None else len(shape))
     return _Cone(results[0], nodes, node.input[:1], node.input[1:])
 
 
