@@ -280,11 +280,13 @@ def backward_of_graph(
         grads: those.
     """
     graph: Graph = ctx.graph
-    graph.saved = ctx.saved_tensors
     wanted = [edge for edge in graph.inputs if edge is not None]
-    # The graph lives as long as ctx does: a second backward of the user's must find it.
-    found = iter(torch.autograd.grad(edges, wanted, grads, allow_unused=True, retain_graph=True))
-    graph.saved = ()
+    graph.saved[:] = ctx.saved_tensors
+    try:
+        # The graph lives as long as ctx does: a second backward of the user's must find it.
+        found = iter(torch.autograd.grad(edges, wanted, grads, allow_unused=True, retain_graph=True))
+    finally:
+        graph.saved.clear()
     result = [None if edge is None else _compact(next(found)) for edge in graph.inputs]
     return (None, *result, *(None,) * (len(ctx.needs_input_grad) - 1 - len(result)))
 
@@ -373,12 +375,20 @@ def _compact(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 @dataclass(slots=True)
 class Graph:
-    """PyTorch's graph of one call; the tensors that it saved lie in ctx, where the runtime sees them."""
+    """PyTorch's graph of one call; the tensors that it saved lie in ctx, where the runtime sees them.
+
+    Attributes:
+        inputs: of each tensor argument the edge at which its gradient leaves; ``None`` without one.
+        outputs: of each output the edge at which its gradient arrives; ``None`` without one.
+        saved: what the nodes behind the edges saved, while one of their derivatives is called; else empty. Their
+            hooks hold this list, and would keep the edges alive if they held the graph: the garbage collector
+            does not see through autograd's nodes.
+        nothing: an edge from which nothing goes on to the outputs, whatever arrives there.
+    """
 
     inputs: list[GradientEdge | None]
     outputs: list[GradientEdge | None]
-    saved: Sequence[torch.Tensor] = ()
-    # Whatever arrives here, nothing goes on to the outputs.
+    saved: list[torch.Tensor]
     nothing: GradientEdge | None = None
 
 
@@ -420,8 +430,8 @@ def forward_with_graph(
         tensors: its arguments, from the Function's second on.
         runs_without: whether its derivative is called, too, where no gradient arrives.
     """
-    graph = Graph([], [])
     saved: list[torch.Tensor] = []
+    graph = Graph([], [], saved)
 
     def pack(tensor: torch.Tensor) -> int:
         saved.append(tensor.detach())
@@ -432,7 +442,7 @@ def forward_with_graph(
             _Entry.apply(_anchor, t) if needed else t
             for t, needed in zip(tensors, ctx.needs_input_grad[1:], strict=False)
         ]
-        with saved_tensors_hooks(pack, lambda index: graph.saved[index]):
+        with saved_tensors_hooks(pack, saved.__getitem__):
             outputs = call(entries)
         tracked = [t for t in outputs if t.requires_grad]
         if runs_without and tracked:
@@ -444,6 +454,7 @@ def forward_with_graph(
     graph.outputs = [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
     ctx.graph = graph
     ctx.save_for_backward(*saved)
+    saved.clear()
     return tuple(t.detach() for t in outputs)
 
 
