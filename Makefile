@@ -68,7 +68,7 @@ test-long: build build-stock  ## Run the tests that take minutes, and more of th
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --engine joint -m long tests/dynamo
 	$(BIN)/python $(PYTEST) --engine joint --timeout 600 tests/runtime/test_chains.py tests/models
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
-	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) --dist load tests/ops/test_opinfo.py
+	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) --dist load tests/ops/test_opinfo.py tests/leaks
 	$(INTO_STOCK) '.[$(STOCK_EXTRAS),loops]'
 	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) tests/loops
 
