@@ -19,11 +19,13 @@ from onnxscript.rewriter.rules import common as rules
 from torch2ort.symbolics.digits import loses_digits
 from torch2ort.symbolics.effects import has_backward, must_run
 from torch2ort.symbolics.element_types import typed_nodes
+from torch2ort.symbolics.neutral_numbers import NEUTRAL_NUMBER_RULES
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _OWN = frozenset({"PARAMETER", "BUFFER"})
 
-# Only rules that drop nodes which do nothing; fusions make operators that have no gradient.
+# Only rules that drop nodes which do nothing; fusions make operators that have no gradient. The library's
+# rules about numbers hold within a tolerance: to them 1e-8 is 0. So those are ours.
 _RULES = (
     rules.no_op_cast_rule,
     rules.no_op_expand_rule,
@@ -33,10 +35,7 @@ _RULES = (
     rules.reshape_reshape_rule,
     rules.collapse_slice_rule,
     rules.collapse_slice2_rule,
-    rules.mul_by_1_rule,
-    rules.div_by_1_rule,
-    rules.sub_0_rule,
-    rules.add_0_rule,
+    *NEUTRAL_NUMBER_RULES,
 )
 
 
