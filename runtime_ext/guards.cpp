@@ -524,9 +524,8 @@ PyObject* Rearm(PyObject* self, PyObject* index) {
   Py_RETURN_NONE;
 }
 
-// Whether other tensors of the same names and forms stand there; then they are what is compared with from now
-// on.
-PyObject* AcceptAlike(PyObject* self, PyObject* index) {
+// Whether tensors of the same names and forms stand there, be they other objects.
+PyObject* IsAlike(PyObject* self, PyObject* index) {
   Check* check = CheckAt(self, index);
   if (check == nullptr) return nullptr;
   if (check->kind != kTensors) {
@@ -540,9 +539,6 @@ PyObject* AcceptAlike(PyObject* self, PyObject* index) {
     int same_name = PyObject_RichCompareBool(now.expected[2 * i], check->expected[2 * i], Py_EQ);
     if (same_name < 0) armed = false;
     alike = same_name == 1 && now.forms[i] == check->forms[i];
-  }
-  if (alike) {
-    std::swap(now.expected, check->expected);
   }
   DropExpected(&now);
   if (!armed) return nullptr;
@@ -572,7 +568,7 @@ PyMethodDef methods[] = {
     {"first_changed", FirstChanged, METH_VARARGS, nullptr},
     {"all_changed", AllChanged, METH_VARARGS, nullptr},
     {"rearm", Rearm, METH_O, nullptr},
-    {"accept_alike", AcceptAlike, METH_O, nullptr},
+    {"is_alike", IsAlike, METH_O, nullptr},
     {"expected", Expected, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -583,8 +583,8 @@ class Guards:
     def rearm(self, index: int) -> None:
         """Compares with the present state of that check's owner from now on."""
 
-    def accept_alike(self, index: int) -> bool:
-        """Whether a dictionary of tensors holds others of the same names and forms; compares with those then.
+    def is_alike(self, index: int) -> bool:
+        """Whether a dictionary of tensors holds tensors of the same names and forms, be they other objects.
 
         Raises:
             TypeError: that check is not about tensors.

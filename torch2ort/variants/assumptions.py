@@ -42,11 +42,8 @@ class Assumed:
     family: Family = field(default_factory=Family)
 
     def is_made_from(self, found: Dependencies) -> bool:
-        """Whether ``found`` is an equal state; its guards are compared from now on."""
-        if any(not found.changes(state, self.written) for state in self.states):
-            self.guards = found.armed(self.written)
-            return True
-        return False
+        """Whether ``found`` is an equal state."""
+        return any(not found.changes(state, self.written) for state in self.states)
 
     def while_functions_run(self) -> contextlib.AbstractContextManager[None]:
         """Note what Functions write to their own state inside of the block."""
@@ -125,7 +122,7 @@ class Assumptions:
         """
         known = self._under(key, tensors)
         for position, assumed in enumerate(known):
-            change = assumed.guards.changed()
+            change = assumed.guards.accept()
             if change is None:
                 if position:
                     known.insert(0, known.pop(position))
@@ -153,7 +150,9 @@ class Assumptions:
             self._reads_offsets |= read.reads_offsets
             known = self._under(key, tensors)
         for position, assumed in enumerate(known):
-            if assumed.is_made_from(walk(assumed.unread)):
+            found = walk(assumed.unread)
+            if assumed.is_made_from(found):
+                assumed.guards = found.armed(self._written)
                 known.insert(0, known.pop(position))
                 return assumed, 0
         found = walk(NOTHING)
@@ -185,7 +184,7 @@ class Assumptions:
             found = self._walk(tensors, schema, unread)
             assumed.states, assumed.unread = [found], unread
             assumed.guards = found.armed(self._written)
-        elif assumed.states[0].is_partial or assumed.guards.changed() is not None:
+        elif assumed.states[0].is_partial or assumed.guards.accept() is not None:
             found = self._walk(tensors, schema, unread)
             assumed.states.append(found)
             assumed.guards = found.armed(self._written)

@@ -45,13 +45,17 @@ class _Last(NamedTuple):
     assumed: Assumed
     variant: Variant
 
-    def serves(self, tensors: list[torch.Tensor], modes: Modes) -> bool:
-        """Whether a call with the same structure around these tensors differs in nothing else."""
-        return (
+    def again(
+        self, tensors: list[torch.Tensor], modes: Modes
+    ) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
+        """What serves a call with the same structure around these tensors; ``None`` if it differs in more."""
+        if (
             modes is self.modes
             and native.form(tensors, torch.nn.Parameter) == self.form
-            and self.assumed.guards.changed() is None
-        )
+            and self.assumed.guards.accept() is None
+        ):
+            return tensors, self.assumed, self.variant
+        return None
 
 
 class Choice:
@@ -88,16 +92,14 @@ class Choice:
         if last is None or last.direct is None:
             return None
         tensors = last.direct.tensors(args, kwargs)
-        if tensors is None or not last.serves(tensors, modes):
-            return None
-        return tensors, last.assumed, last.variant
+        return None if tensors is None else last.again(tensors, modes)
 
     def again(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
         """As :meth:`of`, for a call that differs in nothing from the last one; ``None`` for others."""
         last = self._last
-        if last is None or given.schema is not last.schema or not last.serves(given.tensors, given.modes):
+        if last is None or given.schema is not last.schema:
             return None
-        return given.tensors, last.assumed, last.variant
+        return last.again(given.tensors, given.modes)
 
     def note(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], given: Given

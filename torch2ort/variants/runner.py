@@ -144,7 +144,7 @@ class Runner:
         returned = len(built.interface.outputs.leaves)
         if built.effects:
             built.effects.leave(outputs[returned:])
-            assumed.guards.accept(built.effects.owners)
+            assumed.guards.accept_entries(built.effects.owners)
         return built.interface.result(bound, outputs[:returned])
 
     def _profiled(

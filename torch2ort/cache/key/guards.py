@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -223,6 +223,10 @@ class GuardList:
             found[1].add(self.finder)
 
 
+# Of a comparison that found nothing else anywhere, as before nearly every step.
+_ALL_HOLD: tuple[None, tuple[int, ...]] = None, ()
+
+
 class Armed:
     """Guards with the state that they found: whether a graph still holds, at the cost of a step.
 
@@ -268,23 +272,40 @@ class Armed:
     def changed(self) -> Change | None:
         """What holds something else that matters, at the first guard that tells so, or ``None``.
 
-        What does not matter, or is another object of the same plain value, is as good as what was there, and
-        is what the next call compares with.
+        Another object of the same plain value, and what no graph depends on, does not matter. Nothing is
+        noted: the next comparison is with the same state.
         """
-        index = self._native.first_changed()
-        while index >= 0:
-            guard = self._guards[index]
-            if guard.kind is Kind.TENSORS:
-                if not self._native.accept_alike(index) or self._tied() != self._ties:
-                    return Change(guard, None)
-            else:
-                change = self._change(index, guard)
-                if change is not None:
-                    return change
+        return self._compared()[0]
+
+    def accept(self) -> Change | None:
+        """Compare with the present objects from now on, if they are as good as those that were there.
+
+        Returns:
+            What :meth:`changed` does; if that is something, nothing is accepted.
+        """
+        change, alike = self._compared()
+        if change is None:
+            for index in alike:
                 self._native.rearm(index)
-            self.moves += not guard.of_functions
+                self.moves += not self._guards[index].of_functions
+        return change
+
+    def _compared(self) -> tuple[Change | None, Sequence[int]]:
+        """The first change that matters, and up to there the guards on another object that is as good."""
+        index = self._native.first_changed()
+        if index < 0:
+            return _ALL_HOLD
+        alike = []
+        while index >= 0:
+            change = self._change(index, self._guards[index])
+            if change is not None:
+                return change, alike
+            alike.append(index)
             index = self._native.first_changed(index + 1)
-        return None
+        tables = [guard for guard in map(self._guards.__getitem__, alike) if guard.kind is Kind.TENSORS]
+        if tables and self._tied() != self._ties:
+            return Change(tables[0], None), alike
+        return None, alike
 
     def note_written(self, changed: Iterable[int], before: Container[int]) -> None:
         """Note what Functions wrote while they ran.
@@ -311,7 +332,7 @@ class Armed:
         before = self._native.expected(index)
         return dict(zip(before[::2], before[1::2], strict=True))
 
-    def accept(self, owners: Iterable[Any]) -> None:
+    def accept_entries(self, owners: Iterable[Any]) -> None:
         """Compare with what dictionaries hold now, where the difference does not matter.
 
         A step that writes to them does so itself: the next comparison need not look, and what they held
@@ -337,6 +358,8 @@ class Armed:
         """What is other than before to code, if anything is."""
         if self._written.has(guard, None):
             return None
+        if guard.kind is Kind.TENSORS:
+            return None if self._native.is_alike(index) else Change(guard, None)
         if guard.kind in (Kind.TYPE, Kind.VALUE, Kind.SIZE):
             return Change(guard, None)
         if guard.kind is Kind.ITEMS:
