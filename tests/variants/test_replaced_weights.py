@@ -79,3 +79,49 @@ def test_another_weight_of_the_same_form_is_no_change_and_is_noted_when_it_is_ac
     assert (guards.changed(), guards.moves) == (None, 0)
     assert (guards.accept(), guards.moves) == (None, 1)
     assert (guards.accept(), guards.moves) == (None, 1)
+
+
+class Taught(nn.Module):
+    """A layer, and one in a list, which is none of the model's modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.teacher = [nn.Linear(4, 4).requires_grad_(False)]
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x)) - self.teacher[0](x)
+
+
+def double_in_place(model: Taught) -> None:
+    model.teacher[0].weight.mul_(2)
+
+
+def replace_parameter(model: Taught) -> None:
+    model.teacher[0].weight = nn.Parameter(model.teacher[0].weight * 2, requires_grad=False)
+
+
+def replace_data(model: Taught) -> None:
+    model.teacher[0].weight.data = model.teacher[0].weight * 2
+
+
+def load_state(model: Taught) -> None:
+    model.teacher[0].load_state_dict({k: v * 2 for k, v in model.teacher[0].state_dict().items()})
+
+
+def replace_module(model: Taught) -> None:
+    model.teacher[0] = copy.deepcopy(model.teacher[0])
+    double_in_place(model)
+
+
+@pytest.mark.parametrize(
+    "change", [double_in_place, replace_parameter, replace_data, load_state, replace_module]
+)
+def test_a_module_in_a_list_is_read_as_it_is(change: Callable[[Taught], None]):
+    model = Taught()
+    twin = copy.deepcopy(model)
+    wrapped = torch2ort.ORTModule(model)
+    assert_same_step(wrapped, twin, "before")
+    change(model)
+    change(twin)
+    assert_same_step(wrapped, twin, "after the change")

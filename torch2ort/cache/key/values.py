@@ -490,8 +490,10 @@ class Values:
             self._fed.update(id(v) for v in attributes.values() if isinstance(v, torch.Tensor))
         else:
             self._walk.atom(module.training)  # the modes of the model's own have a component
+        # A graph is fed with the model's own; the values of others are its constants.
+        guard = guards.tensors if id(module) in self._walk.modules else guards.items
         for name in sorted(_WEIGHTS):
-            guards.tensors(attributes[name], f"{name} of {place}")
+            guard(attributes[name], f"{name} of {place}")
         for name in ("_modules", *(() if id(module) in self._unhooked else sorted(_CALLED))):
             guards.items(attributes[name], f"{name} of {place}")
 
