@@ -517,6 +517,46 @@ class Modal(nn.Module):
         return h * 2 if self.training else h * 3
 
 
+def _with_hook(put_on: Callable[[nn.Module], Any]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model = Reads(lambda m, h: h)
+        put_on(model.layer)
+        return model
+
+    return make
+
+
+def _hook_of_old_spectral_norm(model: Any) -> Any:
+    return next(iter(model.layer._forward_pre_hooks.values()))
+
+
+_old_spectral_norm = _with_hook(torch.nn.utils.spectral_norm)
+
+
+class Hook:
+    """A hook that is an object."""
+
+    def __call__(self, module, args):
+        return (args[0] * (2 if module.training else 3),)
+
+
+WAYS.append(Way("mode, read by a hook of torch's", _old_spectral_norm, lambda m: m.layer.eval()))
+WAYS.append(
+    Way(
+        "attribute of a hook of torch's",
+        _old_spectral_norm,
+        lambda m: setattr(_hook_of_old_spectral_norm(m), "n_power_iterations", 0),
+    )
+)
+WAYS.append(
+    Way(
+        "mode, read by a hook that is an object",
+        _with_hook(lambda layer: layer.register_forward_pre_hook(Hook())),
+        lambda m: m.layer.eval(),
+    )
+)
+
+
 # --- globals, closures, defaults
 
 SCALE = 2.0

@@ -107,7 +107,8 @@ class Installed:
                 or function.__module__ != base.__module__
             ):
                 self._walk.atom((name, _name(function)))
-            self.follow(package, function, constructor_of(base) if constructs else name)
+            via = None if _is_called_by_python(base, name) else constructor_of(base) if constructs else name
+            self.follow(package, function, via)
         if functions:
             return
         data = atom(item)
@@ -221,9 +222,16 @@ def _name(function: FunctionType | BuiltinFunctionType) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
+def _is_called_by_python(cls: type, name: str) -> bool:
+    """Whether a method runs though nobody reads its name; of torch's objects, only hooks are such."""
+    if (cls.__module__ or "").startswith("torch."):
+        return name == "__call__" and cls is not torch.nn.Module  # whose tables of hooks are guarded
+    return name in _CALLED_BY_PYTHON
+
+
 def _is_layer_code(function: FunctionType) -> bool:
     module = function.__module__ or ""
-    return module.startswith(("torch.nn.modules.", "torch.nn.functional", "torch.nn.utils.param"))
+    return module.startswith(("torch.nn.modules.", "torch.nn.functional", "torch.nn.utils.", "torch.ao."))
 
 
 def _tables(value: Any) -> Iterator[dict[Any, Any]]:
