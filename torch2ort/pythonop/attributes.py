@@ -157,6 +157,7 @@ def dump_site(site: Site) -> str:
             "backward_map": [list(pair) for pair in result.backward_map],
             "kept_results": None if result.kept_results is None else list(result.kept_results),
             "sizes": [list(sizes) for sizes in result.sizes],
+            "repeated": [list(pair) for pair in result.repeated],
         }
     )
 
@@ -191,6 +192,7 @@ def load_site(func_name: str, text: str) -> Site:
             backward_map=_pairs(data["backward_map"]),
             kept_results=None if data.get("kept_results") is None else _integers(data["kept_results"]),
             sizes=tuple(tuple(map(_load_size, sizes)) for sizes in data.get("sizes", ())),
+            repeated=_pairs(data.get("repeated", ())),
         )
         site = Site(
             func_name=func_name,

@@ -61,6 +61,7 @@ def check_site(site: Site, dtypes: Collection[torch.dtype]) -> None:
     _check_map("forward_map", result.forward_map, outputs, positions)
     _check_map("backward_map", result.backward_map, positions, outputs)
     _check_map("returned_inputs", result.returned_inputs, outputs, result.mutated)
+    _check_map("repeated", result.repeated, outputs, outputs)
     _check_written(site, result, outputs)
     _check_sizes(result, dict(zip(positions, result.inputs, strict=True)))
 

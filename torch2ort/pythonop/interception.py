@@ -262,6 +262,8 @@ def _returned(site: Site, arguments: tuple[Any, ...], outputs: Sequence[torch.Te
             argument.copy_(output)
             output = argument
         values.append(output)
+    for i, last in result.repeated:
+        values[i] = values[last]
     for position, output in zip(result.hidden, outputs[next(supply) :], strict=True):
         arguments[position].detach().copy_(output)
     return tuple(values) if result.returns_tuple else values[0]

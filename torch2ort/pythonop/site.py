@@ -72,6 +72,8 @@ class Result:
             ``forward``; ``None`` if nobody looked.
         sizes: of each tensor output, where the graph holds for these only and each run checks them; else
             empty.
+        repeated: output position -> last position at which ``forward`` returns the same tensor, which alone
+            gets its gradient.
     """
 
     inputs: tuple[TensorType, ...]
@@ -91,6 +93,12 @@ class Result:
     backward_map: tuple[tuple[int, int], ...] = ()
     kept_results: tuple[int, ...] | None = None
     sizes: tuple[tuple[Size, ...], ...] = ()
+    repeated: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def checked(self) -> bool:
+        """Whether each run checks that ``forward`` gives what the graph was made for."""
+        return not self.observed or bool(self.sizes or self.repeated)
 
 
 @dataclass(eq=False)

@@ -41,6 +41,13 @@ def _check(site: Site, ctx: Any, arguments: Sequence[Any], returned: Any) -> Non
         _check_marks(site, ctx, outputs)
     if site.known_result.sizes:
         _check_sizes(site, arguments, outputs)
+    for i, last in site.known_result.repeated:
+        if outputs[i] is not outputs[last]:
+            raise EngineError(
+                f"{site.func_name}: forward returns two tensors as outputs {i} and {last}, but returned one "
+                f"tensor for both when it was exported, of which the last output gets the gradient. Return "
+                f"output {i} as a clone() always"
+            )
 
 
 def _check_marks(site: Site, ctx: Any, outputs: Sequence[Any]) -> None:

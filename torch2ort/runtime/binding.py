@@ -176,7 +176,7 @@ def _direct_arguments(site: Site) -> DirectArguments | None:
     result = site.known_result
     if site.function is not AtenKernel or any(site.needs_input_grad) or site.mapped or site.fresh:
         return None
-    if (site.autocast is not None and site.autocast.is_on) or not result.observed or result.sizes:
+    if (site.autocast is not None and site.autocast.is_on) or result.checked:
         return None
     if result.mutated or result.forward_map:
         return None
@@ -332,7 +332,7 @@ def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any
     forward = under(site.autocast, function.forward)
     if site.fresh:
         forward, setup_context = anew(site, forward, setup_context), None
-    if site.known_result.observed and not site.known_result.sizes:
+    if not site.known_result.checked:
         return forward, setup_context, backward
     return *watched(site, forward, setup_context), backward
 

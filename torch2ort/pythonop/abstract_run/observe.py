@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -203,6 +203,7 @@ def _describe(
         hidden=hidden,
         saved=tuple(p for p, storage in zip(positions, storages, strict=True) if storage in saved),
         uses_rng=watch.uses_rng,
+        repeated=_repeated(values, where),
     )
     aliases = frozenset(
         (i, p)
@@ -225,6 +226,12 @@ def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> t
         for i, t in enumerate(outputs)
         if id(t) in marked or not (t.dtype.is_floating_point or t.dtype.is_complex)
     )
+
+
+def _repeated(values: Sequence[Any], arguments: Container[int]) -> tuple[tuple[int, int], ...]:
+    """Position of each tensor that is returned again -> the last one; ``arguments``: ids, of each a view."""
+    last = {id(v): i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and id(v) not in arguments}
+    return tuple((i, last[id(v)]) for i, v in enumerate(values) if last.get(id(v), i) != i)
 
 
 def _begins(tensor: torch.Tensor, storage: StorageWeakRef) -> bool:
