@@ -29,6 +29,7 @@ from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.session import Bindings
 from torch2ort.engines.joint.target import half_of
 from torch2ort.graph.stages import save_stage
+from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
@@ -109,6 +110,7 @@ class _Step:
 
     def inference(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
         """Compile what nobody asks for gradients of."""
+        tell_eagers_types(graph_module.graph)
         return self._compiled("inference", graph_module, len(graph_module.graph.output_node().args[0]))  # type: ignore[arg-type]
 
     def forward(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:

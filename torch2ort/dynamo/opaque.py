@@ -13,6 +13,7 @@ from torch2ort.dynamo import _torch_private as private
 from torch2ort.engines.joint.whole import STAY_WHOLE
 from torch2ort.kernels.functions import AtenKernel, encode_call
 from torch2ort.pythonop import TENSOR, Site
+from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.interception import internal_site
 
@@ -77,7 +78,13 @@ def _whole(name: str, original: Callable[..., Any], sites: list[Site], *args: An
     )
     needed = [_is_tracked(tensor) for tensor in tensors]
     marks = [TENSOR] * len(tensors)
-    site = internal_site(AtenKernel, [text, *marks], [False, *needed], training=any(needed))
+    site = internal_site(
+        AtenKernel,
+        [text, *marks],
+        [False, *needed],
+        training=any(needed),
+        autocast=Autocast.of_call(),
+    )
     sites.append(site)
     outputs = DIFFERENTIABLE_PYTHON_OP(tensors, site.key)[:-1]
     return outputs[0] if len(operator._schema.returns) == 1 else tuple(outputs)

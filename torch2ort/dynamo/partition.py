@@ -10,6 +10,7 @@ from torch2ort.dynamo import _torch_private as private
 from torch2ort.dynamo.checkpoints import run_once
 from torch2ort.dynamo.views import repeat_views
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
@@ -31,6 +32,7 @@ def partition(
         UnsupportedOperatorError: backward draws random numbers or calls an operator that stays whole, or
             eager PyTorch's second run of checkpointed code differs from its first one.
     """
+    tell_eagers_types(joint.graph)
     for node in private.of_backward(joint):
         _refuse_in_backward(node)
     run_once(joint, num_fwd_outputs, anew=anew)

@@ -35,6 +35,13 @@ class Autocast(NamedTuple):
         return settings.now()
 
     @staticmethod
+    def of_call() -> Autocast | None:
+        """The settings of this thread as those of a site; ``None`` if autocast is off."""
+        state = Autocast.now()
+        # A cast that is kept would be of a tensor that is the runtime's, and held for longer.
+        return state._replace(cache=False) if state.is_on else None
+
+    @staticmethod
     def is_on_now() -> bool:
         """:attr:`is_on` of the settings of this thread; several calls a step ask."""
         return private.is_autocast_on() and True in map(torch.is_autocast_enabled, DEVICES)

@@ -102,7 +102,6 @@ class Capture:
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
         """Stand in for ``function.apply(*arguments)`` in the traced program."""
         values = tuple(_concrete(function, i, a) for i, a in enumerate(arguments))
-        autocast = Autocast.now()
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         required = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
         _refuse_record_in_inference_mode(function, required)
@@ -112,8 +111,7 @@ class Capture:
             arguments=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
             needs_input_grad=required,
             training=self._training,
-            # A cast that is kept would be of a tensor that is the runtime's, and held for longer.
-            autocast=autocast._replace(cache=False) if autocast.is_on else None,
+            autocast=Autocast.of_call(),
         )
         self.sites[site.key] = site
         open_traces(site, self._traces)
