@@ -380,9 +380,9 @@ class Graph:
     Attributes:
         inputs: of each tensor argument the edge at which its gradient leaves; ``None`` without one.
         outputs: of each output the edge at which its gradient arrives; ``None`` without one.
-        saved: what the nodes behind the edges saved, while one of their derivatives is called; else empty. Their
-            hooks hold this list, and would keep the edges alive if they held the graph: the garbage collector
-            does not see through autograd's nodes.
+        saved: what the nodes behind the edges saved, while one of their derivatives is called; else empty.
+            Their hooks hold this list, and would keep the edges alive if they held the graph: the garbage
+            collector does not see through autograd's nodes.
         nothing: an edge from which nothing goes on to the outputs, whatever arrives there.
     """
 
