@@ -228,6 +228,7 @@ class Site:
         backward_map: Mapping[int, int] = ...,
         probed: bool = True,
         overwritten: tuple[int, ...] = (),
+        originals: Mapping[int, int] = ...,
     ) -> Site:
         """Decides everything about the call that does not change from run to run.
 
@@ -264,6 +265,8 @@ class Site:
                 returns, and of which nobody is to be warned.
             overwritten: Outputs over which the node that reads them may write, so that they are copied where
                 anybody holds them, the context too.
+            originals: Position of a tensor argument -> number among :attr:`Run.originals` of the tensor that
+                forward gets in its place, if the run has it.
 
         Raises:
             TypeError: An argument is missing or of the wrong type.
@@ -389,12 +392,14 @@ class Run:
             else a ``bool`` per tensor that forward returned. What does not arrive counts as missing.
         keeps: whether backwards leave the contexts for another one.
         partial: whether gradients of the model's own outputs are missing.
+        originals: tensors of the caller's that Functions get as they are, see :class:`Site`.
     """
 
     undefined: set[tuple[str, int]]
     arrivals: Callable[[str], tuple[bool, ...] | None] | None
     keeps: bool
     partial: bool
+    originals: tuple[torch.Tensor, ...] | None
 
     def __new__(cls) -> Run: ...
     def __len__(self) -> int: ...

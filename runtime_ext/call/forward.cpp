@@ -24,6 +24,7 @@ class ForwardCall {
         spans_(inputs_.size()),
         devices_(inputs_.size()),
         exports_(inputs_.size()),
+        original_versions_(inputs_.size()),
         args_(static_cast<size_t>(PyTuple_Size(site->arguments)) + 1) {}
 
   bool Run() {
@@ -42,6 +43,7 @@ class ForwardCall {
   bool ReceiveInput(size_t i);
   bool ReceiveLoan(size_t i);
   bool ReceivePassed(size_t i);
+  bool ReceiveOriginal(size_t i, PyObject* tensor);
   bool CheckDType(const InputSpec& input, DLDataType dtype);
   bool Call();
   bool CallWithSetup();
@@ -57,6 +59,8 @@ class ForwardCall {
   bool Separate();
   bool ReturnMutated(PyObject* result);
   bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
+  // Whether the argument is the caller's own tensor, with all that hangs on it.
+  bool Original(size_t i) const { return original_versions_[i] >= 0; }
   bool Passed(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
   size_t output_count() const { return outputs_->size() + (passing_ != nullptr && passing_->result); }
   bool Disentangle(size_t index, PyObject* value, Held held, Managed* managed);
@@ -80,6 +84,7 @@ class ForwardCall {
   SmallArray<Span, 8> spans_;     // memory of the arguments that an output must not share
   SmallArray<DLDevice, 8> devices_;
   SmallArray<int, 8> exports_;      // outputs that are declared to be an input's memory
+  SmallArray<long, 8> original_versions_;  // of arguments that are the caller's own tensors, else -1
   long passed_version_ = 0;         // of the tensor that the site before passed
   SmallArray<PyObject*, 12> args_;  // ctx and the arguments; borrowed
   Ref context_;
@@ -107,6 +112,9 @@ bool ForwardCall::Receive() {
 }
 
 bool ForwardCall::ReceiveInput(size_t i) {
+  original_versions_[i] = -1;
+  PyObject* original = inputs_[i].original < 0 ? nullptr : OriginalAt(inputs_[i].original);
+  if (original != nullptr && loans_[i] != nullptr && !Passed(i)) return ReceiveOriginal(i, original);
   if (!(Passed(i) ? ReceivePassed(i) : ReceiveLoan(i))) return false;
   return !inputs_[i].requires_grad ||
          PyObject_SetAttr(tensors_[i].get(), method_names.requires_grad, Py_True) == 0;
@@ -131,6 +139,19 @@ bool ForwardCall::ReceivePassed(size_t i) {
   passed_version_ = WritesTo(tensor);
   tensors_[i] = std::move(passing_->tensor);
   return passed_version_ >= 0;
+}
+
+// Its memory is the caller's, who keeps it: nothing is copied, and nothing to be settled.
+bool ForwardCall::ReceiveOriginal(size_t i, PyObject* tensor) {
+  DLTensor view;
+  if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) return false;
+  if (!CheckDType(inputs_[i], view.dtype)) return false;
+  access_[i] = Access::kShared;
+  spans_[i] = SpanOf(view);
+  devices_[i] = view.device;
+  tensors_[i] = Ref::Share(tensor);
+  original_versions_[i] = WritesTo(tensor);
+  return original_versions_[i] >= 0;
 }
 
 bool ForwardCall::ReceiveLoan(size_t i) {
@@ -175,7 +196,7 @@ bool ForwardCall::CheckWrites() {
     if (inputs_[i].mutated || inputs_[i].mapped) continue;
     long writes = WritesTo(tensors_[i].get());
     if (writes < 0) return false;
-    if (writes == (Passed(i) ? passed_version_ : 0)) continue;
+    if (writes == (Passed(i) ? passed_version_ : Original(i) ? original_versions_[i] : 0)) continue;
     PyErr_Format(config.error_type,
                  "%U: forward wrote to argument %zd, but did not when it was exported: write to a clone(), "
                  "or mark the "
@@ -236,7 +257,7 @@ bool ForwardCall::Settle() {
   SmallArray<Ref, 8> watched(inputs_.size());
   SmallArray<bool, 8> lent(inputs_.size());  // and may be kept
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    lent[i] = !Passed(i) && !inputs_[i].protected_ && access_[i] != Access::kCopied;
+    lent[i] = !Passed(i) && !Original(i) && !inputs_[i].protected_ && access_[i] != Access::kCopied;
     if (lent[i] && !Watch(tensors_[i].get(), &watched[i])) return false;
   }
   // From here on only the Function and the run can hold the inputs.
@@ -250,7 +271,7 @@ bool ForwardCall::Settle() {
         !SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &inputs_[i].access))
       return false;
     if (!in_run_) continue;
-    bool held = Passed(i) ? passed_held : loans_[i]->holder_count() != 1 + exports_[i];
+    bool held = Passed(i) ? passed_held : Original(i) || loans_[i]->holder_count() != 1 + exports_[i];
     if (!held) context()->tensors.ForgetSpan(i);
   }
   return true;
@@ -262,7 +283,8 @@ void ForwardCall::Abandon() {
   PyObject* error = TakeRaised();
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    bool borrowed = tensors_[i] && access_[i] == Access::kShared && !Passed(i) && loans_[i]->borrowed();
+    bool borrowed = tensors_[i] && access_[i] == Access::kShared && !Passed(i) && !Original(i) &&
+                    loans_[i]->borrowed();
     if (borrowed) watched[i] = WatchStorage(tensors_[i].get());
   }
   outputs_->clear();

@@ -23,6 +23,7 @@ struct Feed {
 struct Run {
   PyObject_HEAD PyObject* undefined;  // set of (site key, argument)
   PyObject* arrivals;                 // tells for a site key which gradients arrive; null: all
+  PyObject* originals;                // tuple of the tensors that Functions get as they are; null: none
   std::vector<Entry>* entries;
   std::vector<Feed>* feeds;
   std::vector<DLManagedTensor*>* donated;  // null where a backward has taken it
@@ -55,6 +56,7 @@ int RunTraverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(AsRun(self)->undefined);
   Py_VISIT(AsRun(self)->arrivals);
+  Py_VISIT(AsRun(self)->originals);
   if (AsRun(self)->entries != nullptr) {
     for (const Entry& entry : *AsRun(self)->entries) {
       Py_VISIT(entry.site);
@@ -102,6 +104,7 @@ int RunClear(PyObject* self) {
   DropDonated(AsRun(self));
   Py_CLEAR(AsRun(self)->undefined);
   Py_CLEAR(AsRun(self)->arrivals);
+  Py_CLEAR(AsRun(self)->originals);
   return 0;
 }
 
@@ -120,6 +123,7 @@ PyObject* ClearMethod(PyObject* self, PyObject*) {
   DropEntries(AsRun(self));
   DropFeeds(AsRun(self));
   DropDonated(AsRun(self));
+  Py_CLEAR(AsRun(self)->originals);
   if (PySet_Clear(AsRun(self)->undefined) < 0) return nullptr;
   Py_RETURN_NONE;
 }
@@ -172,6 +176,7 @@ PyMethodDef methods[] = {
 PyMemberDef members[] = {
     {"undefined", T_OBJECT_EX, offsetof(Run, undefined), READONLY, nullptr},
     {"arrivals", T_OBJECT, offsetof(Run, arrivals), 0, nullptr},
+    {"originals", T_OBJECT, offsetof(Run, originals), 0, nullptr},
     {"keeps", T_BOOL, offsetof(Run, keeps), 0, nullptr},
     {"partial", T_BOOL, offsetof(Run, partial), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
@@ -269,6 +274,13 @@ PyObject* FeedAt(const void* address) {
     if (feed.address == reinterpret_cast<uintptr_t>(address)) return feed.tensor;
   }
   return nullptr;
+}
+
+PyObject* OriginalAt(int number) {
+  PyObject* originals = current_run == nullptr ? nullptr : AsRun(current_run)->originals;
+  bool known = originals != nullptr && PyTuple_Check(originals) && number >= 0 && number < PyTuple_Size(originals);
+  PyObject* tensor = known ? PyTuple_GetItem(originals, number) : nullptr;
+  return tensor != nullptr && IsTensor(tensor) ? tensor : nullptr;
 }
 
 void GiveDonated(PyObject* run, std::vector<DLManagedTensor*> values) {

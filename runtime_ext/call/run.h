@@ -33,6 +33,10 @@ Ref ArrivalsAt(Site* site);
 // until its backward; null if there is none. Borrowed.
 PyObject* FeedAt(const void* address);
 
+// Number `number` of the tensors that the current run's Functions get as they are; null if there is none.
+// Borrowed.
+PyObject* OriginalAt(int number);
+
 // A value that the current run's forward left for its backward alone, which owns it from now on; a loan of
 // one that other backwards take again. Empty with the engine error set if there is none.
 Managed TakeDonated(size_t index);

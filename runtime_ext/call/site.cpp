@@ -13,6 +13,7 @@ struct Given {
   PyObject *name, *key, *forward, *setup_context, *backward, *arguments, *tensor_positions, *needs_input_grad;
   PyObject *input_dtypes, *outputs, *tensor_outputs, *output_dtypes, *output_ranks;
   PyObject *non_differentiable, *mutated, *protected_inputs, *forward_map, *backward_map, *overwritten;
+  PyObject* originals;
   int returns_tuple, training, probed;
 };
 
@@ -84,6 +85,7 @@ bool ParseInputs(Site* site, const Given& given) {
     InputSpec& input = (*site->inputs)[i];
     PyObject* dtype = PyTuple_GetItem(given.input_dtypes, static_cast<Py_ssize_t>(i));
     input.argument = positions[i];
+    input.original = -1;
     if (!ParseDType(dtype, &input.dtype)) return false;
     input.torch_dtype = TorchDType(dtype);
     if (!input.torch_dtype) return false;
@@ -161,6 +163,18 @@ bool ParseOutputs(Site* site, const Given& given) {
   return true;
 }
 
+bool ParseOriginals(Site* site, const Given& given) {
+  PyObject *key, *value;
+  Py_ssize_t cursor = 0, argument, number;
+  while (given.originals != nullptr && PyDict_Next(given.originals, &cursor, &key, &value)) {
+    if (!ParseInt(key, &argument) || !ParseInt(value, &number)) return false;
+    int i = Lookup(*site->input_index, argument, "originals must map positions of tensor arguments to numbers");
+    if (i < 0) return false;
+    (*site->inputs)[static_cast<size_t>(i)].original = static_cast<int>(number);
+  }
+  return true;
+}
+
 bool ParseMaps(Site* site, const Given& given) {
   PyObject *key, *value;
   Py_ssize_t cursor = 0, output, argument;
@@ -234,7 +248,7 @@ bool Fill(Site* site, const Given& given) {
     return Complain("outputs needs exactly one entry when returns_tuple is False");
   }
   return NameBackward(site) && ParseInputs(site, given) && ParseOutputs(site, given) &&
-         ParseMaps(site, given) && ParseInputFlags(site, given);
+         ParseMaps(site, given) && ParseOriginals(site, given) && ParseInputFlags(site, given);
 }
 
 // Every required argument was given; setup_context and what stands after `training` have defaults.
@@ -286,20 +300,22 @@ PyObject* SiteNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "backward_map",
                                 "probed",
                                 "overwritten",
+                                "originals",
                                 nullptr};
   Given given{};
   given.returns_tuple = given.training = -1;
   given.probed = 1;
   if (!CheckConfigured()) return nullptr;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!pO!:Site", const_cast<char**>(names), &given.name,
+          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!pO!O!:Site", const_cast<char**>(names), &given.name,
           &given.key, &given.forward, &given.setup_context, &given.backward, &PyTuple_Type, &given.arguments,
           &PyTuple_Type, &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad, &PyTuple_Type,
           &given.input_dtypes, &PyTuple_Type, &given.outputs, &PyTuple_Type, &given.tensor_outputs,
           &PyTuple_Type, &given.output_dtypes, &PyTuple_Type, &given.output_ranks, &given.returns_tuple,
           &given.training, &PyTuple_Type, &given.non_differentiable, &PyTuple_Type, &given.mutated,
           &PyTuple_Type, &given.protected_inputs, &PyDict_Type, &given.forward_map, &PyDict_Type,
-          &given.backward_map, &given.probed, &PyTuple_Type, &given.overwritten) ||
+          &given.backward_map, &given.probed, &PyTuple_Type, &given.overwritten, &PyDict_Type,
+          &given.originals) ||
       !CheckGiven(given)) {
     return nullptr;
   }

@@ -28,6 +28,7 @@ struct InputSpec {
   bool mutated;        // forward writes into it
   bool protected_;     // the graph promises not to write into this memory while the Function holds it
   bool mapped;         // some output is declared to be its memory
+  int original;        // number of the run's original that forward gets in its place, or -1
   Access access;
   Ref torch_dtype;  // of its gradient
 };

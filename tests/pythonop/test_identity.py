@@ -9,6 +9,7 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
+from tests.support.comparison import assert_same
 
 WAYS = ["ORTModule", "torch.compile"]
 
@@ -23,14 +24,22 @@ def trained(way: str, model: torch.nn.Module) -> torch.nn.Module:
 
 def assert_trains_alike(model: torch.nn.Module, way: str, steps: int = 2) -> None:
     """Compare gradients and buffers after some backwards, which add up, with eager PyTorch's."""
-    twin, x = copy.deepcopy(model), torch.randn(2, 4)
+    twin, x = copied(model), torch.randn(2, 4)
     module = trained(way, model)
     for _ in range(steps):
         module(x).square().sum().backward()
         twin(x).square().sum().backward()
     expected = dict(twin.named_buffers()) | {name: p.grad for name, p in twin.named_parameters()}
     actual = dict(model.named_buffers()) | {name: p.grad for name, p in model.named_parameters()}
-    torch.testing.assert_close(actual, expected)
+    assert_same(actual, expected, way)
+
+
+def copied(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy, with the attributes of the parameters, which a copy of a parameter lacks."""
+    twin = copy.deepcopy(model)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        vars(theirs).update(copy.deepcopy(vars(ours)))
+    return twin
 
 
 class Calling(torch.nn.Module):
@@ -106,3 +115,135 @@ def test_a_run_that_returns_two_tensors_in_place_of_one_is_refused() -> None:
     with pytest.raises(torch2ort.EngineError) as raised:
         module(torch.full((2, 4), 1e3))
     assert str(raised.value) == message
+
+
+class Again(Function):
+    """Runs a module without a graph, and again in backward, where autograd gives the gradients of its parameters."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        ctx.module = module
+        ctx.save_for_backward(x, *parameters)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, *parameters = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.module(x)
+        return None, *torch.autograd.grad(y, (x, *parameters), grad, allow_unused=True)
+
+
+class Sees(Function):
+    """Multiplies by what ``question`` makes of a parameter, in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx, x, weight, question):
+        ctx.question = question
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T * question(weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        factor = ctx.question(weight)
+        return grad @ weight * factor, grad.T @ x * factor, None
+
+
+class Seen(torch.nn.Module):
+    """A model whose Function asks about its parameter."""
+
+    def __init__(self, question) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+        self.weight.scale = 2.5
+        self.question = question
+
+    def forward(self, x):
+        return Sees.apply(self.inner(x), self.weight, self.question)
+
+
+QUESTIONS = {
+    "attribute": lambda weight: weight.scale,
+    "attribute or default": lambda weight: getattr(weight, "scale", 1.0),
+    "kind": lambda weight: 2.0 if isinstance(weight, torch.nn.Parameter) else 1.0,
+    "gradient": lambda weight: 2.0 if weight.grad is None else 3.0,
+    "leaf": lambda weight: 2.0 if weight.is_leaf else 3.0,
+}
+
+
+@pytest.mark.joint("only its Functions get tensors of the model themselves")
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_function_sees_of_a_parameter_what_eager_shows(question, way) -> None:
+    assert_trains_alike(Seen(QUESTIONS[question]), way)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_without_gradients_a_function_sees_it_too(question) -> None:
+    model, x = Seen(QUESTIONS[question]), torch.randn(2, 4)
+    module = torch2ort.ORTModule(model)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), model(x))
+
+
+@pytest.mark.joint("only its Functions get tensors of the model themselves")
+def test_an_attribute_that_changes_between_steps_is_seen() -> None:
+    model, x = Seen(QUESTIONS["attribute"]), torch.randn(2, 4)
+    module = torch2ort.ORTModule(model)
+    module(x)
+    model.weight.scale = 4.0
+    torch.testing.assert_close(module(x), model(x))
+
+
+class Nested(torch.nn.Module):
+    """A Function gets a module together with its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+        self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(Again.apply(self.inner, x, *self.inner.parameters()))
+
+
+@pytest.mark.joint("only its Functions get tensors of the model themselves")
+@pytest.mark.parametrize("way", WAYS)
+def test_autograd_finds_the_parameters_that_are_arguments(way) -> None:
+    assert_trains_alike(Nested(), way)
+
+
+class Accumulates(Function):
+    """Adds the gradient of the weight to where its caller wants it, as Megatron does."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        weight.main_grad.add_(grad.T @ x)
+        return grad @ weight, None
+
+
+@pytest.mark.joint("only its Functions get tensors of the model themselves")
+def test_a_gradient_is_added_to_an_attribute_of_its_parameter() -> None:
+    def made():
+        model = Calling(lambda model, h: Accumulates.apply(h, model.weight))
+        model.weight = torch.nn.Parameter(torch.eye(4))
+        model.weight.main_grad = torch.zeros(4, 4)
+        return model
+
+    model, x = made(), torch.randn(2, 4)
+    twin = copied(model)
+    module = torch2ort.ORTModule(model)
+    for _ in range(2):
+        module(x).square().sum().backward()
+        twin(x).square().sum().backward()
+    assert_same(model.weight.main_grad, twin.weight.main_grad, "main_grad")

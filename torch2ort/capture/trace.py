@@ -48,6 +48,7 @@ from torch2ort.pythonop import Site, check_interception
 from torch2ort.pythonop.abstract_run import answers
 from torch2ort.pythonop.abstract_run.fake import gives_size_of_one
 from torch2ort.pythonop.abstract_run.observe import UserError
+from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
@@ -119,9 +120,11 @@ class FlatCall(torch.nn.Module):
         with_hooks: bool,
         leaves: bool,
         numbers: frozenset[int] = frozenset(),
+        has_originals: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
+        self.has_originals = has_originals
         self._numbers = numbers
         self._leaves = leaves
         self._with_hooks = with_hooks
@@ -135,7 +138,7 @@ class FlatCall(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on ``tensors``, one per leaf of its input schema."""
         if self.capture is not None:
-            self.capture.restart()
+            self.capture.restart(tensors)
         self._attributes.hang_on(self.model)
         bound = io_schema.unflatten(with_numbers(tensors, self._numbers), self._schema)
         caches = io_schema.GivenCaches(bound)
@@ -197,11 +200,13 @@ def trace(
     numbers: frozenset[int] = frozenset(),
     leaves: bool = False,
     fixed_sizes: bool = False,
+    has_originals: bool = False,
 ) -> Trace:
     """Trace ``model`` on ``tensors``; see :func:`torch2ort.export` for the arguments.
 
     What ``forward`` leaves in Python objects, runs of the graph leave if ``leaves`` says so; else there is a
     warning. ``fixed_sizes``: of what Functions give that nobody can trace, the sizes are those of the sample.
+    ``has_originals``: Functions get the model's own tensors, and its caller's, as they are in each run.
 
     Raises:
         ExportError: the model cannot be traced; says where and why. An exception of the model's own
@@ -213,7 +218,15 @@ def trace(
     sample.sizes_needed = fixed_sizes
 
     def call() -> FlatCall:
-        return FlatCall(model, signature, schema, with_hooks=with_hooks, leaves=leaves, numbers=numbers)
+        return FlatCall(
+            model,
+            signature,
+            schema,
+            with_hooks=with_hooks,
+            leaves=leaves,
+            numbers=numbers,
+            has_originals=has_originals,
+        )
 
     def eager() -> contextlib.AbstractContextManager[Callable[[], Any]]:
         return eager_runs(model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers)
@@ -331,7 +344,14 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
         stack.enter_context(private.no_hooks_left())
         if logger.getEffectiveLevel() > DEVINFO:
             stack.enter_context(private.no_graph_printed())
-        capture = stack.enter_context(Capture(training=model.training, model=model, sample=sample))
+        capture = stack.enter_context(
+            Capture(
+                training=model.training,
+                model=model,
+                sample=sample,
+                originals=Originals(model, tensors) if call.has_originals else None,
+            )
+        )
         call.capture = capture
         try:
             with warnings.catch_warnings():

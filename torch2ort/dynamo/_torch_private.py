@@ -6,6 +6,7 @@
 | torch._functorch._aot_autograd.descriptors (TangentAOTInput.output), in a graph's metadata | 2.11-2.15.0 |
 | torch._dynamo.variables.misc.AutogradFunctionVariable (call_apply, fn_cls) | 2.11-2.15.0 |
 | torch._dynamo.variables.builder.wrap_fx_proxy | 2.11-2.15.0 |
+| torch._dynamo.variables.tensor.TensorVariable (as_proxy); grapharg (example) in a node's meta | 2.13.0 |
 | torch._dynamo.utils.proxy_args_kwargs, _torchdynamo_orig_backend, _TorchCompileWrapper | 2.11-2.15.0 |
 | torch._functorch.config (donated_buffer, force_non_lazy_backward_lowering) | 2.11-2.15.0 |
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
@@ -43,6 +44,7 @@ with private_names("torch"):
     from torch._dynamo.utils import get_metrics_context, numpy_to_tensor_wrapper, proxy_args_kwargs
     from torch._dynamo.variables.builder import wrap_fx_proxy
     from torch._dynamo.variables.misc import AutogradFunctionVariable
+    from torch._dynamo.variables.tensor import TensorVariable
     from torch._functorch import config
     from torch._guards import TracingContext, tracing
     from torch._ops import HigherOrderOperator as HigherOrderOperator
@@ -249,13 +251,15 @@ def is_tangent(node: torch.fx.Node) -> bool:
 
 
 def stand_in_for_apply(
-    backend: Callable[..., Any], kept: Callable[[Any, Any], Callable[..., Any] | None]
+    backend: Callable[..., Any],
+    kept: Callable[[Any, Any, Mapping[int, torch.Tensor]], Callable[..., Any] | None],
 ) -> None:
     """Have dynamo put another call into a graph than that of a Function's forward.
 
     Args:
         backend: of the graphs that it is for.
-        kept: given a Function and the backend's options, what is to be called; ``None`` for dynamo's own way.
+        kept: given a Function, the backend's options and the arguments that are inputs of the graph, what is
+            to be called; ``None`` for dynamo's own way.
     """
     original = AutogradFunctionVariable.call_apply
 
@@ -264,13 +268,25 @@ def stand_in_for_apply(
         while hasattr(wrapper, "_torchdynamo_orig_backend"):
             wrapper = wrapper._torchdynamo_orig_backend
         options = getattr(wrapper, "kwargs", {}).get("options")
-        call = kept(self.fn_cls, options) if getattr(wrapper, "compiler_fn", None) is backend else None
+        ours = getattr(wrapper, "compiler_fn", None) is backend
+        call = kept(self.fn_cls, options, _inputs_among(args)) if ours else None
         if call is None:
             return original(self, tx, args, kwargs)
         proxy = tx.output.create_proxy("call_function", call, *proxy_args_kwargs(args, kwargs))
         return wrap_fx_proxy(tx=tx, proxy=proxy)
 
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
+
+
+def _inputs_among(args: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """The real tensor of each argument, by position, that is an input of the graph as it is."""
+    found = {}
+    for i, argument in enumerate(args):
+        node = argument.as_proxy().node if isinstance(argument, TensorVariable) else None
+        given = None if node is None or node.op != "placeholder" else node.meta.get("grapharg")
+        if given is not None and isinstance(given.example, torch.Tensor):
+            found[i] = given.example
+    return found
 
 
 def uncompiled(run: Callable[..., Any]) -> Callable[..., Any]:

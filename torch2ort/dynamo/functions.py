@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from torch2ort.dynamo import _torch_private as private
 from torch2ort.pythonop import Site
+from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.sample import Sample
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.interception import Capture, is_users
@@ -34,9 +36,11 @@ _tracing = _Tracing()
 def keep_functions_of(backend: Callable[..., Any]) -> None:
     """Have dynamo keep the Functions of graphs that are for ``backend``, where its options say so."""
 
-    def kept(function: Any, options: dict[str, Any] | None) -> Callable[..., Any] | None:
+    def kept(
+        function: Any, options: dict[str, Any] | None, inputs: Mapping[int, torch.Tensor]
+    ) -> Callable[..., Any] | None:
         wanted = (options or {}).get(OPTION) is True and is_users(function)
-        return _call_of(function) if wanted else None
+        return _call_of(function, inputs) if wanted else None
 
     private.stand_in_for_apply(backend, kept)
 
@@ -51,14 +55,21 @@ def calls_in(sites: list[Site]) -> Iterator[None]:
         _tracing.sites = before
 
 
-def _call_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """What stands in a graph of dynamo's for ``function.apply``."""
+def _call_of(
+    function: type[torch.autograd.Function], inputs: Mapping[int, torch.Tensor]
+) -> Callable[..., Any]:
+    """What stands in a graph of dynamo's for ``function.apply``; ``inputs``: of the graph, by position."""
+    references = {i: weakref.ref(tensor) for i, tensor in inputs.items()}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         sample = Sample()
         # Nobody knows what the call gets. Where it must run on real tensors, it gets made-up ones.
         sample.calls[function], sample.sizes_needed = [], True
-        with Capture(training=torch.is_grad_enabled(), sample=sample, operator=_opaque) as capture:
+        alive = {i: tensor for i, reference in references.items() if (tensor := reference()) is not None}
+        originals = Originals.of_call(alive)
+        with Capture(
+            training=torch.is_grad_enabled(), sample=sample, originals=originals, operator=_opaque
+        ) as capture:
             result = function.apply(*map(_thawed, args), **{k: _thawed(v) for k, v in kwargs.items()})
         if _tracing.sites is not None:
             _tracing.sites += capture.sites.values()

@@ -20,6 +20,7 @@ from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
+from torch2ort.runtime.binding import original_feeds
 from torch2ort.sizes import expressions
 from torch2ort.startup import FIRST_RUN, Startup
 
@@ -62,9 +63,14 @@ class CompiledGraph:
         self._without = None if without is None else functools.cache(without)
         # onnxruntime refuses a graph without nodes.
         self._session = None
+        self._has_originals = False
         if lowered.proto.graph.node:
             name = f"compiled_{kind}"
             passing = _passing(interface, len(lowered.outputs))
+            fed = {n: s for n, s in zip(lowered.inputs, passing.sources, strict=True) if isinstance(s, int)}
+            originals = original_feeds(lowered.proto.graph, lowered.calls, fed)
+            bindings.give(originals)
+            self._has_originals = bool(originals)
             self._session = HalfSession(
                 name, lowered, bindings, options, passing, frees_early=kind == "backward"
             )
@@ -134,7 +140,11 @@ class CompiledGraph:
         if self._session is None:
             return [], frozenset()
         if self._interface.token is None:
-            return self._session.run(None, tensors, run)[0], frozenset()
+            if self._has_originals:
+                run.originals = tuple(tensors)
+            found, _ = self._session.run(None, tensors, run)
+            run.originals = None
+            return found, frozenset()
         run.keeps = private.backward_keeps_graph()
         run.undefined.clear()
         left_out = self._left_out

@@ -123,6 +123,7 @@ def _export(
             numbers=call.numbers,
             leaves=not with_hooks,
             fixed_sizes=target.keeps_program,
+            has_originals=not with_hooks and (target.keeps_program or not target.is_trained),
         )
         if target.is_trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient,")

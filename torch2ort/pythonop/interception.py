@@ -24,6 +24,7 @@ from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.anew import find_fresh
 from torch2ort.pythonop.abstract_run.fake import fake_outputs
 from torch2ort.pythonop.abstract_run.observe import UserError, holds_tensor
+from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.sample import Sample, place
 from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
 from torch2ort.pythonop.abstract_run.unseen_tensors import find_unseen
@@ -60,6 +61,7 @@ class Capture:
         training: the mode of the export.
         model: the model, whose Functions may reach its tensors.
         sample: what the Functions get that must be run on real tensors; ``None`` if nobody can know.
+        originals: what Functions get as it is in runs; nothing by default.
         operator: from the tensors and the site's key of a call to its results.
 
     Attributes:
@@ -72,13 +74,14 @@ class Capture:
         training: bool,
         model: torch.nn.Module | None = None,
         sample: Sample | None = None,
+        originals: Originals | None = None,
         operator: Callable[[list[torch.Tensor], str], Sequence[torch.Tensor]] | None = None,
     ) -> None:
         self._operator = operator or torch.ops.torch2ort.python_op
         self.sites: dict[str, Site] = {}
         self._training = training
         self._sample = sample
-        self._traces = Traces(model)
+        self._traces = Traces(model, originals)
         self._calls: collections.Counter[type] = collections.Counter()
         self._classes: defaultdict[str, list[type]] = defaultdict(list)
 
@@ -95,9 +98,14 @@ class Capture:
             self._traces.refuse_kept_tensors()
             find_fresh(self.sites.values(), self._traces)
 
-    def restart(self) -> None:
-        """Say that the model's forward begins, perhaps again."""
+    def restart(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Say that the model's forward begins, perhaps again.
+
+        Args:
+            tensors: what it gets in the place of its inputs.
+        """
         self._calls.clear()
+        self._traces.originals.are_traced_as(tensors)
 
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
         """Stand in for ``function.apply(*arguments)`` in the traced program."""
@@ -115,6 +123,7 @@ class Capture:
         )
         self.sites[site.key] = site
         open_traces(site, self._traces)
+        self._traces.originals.find(site, values)
         if self._sample is not None:
             place(site, self._sample, self._calls[function])
         self._calls[function] += 1

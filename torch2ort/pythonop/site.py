@@ -113,6 +113,8 @@ class Site:
         needs_input_grad: one entry per argument of ``apply``, as ``ctx.needs_input_grad`` shows it.
         training: whether the model was exported in training mode.
         internal: whether torch2ort made the site itself, to give an operator to PyTorch's kernel.
+        originals: positions of the arguments that are tensors of the model's or its caller's, and not
+            computed: forward gets those very objects where a run has them.
         fresh: positions of the arguments that hold lists, dicts and the like which the model's forward makes
             anew for each call.
         shared: ids of the containers inside of those that it does not make anew.
@@ -133,6 +135,7 @@ class Site:
     training: bool
     internal: bool = False
     mapped: bool = False
+    originals: tuple[int, ...] = ()
     fresh: tuple[int, ...] = ()
     shared: frozenset[int] = frozenset()
     keeps_state: bool = False

@@ -55,7 +55,13 @@ _KEPT_ATTRIBUTES = frozenset(
 
 
 def native_site(
-    site: Site, key: str, *, training: bool, protected: tuple[int, ...], plan: InplacePlan
+    site: Site,
+    key: str,
+    *,
+    training: bool,
+    protected: tuple[int, ...],
+    plan: InplacePlan,
+    originals: Mapping[int, int] | None = None,
 ) -> native.Site:
     """The native counterpart of ``site``.
 
@@ -65,6 +71,7 @@ def native_site(
         training: whether contexts are kept for a backward.
         protected: argument positions whose memory the session's graph never overwrites.
         plan: the in-place maps in force.
+        originals: argument position -> number among a run's originals.
 
     Raises:
         ExportError: an argument is an object that the site's file could not hold.
@@ -108,9 +115,38 @@ def native_site(
         # PyTorch's own kernels keep nothing unseen, and write to no gradient.
         probed=not site.internal or site.function is LibraryKernel,
         overwritten=plan.overwritten,
+        originals=dict(originals or {}),
     )
     note_exported(bound, site)
     return bound
+
+
+# Argument position -> position among what is fed of the tensor that forward gets itself, by the site's key.
+OriginalFeeds = Mapping[str, Mapping[int, int]]
+
+
+def original_feeds(
+    graph: onnx.GraphProto, sites: Mapping[str, Site], feeds: Mapping[str, int]
+) -> OriginalFeeds:
+    """Which of the fed tensors Functions get themselves.
+
+    Args:
+        graph: with PythonOp nodes.
+        sites: the site of each, by node name.
+        feeds: position of each graph input among what is fed.
+    """
+    found: dict[str, dict[int, int]] = {}
+    for node in graph.node:
+        site = sites.get(node.name)
+        if site is None or not site.originals:
+            continue
+        result = site.known_result
+        # A write to one goes through the graph, which tells other readers of it.
+        written = {*result.mutated, *(argument for _, argument in result.forward_map)}
+        for name, argument in zip(node.input, site.tensor_positions, strict=True):
+            if argument in site.originals and argument not in written and name in feeds:
+                found.setdefault(site.key, {})[argument] = feeds[name]
+    return found
 
 
 def runs_directly(site: Site) -> bool:
@@ -207,6 +243,7 @@ def bind_sites(
     chains: Iterable[Chain],
     *,
     training: bool,
+    originals: OriginalFeeds | None = None,
 ) -> Bound:
     """Make sites callable by onnxruntime-training.
 
@@ -215,6 +252,7 @@ def bind_sites(
         plans: the in-place maps in force in the session's graph, by node name.
         chains: sites that one node calls.
         training: whether the session computes gradients.
+        originals: see :func:`original_feeds`.
     """
     install_runners()
     bound: dict[str, native.Site] = {}
@@ -222,7 +260,10 @@ def bind_sites(
         # With gradients, the graph keeps these alive and unwritten (see ownership.py).
         protected = site.known_result.kept if training else ()
         plan = plans.get(name, InplacePlan())
-        bound[name] = native_site(site, _key(name), training=training, protected=protected, plan=plan)
+        given = (originals or {}).get(site.key)
+        bound[name] = native_site(
+            site, _key(name), training=training, protected=protected, plan=plan, originals=given
+        )
     callees: dict[str, TrainingCallee] = dict(bound)
     for chain in chains:
         members = tuple(bound[name] for name in chain.members)

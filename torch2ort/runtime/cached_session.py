@@ -10,7 +10,7 @@ import onnx
 from torch2ort.cache.store.shelf import Kept, Shelf
 from torch2ort.graph.graph import Graph
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.binding import bind_nodes, bind_sites, rename_functions
+from torch2ort.runtime.binding import OriginalFeeds, bind_nodes, bind_sites, rename_functions
 from torch2ort.runtime.chains import Chain, join_python_ops
 from torch2ort.runtime.inplace import InplacePlan, plan_inplace
 from torch2ort.runtime.mended import mended
@@ -25,7 +25,12 @@ def can_keep(graph: Graph) -> bool:
 
 
 def kept_session(
-    graph: Graph, settings: Any, providers: Sequence[Any], identity: Mapping[str, str], shelf: Shelf
+    graph: Graph,
+    settings: Any,
+    providers: Sequence[Any],
+    identity: Mapping[str, str],
+    shelf: Shelf,
+    originals: OriginalFeeds | None = None,
 ) -> Any:
     """A session over ``graph`` out of the cache, or optimised and put there.
 
@@ -35,6 +40,7 @@ def kept_session(
         providers: as for ``InferenceSession``.
         identity: engine, machine and settings, on which the optimised graph depends.
         shelf: the graph's place in the cache.
+        originals: see :func:`torch2ort.runtime.binding.original_feeds`.
 
     Raises:
         EngineError: onnxruntime refuses the model.
@@ -64,6 +70,7 @@ def kept_session(
         return make_session(model, (), settings, providers)
     keep_results(settings)
     plans = {name: InplacePlan.of(plan) for name, plan in kept.data["inplace"].items()}
-    bound = bind_sites(graph.sites, plans, map(Chain.of, kept.data["chains"]), training=False)
+    chains = map(Chain.of, kept.data["chains"])
+    bound = bind_sites(graph.sites, plans, chains, training=False, originals=originals)
     callees = list(bound.callees.values())
     return make_session(rename_functions(model, bound.functions), callees, settings, providers)

@@ -17,7 +17,9 @@ from torch2ort.options import Options
 from torch2ort.providers import session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import off
+from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime.binding import original_feeds
 from torch2ort.runtime.cached_session import can_keep, kept_session
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.feeds import Feeds
@@ -25,6 +27,7 @@ from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import refuse_missing, surroundings, take_error, tuned_session
+from torch2ort.runtime.training_kernel.run_lock import contexts_in
 from torch2ort.runtime.values import bool_outputs, to_tensors
 from torch2ort.startup import SESSION, timed
 
@@ -52,13 +55,20 @@ class InferenceEngine:
         name_undeterministic(graph.proto.graph, graph.sites, options)
         describe(graph.proto.graph, graph.sites)
         providers = self._providers(options)
+        feeds = {name: i for i, name in enumerate(graph.feeds)}
+        originals = original_feeds(graph.proto.graph, graph.sites, feeds)
         if shelf is None or not can_keep(graph):
-            self._session = tuned_session(graph.proto, graph.sites, settings, providers=providers)
+            self._session = tuned_session(
+                graph.proto, graph.sites, settings, providers=providers, originals=originals
+            )
         else:
-            self._session = kept_session(graph, settings, providers, identity(options), shelf)
+            self._session = kept_session(
+                graph, settings, providers, identity(options), shelf, originals=originals
+            )
         if options.providers:
             refuse_missing(self._session, providers)
         private.drop_model_bytes(self._session)
+        self._has_originals = bool(originals)
         self._feeds = Feeds(len(graph.inputs))
         self._bools = bool_outputs(graph.proto.graph, graph.fetches)
 
@@ -77,7 +87,8 @@ class InferenceEngine:
         """
         values = dict(zip(self._graph.feeds, self._feeds.values(feeds), strict=True))
         failure: BaseException | None = None
-        with surroundings(self._session.python_op_callees), torch.no_grad(), off():
+        called = self._session.python_op_callees
+        with surroundings(called), self._with_originals(feeds), torch.no_grad(), off():
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
             except Exception as error:
@@ -86,6 +97,14 @@ class InferenceEngine:
         if failure is not None:
             raise failure
         return to_tensors(fetched, self._bools)
+
+    def _with_originals(self, feeds: Sequence[torch.Tensor]) -> contexts_in:
+        """Lets Functions get the tensors themselves that are fed."""
+        run = None
+        if self._has_originals:
+            run = native.Run()
+            run.originals = tuple(feeds)
+        return contexts_in(run)
 
     def _refused_index(self, values: Mapping[str, Any]) -> Exception | None:
         def session(model: onnx.ModelProto, sites: Mapping[str, Site]) -> Any:

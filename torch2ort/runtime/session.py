@@ -18,7 +18,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import binding, stock
-from torch2ort.runtime.binding import Callee
+from torch2ort.runtime.binding import Callee, OriginalFeeds
 from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
@@ -71,6 +71,7 @@ def tuned_session(
     settings: Any,
     *,
     providers: Sequence[Any] | None = None,
+    originals: OriginalFeeds | None = None,
 ) -> Any:
     """As :func:`inference_session`, with settings that are torch2ort's to change.
 
@@ -79,16 +80,17 @@ def tuned_session(
         sites: the site of each PythonOp node, by node name.
         settings: ``SessionOptions`` of nobody else's making.
         providers: as for ``InferenceSession``; the CPU by default.
+        originals: see :func:`torch2ort.runtime.binding.original_feeds`.
 
     Raises:
         EngineError: onnxruntime refuses the model.
     """
     if not sites or private.has_training():
-        model, bound = _bind(proto, sites, settings)
+        model, bound = _bind(proto, sites, settings, originals)
         with loadable(model) as source:
             return make_session(source, bound, settings, providers)
     stock.register_library(settings)
-    model, bound = _bind(proto, sites, settings)
+    model, bound = _bind(proto, sites, settings, originals)
     with lent_allocator(settings) as lent:
         if lent:
             forget_output_sizes(model.graph)
@@ -97,7 +99,10 @@ def tuned_session(
 
 
 def _bind(
-    proto: onnx.ModelProto, sites: Mapping[str, Site], settings: Any
+    proto: onnx.ModelProto,
+    sites: Mapping[str, Site],
+    settings: Any,
+    originals: OriginalFeeds | None = None,
 ) -> tuple[onnx.ModelProto, Sequence[Callee]]:
     """The model as a session with these settings takes it, and what its PythonOp nodes call."""
     proto = mended(proto)
@@ -107,13 +112,14 @@ def _bind(
     model.CopyFrom(proto)
     # The library's operator goes before onnxruntime-training's own.
     if stock.has_library(settings):
-        return model, stock.bind_nodes(model.graph, sites)
+        return model, stock.bind_nodes(model.graph, sites, originals)
     keep_results(settings)
     binding.refuse_bodies(model.graph)
     plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})
     binding.bind_nodes(model.graph, sites, training=False)
     cast_bools(model.graph, sites)
-    bound = binding.bind_sites(sites, plans, join_python_ops(model.graph, sites), training=False)
+    chains = join_python_ops(model.graph, sites)
+    bound = binding.bind_sites(sites, plans, chains, training=False, originals=originals)
     binding.name_functions(model.graph, bound.functions)
     return model, list(bound.callees.values())
 

@@ -80,17 +80,23 @@ def resolve(func_name: str, key: str, text: str) -> binding.Callee:
     return _native_site(described)
 
 
-def _native_site(site: Site, key: str = "") -> native.Site:
+def _native_site(site: Site, key: str = "", originals: binding.OriginalFeeds | None = None) -> native.Site:
     key = f"{site.key}/{key}"
-    return binding.native_site(site, key, training=False, protected=(), plan=views_only(site))
+    given = (originals or {}).get(site.key)
+    return binding.native_site(
+        site, key, training=False, protected=(), plan=views_only(site), originals=given
+    )
 
 
-def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[binding.Callee]:
+def bind_nodes(
+    graph: onnx.GraphProto, sites: Mapping[str, Site], originals: binding.OriginalFeeds | None = None
+) -> list[binding.Callee]:
     """Turn the graph's PythonOp nodes into what the custom operator takes, in place.
 
     Args:
         graph: a session's copy of an exported graph.
         sites: the site of each PythonOp node, by node name.
+        originals: see :func:`torch2ort.runtime.binding.original_feeds`.
 
     Returns:
         What the nodes call. They find it as long as this list lives.
@@ -104,7 +110,7 @@ def bind_nodes(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[bindin
         key = secrets.token_hex(16)
         chain = chains.get(node.name)
         called = [sites[name] for name in (chain.members if chain else (node.name,))]
-        members = tuple(_native_site(site, key) for site in called)
+        members = tuple(_native_site(site, key, originals) for site in called)
         if chain:
             callees[node.name] = native.Chain(key=key, sites=members, links=chain.links)
         else:

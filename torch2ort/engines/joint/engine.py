@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from torch2ort.exports.built import Built
 from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
+from torch2ort.runtime.binding import OriginalFeeds, original_feeds
 from torch2ort.runtime.profiling import active_tracer
 from torch2ort.startup import DIFFERENTIATE, FIRST_RUN, current, phase
 from torch2ort.symbolics.target import Target
@@ -91,7 +92,15 @@ class JointEngine:
         self._plans = plans or Plans(built, requires_grad, options, target)
         plan = self._plans.forward
         self._plan = plan
+        fed = {
+            name: source
+            for name, source in zip(plan.half.inputs, plan.sources, strict=True)
+            if isinstance(source, int)
+        }
+        originals = original_feeds(plan.half.proto.graph, plan.half.calls, fed)
+        self._has_originals = bool(originals)
         self._bindings = Bindings()
+        self._bindings.give(originals)
         self._forward = self._half_session(
             "forward",
             plan.half,
@@ -106,7 +115,7 @@ class JointEngine:
             ),
             readable=self._names_of_inputs(),
         )
-        self._saved_feeds = _saved_by_functions(plan)
+        self._saved_feeds = _saved_by_functions(plan, fed, originals)
         self._feed_count = len(self._graph.feeds)
         self._nodes = {site.key: node for node, site in plan.half.calls.items()}
         self._backwards: dict[frozenset[int], _Backward] = {}
@@ -130,7 +139,10 @@ class JointEngine:
         if self._saved_feeds:
             # Others, as `tensor.data = ...` gives the caller's tensor other memory.
             run.feed([feeds[i].detach() for i in self._saved_feeds])
+        if self._has_originals:
+            run.originals = tuple(feeds)
         outputs, kept = self._forward.run(None, feeds, run)
+        run.originals = None
         return outputs, JointState(kept, run)
 
     def backward(
@@ -239,16 +251,23 @@ class JointEngine:
         return known
 
 
-def _saved_by_functions(plan: ForwardPlan) -> tuple[int, ...]:
-    """Positions of the feeds that Functions get as they are and keep; who writes to one is an error."""
-    pairs = zip(plan.half.inputs, plan.sources, strict=True)
-    fed = {name: source for name, source in pairs if isinstance(source, int)}
+def _saved_by_functions(
+    plan: ForwardPlan, fed: Mapping[str, int], originals: OriginalFeeds
+) -> tuple[int, ...]:
+    """Positions of the feeds whose memory Functions get and keep; who writes to one is an error.
+
+    Args:
+        plan: of the forward half.
+        fed: position of the feed that an input of the half is.
+        originals: arguments for which Functions get the fed tensor itself, by the site's key.
+    """
     kept = set()
     for node in plan.half.proto.graph.node:
         site = plan.half.calls.get(node.name)
         if site is None or not any(site.needs_input_grad):
             continue
+        given = originals.get(site.key, {})
         for name, argument in zip(node.input, site.tensor_positions, strict=True):
-            if argument in site.known_result.kept and name in fed:
+            if argument in site.known_result.kept and name in fed and argument not in given:
                 kept.add(fed[name])
     return tuple(i for i in plan.needed if i in kept)

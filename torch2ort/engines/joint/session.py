@@ -20,7 +20,7 @@ from torch2ort.providers import CPU, session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
-from torch2ort.runtime.binding import Callee, bind_nodes, directly, native_site, runs_directly
+from torch2ort.runtime.binding import Callee, OriginalFeeds, bind_nodes, directly, native_site, runs_directly
 from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.determinism import name_undeterministic
@@ -42,8 +42,13 @@ class Bindings:
     """Native sites of one step, which its forward and its backward sessions share."""
 
     def __init__(self) -> None:
+        self._originals: dict[str, Mapping[int, int]] = {}
         self._sites: dict[str, native.Site] = {}
         self.names: dict[str, str] = {}
+
+    def give(self, originals: OriginalFeeds) -> None:
+        """Have Functions get fed tensors themselves; see :func:`torch2ort.runtime.binding.original_feeds`."""
+        self._originals.update(originals)
 
     def of(self, site: Site) -> native.Site:
         """The native counterpart of ``site``; it keeps contexts if a backward will ask for them."""
@@ -51,7 +56,14 @@ class Bindings:
             key = f"{site.key}/{secrets.token_hex(4)}"
             training = any(site.needs_input_grad)
             plan = views_only(site)
-            self._sites[site.key] = native_site(site, key, training=training, protected=(), plan=plan)
+            self._sites[site.key] = native_site(
+                site,
+                key,
+                training=training,
+                protected=(),
+                plan=plan,
+                originals=self._originals.get(site.key),
+            )
             self.names[key] = site.key
         return self._sites[site.key]
 

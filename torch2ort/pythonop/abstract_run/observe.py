@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Container, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,8 +142,15 @@ class Observation:
     asked: Questions
 
 
-def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
+def observe(
+    site: Site, tensors: list[torch.Tensor], around: AbstractContextManager[Any] | None = None
+) -> Observation:
     """Run ``forward`` on ``tensors`` (which this empties) and note all that the graph must know.
+
+    Args:
+        site: the call.
+        tensors: one a tensor argument.
+        around: what forward runs inside of.
 
     Raises:
         ExportError: ``forward`` returned tensors inside a container.
@@ -151,7 +160,7 @@ def observe(site: Site, tensors: list[torch.Tensor]) -> Observation:
     _require_gradients(site, tensors)
     storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]
     context = native.Context(site.needs_input_grad)
-    observation = _describe(site, context, tensors, storages)
+    observation = _describe(site, context, tensors, storages, around or contextlib.nullcontext())
     # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
     tensors.clear()
     kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
@@ -166,13 +175,17 @@ def _require_gradients(site: Site, tensors: list[torch.Tensor]) -> None:
 
 
 def _describe(
-    site: Site, context: native.Context, tensors: list[torch.Tensor], storages: list[StorageWeakRef]
+    site: Site,
+    context: native.Context,
+    tensors: list[torch.Tensor],
+    storages: list[StorageWeakRef],
+    around: AbstractContextManager[Any],
 ) -> Observation:
     """Run ``forward`` and describe what it did; nothing of the run is held afterwards but ``context``."""
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
     watch, asked = _Watch(storages), Questions(site, tensors)
-    with watch, asked:
+    with watch, asked, around:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
     if any(private.is_value(v, ()) for v in values):

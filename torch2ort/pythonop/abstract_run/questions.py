@@ -69,6 +69,8 @@ def refuse_history(site: Site, asked: Questions) -> None:
     if asked.history is None:
         return
     position, name = asked.history
+    if position in site.originals:
+        return
     if name in ("is_leaf", "grad_fn") and not site.needs_input_grad[position]:
         return
     raise ExportError(

@@ -22,6 +22,7 @@ import torch
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.observe import Observation, observe, results_of
+from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.state import Holder, Items, Named, Snapshot
 from torch2ort.pythonop.abstract_run.undone import Undone, places
 from torch2ort.pythonop.site import TENSOR, Site
@@ -107,16 +108,16 @@ class Traces:
 
     Args:
         model: the model, before it is traced.
+        originals: what Functions get as it is in runs; nothing by default.
 
     Attributes:
         written: paths of what each site's forward wrote to, by the site's key.
+        originals: see above.
     """
 
-    def __init__(self, model: torch.nn.Module | None = None) -> None:
+    def __init__(self, model: torch.nn.Module | None = None, originals: Originals | None = None) -> None:
         self.written: dict[str, list[str]] = {}
-        modules = () if model is None else model.modules()
-        tables = [table for module in modules for table in (module._parameters, module._buffers)]
-        self._tensors: list[tuple[Any, dict[str, Any]]] = [(table, dict(table)) for table in tables]
+        self.originals = originals or Originals(model)
         self._shadows: dict[Any, _Shadow] = {}
         self._made: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._over = False
@@ -147,19 +148,6 @@ class Traces:
             written += [path for path, place in tensors if place.restore()]
             self.written.setdefault(site.key, []).extend(written)
             self._show(of_functions=False)
-
-    @contextlib.contextmanager
-    def real_tensors(self) -> Iterator[None]:
-        """Have the model's modules hold its own tensors inside, for which a trace puts others in."""
-        present = [(table, dict(table)) for table, _ in self._tensors]
-        try:
-            for table, values in self._tensors:
-                table.update(values)
-            yield
-        finally:
-            for table, values in present:
-                table.clear()
-                table.update(values)
 
     def note_tensors(self, site: Site, made: Iterable[weakref.ref[torch.Tensor]]) -> None:
         """Remember the tensors of a run, of which :meth:`remove` leaves none."""
@@ -237,13 +225,15 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
         traces = Traces()
         traces.remove()
     fake = any(private.is_fake(t) for t in tensors)
+    given = traces.originals.stand_ins(site, tensors)
+    tensors.clear()
     with (
-        private.unbound_values(next((environment_of(t) for t in tensors), None)),
-        contextlib.nullcontext() if fake else traces.real_tensors(),
+        private.unbound_values(next((environment_of(t) for t in given), None)),
+        contextlib.nullcontext() if fake else traces.originals.put_back(),
         traces.running(site) as written,
-        Undone(tensors) as undone,
+        Undone(given) as undone,
     ):
-        seen = observe(site, tensors)
+        seen = observe(site, given, traces.originals.held(site, given))
         traces.note_tensors(site, seen.made)
         written += ["a tensor"] * undone.has_writes()
         # Of numpy's memory nobody tells that it is new, but what is new ends with the run.
@@ -258,12 +248,12 @@ def results(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         with (
             private.without_fake_mode(),
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-            traces.real_tensors(),
+            traces.originals.put_back(),
             untouched(site.func_name, tuple(value for _, value in _roots(site)), code=True),
             Undone(tensors),
         ):
             torch.manual_seed(0)
-            return results_of(site, tensors)
+            return results_of(site, traces.originals.stand_ins(site, tensors))
     finally:
         generators.restore()
 

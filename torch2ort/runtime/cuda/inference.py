@@ -41,7 +41,8 @@ class DeviceInference(InferenceEngine):
         failure: BaseException | None = None
         with self._stream.entered():
             values = self._on_device.values(feeds)
-            with surroundings(self._session.python_op_callees), torch.no_grad(), off():
+            called = self._session.python_op_callees
+            with surroundings(called), self._with_originals(feeds), torch.no_grad(), off():
                 try:
                     fetched = self._run(self._graph.feeds, values)
                 except Exception as error:
