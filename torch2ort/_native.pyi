@@ -399,7 +399,7 @@ class Run:
     arrivals: Callable[[str], tuple[bool, ...] | None] | None
     keeps: bool
     partial: bool
-    originals: tuple[torch.Tensor, ...] | None
+    originals: tuple[Tensor, ...] | None
 
     def __new__(cls) -> Run: ...
     def __len__(self) -> int: ...

@@ -118,7 +118,7 @@ def test_a_run_that_returns_two_tensors_in_place_of_one_is_refused() -> None:
 
 
 class Again(Function):
-    """Runs a module without a graph, and again in backward, where autograd gives the gradients of its parameters."""
+    """Runs a module without a graph, and again in backward, where autograd is asked for all gradients."""
 
     @staticmethod
     def forward(ctx, module, x, *parameters):

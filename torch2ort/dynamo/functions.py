@@ -66,7 +66,8 @@ def _call_of(
         # Nobody knows what the call gets. Where it must run on real tensors, it gets made-up ones.
         sample.calls[function], sample.sizes_needed = [], True
         alive = {i: tensor for i, reference in references.items() if (tensor := reference()) is not None}
-        originals = Originals.of_call(alive)
+        # dynamo itself asks for the outputs alone, and gives no error by its name.
+        originals = Originals.of_call(alive, is_trained=_tracing.sites is not None)
         with Capture(
             training=torch.is_grad_enabled(), sample=sample, originals=originals, operator=_opaque
         ) as capture:

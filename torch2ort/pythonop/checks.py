@@ -45,6 +45,7 @@ def check_site(site: Site, dtypes: Collection[torch.dtype]) -> None:
     if not result.returns_tuple:
         _same("outputs", len(result.outputs), "values", 1, "value outside of a tuple")
     _within("originals", site.originals, positions, "positions of tensor arguments")
+    _within("written_back", site.written_back, site.originals, "positions of originals")
     _within("fresh", site.fresh, range(len(site.arguments)), "positions of arguments")
     _within("mutated", result.mutated, positions, "positions of tensor arguments")
     _within("kept", result.kept, positions, "positions of tensor arguments")

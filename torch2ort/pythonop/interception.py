@@ -124,6 +124,8 @@ class Capture:
         self.sites[site.key] = site
         open_traces(site, self._traces)
         self._traces.originals.find(site, values)
+        if any(required) and torch.is_grad_enabled():
+            self._traces.will_train(site)
         if self._sample is not None:
             place(site, self._sample, self._calls[function])
         self._calls[function] += 1

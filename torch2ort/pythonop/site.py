@@ -115,6 +115,7 @@ class Site:
         internal: whether torch2ort made the site itself, to give an operator to PyTorch's kernel.
         originals: positions of the arguments that are tensors of the model's or its caller's, and not
             computed: forward gets those very objects where a run has them.
+        written_back: positions among these of the arguments that backward writes to.
         fresh: positions of the arguments that hold lists, dicts and the like which the model's forward makes
             anew for each call.
         shared: ids of the containers inside of those that it does not make anew.
@@ -136,6 +137,7 @@ class Site:
     internal: bool = False
     mapped: bool = False
     originals: tuple[int, ...] = ()
+    written_back: tuple[int, ...] = ()
     fresh: tuple[int, ...] = ()
     shared: frozenset[int] = frozenset()
     keeps_state: bool = False

@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.errors import EngineError, ExportError
+from torch2ort.errors import EngineError, ExportError, UnsupportedOperatorError
 from torch2ort.graph.nodes import function_of, python_op_nodes
 from torch2ort.kernels.direct import DirectArguments, direct_arguments
 from torch2ort.kernels.functions import AtenKernel
@@ -28,6 +28,7 @@ from torch2ort.kernels.regions.region import Size
 from torch2ort.kernels.regions.shared import NativeRegion
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.abstract_run.anew import anew
+from torch2ort.pythonop.abstract_run.backward import backward_of
 from torch2ort.pythonop.autocast import under
 from torch2ort.pythonop.native import native, note_exported
 from torch2ort.pythonop.own_gradient import own_gradient
@@ -146,6 +147,12 @@ def original_feeds(
         for name, argument in zip(node.input, site.tensor_positions, strict=True):
             if argument in site.originals and argument not in written and name in feeds:
                 found.setdefault(site.key, {})[argument] = feeds[name]
+            elif argument in site.written_back:
+                raise UnsupportedOperatorError(
+                    f"{site.func_name}: backward writes to argument {argument}, which the model changed in "
+                    f"front of the call, and a graph loses that. Change it behind the call, or return the "
+                    f"value from forward"
+                )
     return found
 
 
@@ -363,7 +370,7 @@ def reraise(error: Exception) -> None:
 
 def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any, Any, Any]:
     """What the native site calls: forward, setup_context (or ``None``) and backward."""
-    backward = _backward_of(function)
+    backward = backward_of(function)
     if site.mapped:
         forward, backward = own_gradient(site, backward)
         return forward, None, backward
@@ -376,17 +383,6 @@ def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any
     if not site.known_result.checked:
         return forward, setup_context, backward
     return *watched(site, forward, setup_context), backward
-
-
-def _backward_of(function: type[torch.autograd.Function]) -> Any:
-    # `vjp` and `backward` are one: a class may define either.
-    base = torch.autograd.Function
-    overrides_backward = function.backward is not base.backward
-    backward = function.backward if overrides_backward or function.vjp is base.vjp else function.vjp
-    # From torch 2.14 on a Function may ask for its gradients in one list, which it may empty.
-    if getattr(base, "boxed_grads_call", None) is None or not getattr(function, "boxed_grads_call", False):
-        return backward
-    return lambda ctx, *gradients: backward(ctx, list(gradients))
 
 
 def _name(dtype: torch.dtype) -> str:

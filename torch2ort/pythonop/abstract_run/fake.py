@@ -20,6 +20,7 @@ import torch
 from torch2ort.errors import Torch2OrtError
 from torch2ort.log import logger
 from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.abstract_run.backward import gradients_of, refuse_gradient_layout
 from torch2ort.pythonop.abstract_run.inferred import inferred_outputs
 from torch2ort.pythonop.abstract_run.observe import (
     Observation,
@@ -106,6 +107,13 @@ def _refuse_other_answers(site: Site, inputs: Sequence[torch.Tensor], seen: Obse
     if seen.asked.layout and not all(map(is_contiguous, inputs)):
         with private.without_fake_mode():
             refuse_layout(site, [real_like(t) for t in inputs], lambda tensors: results(site, tensors))
+    if seen.backward[1]:
+
+        def gradients(tensors: list[torch.Tensor], laid_out: Any) -> list[torch.Tensor]:
+            return results(site, tensors, lambda s, given: gradients_of(s, given, seen.result, laid_out))
+
+        with private.without_fake_mode():
+            refuse_gradient_layout(site, [real_like(t) for t in inputs], gradients)
 
 
 def _laid_out(sizes: Sequence[int | torch.SymInt], seen: torch.Tensor) -> torch.Tensor:

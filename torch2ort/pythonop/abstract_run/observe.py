@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +35,7 @@ class UserError(Exception):
         self.error = error
 
 
-class _Watch(private.TorchDispatchMode):
+class Watch(private.TorchDispatchMode):
     """Notices operators that draw from the random generator, and the memory that operators write to.
 
     A tensor's version does not tell: nothing counts writes below autograd, where fake tensors are run.
@@ -130,6 +130,8 @@ class Observation:
         made: the tensors of the run; whoever holds one now keeps it.
         found: memory that was there before the run, and that it wrote to.
         asked: what forward asked of tensors beside their values.
+        backward: of a backward that was run, whether all of it was seen that ever is, and whether it asked
+            how tensors lie in memory.
     """
 
     result: Result
@@ -140,11 +142,27 @@ class Observation:
     made: tuple[weakref.ref[torch.Tensor], ...]
     found: tuple[StorageWeakRef, ...]
     asked: Questions
+    backward: tuple[bool, bool] = (True, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What ``forward`` left for ``backward``.
+
+    Attributes:
+        context: of the call.
+        arguments: the tensor arguments by position, as far as somebody keeps them.
+        outputs: the tensors that it returned, the same.
+    """
+
+    context: native.Context
+    arguments: Mapping[int, weakref.ref[torch.Tensor]]
+    outputs: Sequence[weakref.ref[torch.Tensor]]
 
 
 def observe(
     site: Site, tensors: list[torch.Tensor], around: AbstractContextManager[Any] | None = None
-) -> Observation:
+) -> tuple[Observation, Left]:
     """Run ``forward`` on ``tensors`` (which this empties) and note all that the graph must know.
 
     Args:
@@ -160,12 +178,14 @@ def observe(
     _require_gradients(site, tensors)
     storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]
     context = native.Context(site.needs_input_grad)
-    observation = _describe(site, context, tensors, storages, around or contextlib.nullcontext())
+    references = {p: weakref.ref(t) for p, t in zip(positions, tensors, strict=True)}
+    observation, outputs = _describe(site, context, tensors, storages, around or contextlib.nullcontext())
     # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
     tensors.clear()
     kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
     held = tuple(i for i, storage in enumerate(observation.storages) if not storage.expired())
-    return replace(observation, result=replace(observation.result, kept=kept, kept_results=held))
+    result = replace(observation.result, kept=kept, kept_results=held)
+    return replace(observation, result=result), Left(context, references, outputs)
 
 
 def _require_gradients(site: Site, tensors: list[torch.Tensor]) -> None:
@@ -180,16 +200,18 @@ def _describe(
     tensors: list[torch.Tensor],
     storages: list[StorageWeakRef],
     around: AbstractContextManager[Any],
-) -> Observation:
+) -> tuple[Observation, list[weakref.ref[torch.Tensor]]]:
     """Run ``forward`` and describe what it did; nothing of the run is held afterwards but ``context``."""
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
-    watch, asked = _Watch(storages), Questions(site, tensors)
+    by_position = dict(zip(positions, tensors, strict=True))
+    watch, asked = Watch(storages), Questions(by_position)
     with watch, asked, around:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
     if any(private.is_value(v, ()) for v in values):
         raise TypeError("forward returns a number that depends on values")
+    refuse_backpropagation(site, by_position, "forward")
     _refuse_nested_tensors(site, values)
     _refuse_quantised_tensors(site, values, watch.quantised)
     watch.quantised.clear()
@@ -228,7 +250,8 @@ def _describe(
     storages_out = tuple(StorageWeakRef(t.untyped_storage()) for t in all_outputs)
     made = (*watch.made, *map(weakref.ref, tensors))
     copies = [fresh_like(t.detach()) for t in all_outputs]
-    return Observation(result, copies, aliases, contiguous, storages_out, made, tuple(watch.found), asked)
+    seen = Observation(result, copies, aliases, contiguous, storages_out, made, tuple(watch.found), asked)
+    return seen, [weakref.ref(t) for t in outputs]
 
 
 def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> tuple[int, ...]:
@@ -239,6 +262,21 @@ def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> t
         for i, t in enumerate(outputs)
         if id(t) in marked or not (t.dtype.is_floating_point or t.dtype.is_complex)
     )
+
+
+def refuse_backpropagation(site: Site, tensors: Mapping[int, torch.Tensor], method: str) -> None:
+    """Refuse a method that asked autograd for gradients of what a graph computed, by their positions.
+
+    Raises:
+        ExportError: it did.
+    """
+    for position, tensor in tensors.items():
+        if position not in site.originals and tensor.is_leaf and tensor.grad is not None:
+            raise ExportError(
+                f"{site.func_name}: {method} calls backward() through argument {position}, which reaches on "
+                f"to what computed it in eager PyTorch, and ends there in a graph. Call it on a detach() of "
+                f"the argument, or take torch.autograd.grad"
+            )
 
 
 def _repeated(values: Sequence[Any], arguments: Container[int]) -> tuple[tuple[int, int], ...]:

@@ -26,6 +26,9 @@ class Originals:
     Args:
         model: before it is traced.
         inputs: the caller's tensors; ``None`` if no Function gets an original.
+
+    Attributes:
+        are_trained: whether backwards are looked at.
     """
 
     def __init__(self, model: torch.nn.Module | None, inputs: Sequence[torch.Tensor] | None = None) -> None:
@@ -33,15 +36,16 @@ class Originals:
         tables: list[_Table] = [t for module in modules for t in (module._parameters, module._buffers)]
         self._tables = [(table, dict(table)) for table in tables]
         self._inputs = inputs
+        self.are_trained = inputs is not None
         self._traced: list[torch.Tensor] = []
         self._of_call: Mapping[int, torch.Tensor] = {}
         self._found: weakref.WeakKeyDictionary[Site, dict[int, torch.Tensor]] = weakref.WeakKeyDictionary()
 
     @classmethod
-    def of_call(cls, tensors: Mapping[int, torch.Tensor]) -> Originals:
-        """Those of a single call, by argument position."""
+    def of_call(cls, tensors: Mapping[int, torch.Tensor], *, is_trained: bool) -> Originals:
+        """Those of a single call, by argument position; ``is_trained``: see :attr:`are_trained`."""
         made = cls(None, ())
-        made._of_call = tensors
+        made._of_call, made.are_trained = tensors, is_trained
         return made
 
     def are_traced_as(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -95,6 +99,18 @@ class Originals:
             given.clear()
             del tensors, pairs
             yield
+
+    @contextlib.contextmanager
+    def same_gradients(self) -> Iterator[None]:
+        """Have what modules hold keep its ``grad``, whatever is backpropagated inside."""
+        held = [t for table, _ in self._tables for t in table.values() if t is not None and t.is_leaf]
+        before = [(tensor, tensor.grad) for tensor in held]
+        try:
+            yield
+        finally:
+            for tensor, gradient in before:
+                if tensor.grad is not gradient:
+                    tensor.grad = gradient
 
     @contextlib.contextmanager
     def _tables_with(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:

@@ -8,7 +8,7 @@ is compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,52 +31,70 @@ _OF_HISTORY = {
     _T.grad_fn.__get__: "grad_fn",
     private.base_of: "_base",
     private.is_view: "_is_view()",
+    _T.register_hook: "register_hook()",
+    _T.retain_grad: "retain_grad()",
 }
+_OF_AN_OUTPUT = _OF_HISTORY | {_T.requires_grad.__get__: "requires_grad"}
+_OF_A_GRADIENT = ("is_leaf", "grad_fn", "register_hook()", "retain_grad()")
 
 
 class Questions(TorchFunctionMode):
     """Notices them.
 
     Args:
-        site: the call.
-        tensors: its tensor arguments.
+        arguments: tensor arguments of the call, by position.
+        outputs: its tensor outputs, if there are some already.
 
     Attributes:
         layout: whether the layout of any tensor was asked for.
-        history: position of an argument that was asked for its history, and the attribute.
+        history: position of an argument that was asked for its history, and what for.
+        output: position of an output that was, and what for.
     """
 
-    def __init__(self, site: Site, tensors: _Values) -> None:
+    def __init__(self, arguments: Mapping[int, torch.Tensor], outputs: _Values | None = None) -> None:
         super().__init__()
-        self._positions = {id(t): p for p, t in zip(site.tensor_positions, tensors, strict=True)}
+        self._positions = {id(t): p for p, t in arguments.items()}
+        self._outputs = {id(t): i for i, t in enumerate(outputs or ())}
         self.layout = False
         self.history: tuple[int, str] | None = None
+        self.output: tuple[int, str] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ``func``."""
         self.layout = self.layout or func in _OF_LAYOUT
         if func in _OF_HISTORY and id(args[0]) in self._positions:
             self.history = self._positions[id(args[0])], _OF_HISTORY[func]
+        if func in _OF_AN_OUTPUT and id(args[0]) in self._outputs:
+            self.output = self._outputs[id(args[0])], _OF_AN_OUTPUT[func]
         return func(*args, **(kwargs or {}))
 
 
-def refuse_history(site: Site, asked: Questions) -> None:
-    """Refuse a ``forward`` that asked for an answer which no run of a graph has.
+def refuse_history(site: Site, asked: Questions, method: str = "forward") -> None:
+    """Refuse a method of a Function that asked for an answer which no run of a graph has.
 
     Raises:
         ExportError: it did.
     """
+    if asked.output is not None:
+        number, name = asked.output
+        raise ExportError(
+            f"{site.func_name}: {method} asks for {name} of output {number}, which in a graph has no "
+            f"history. Save what backward needs to know of it in an attribute of ctx"
+        )
     if asked.history is None:
         return
     position, name = asked.history
-    if position in site.originals:
+    if position in site.originals or (name in _OF_A_GRADIENT and not site.needs_input_grad[position]):
         return
-    if name in ("is_leaf", "grad_fn") and not site.needs_input_grad[position]:
-        return
+    if name in ("register_hook()", "retain_grad()"):
+        raise ExportError(
+            f"{site.func_name}: {method} calls {name} of argument {position}, whose gradient a graph has not "
+            f"outside of itself. Do in backward what is to be done with it"
+        )
     raise ExportError(
-        f"{site.func_name}: forward asks for {name} of argument {position}, which in a graph has no history: "
-        f"each run would answer as for a leaf that is no view. Ask in front of apply, and pass the answer as "
-        f"an argument"
+        f"{site.func_name}: {method} asks for {name} of argument {position}, which in a graph has no "
+        f"history: each run would answer as for a leaf that is no view. Ask in front of apply, and "
+        f"pass the answer as an argument"
     )
 
 
@@ -96,7 +114,7 @@ def refuse_layout(site: Site, arguments: _Values, results: Callable[[_Values], _
     except Exception:
         # Of made-up numbers it need not make sense.
         return
-    if len(one) != len(other) or not all(map(_alike, one, other)):
+    if len(one) != len(other) or not all(map(is_alike, one, other)):
         raise ExportError(
             f"{site.func_name}: forward asks how its arguments lie in memory and computes other values for "
             f"contiguous ones, which all are in a graph. Call .contiguous() on them in front of apply, or "
@@ -104,7 +122,8 @@ def refuse_layout(site: Site, arguments: _Values, results: Callable[[_Values], _
         )
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two runs gave the same, but for rounding."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     loose = 1e-2 if one.element_size() < 4 else 1e-4

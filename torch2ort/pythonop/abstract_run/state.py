@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import ctypes
 import dis
 import functools
@@ -319,6 +320,17 @@ class Snapshot:
         """The places that hold other values now, with what they hold."""
         now = [(holder, holder.read()) for holder in self.holders]
         return [(holder, contents) for holder, contents in now if not holder.same(contents)]
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Have every place hold afterwards what it holds now."""
+        present = [holder.read() for holder in self.holders]
+        try:
+            yield
+        finally:
+            for holder, contents in zip(self.holders, present, strict=True):
+                if not holder.same_as(contents, holder.read()):
+                    holder.write(contents)
 
     def restore(self) -> None:
         """Have every place hold what it held."""

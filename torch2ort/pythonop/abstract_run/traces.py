@@ -12,21 +12,24 @@ import contextlib
 import gc
 import random
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.abstract_run.backward import like_gradient, refuse_backward
 from torch2ort.pythonop.abstract_run.observe import Observation, observe, results_of
 from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.state import Holder, Items, Named, Snapshot
 from torch2ort.pythonop.abstract_run.undone import Undone, places
 from torch2ort.pythonop.site import TENSOR, Site
 from torch2ort.sizes.symbols import environment_of
+
+_Found = TypeVar("_Found")
 
 
 class Unknown:
@@ -118,23 +121,24 @@ class Traces:
     def __init__(self, model: torch.nn.Module | None = None, originals: Originals | None = None) -> None:
         self.written: dict[str, list[str]] = {}
         self.originals = originals or Originals(model)
+        self._trained: weakref.WeakSet[Site] = weakref.WeakSet()
         self._shadows: dict[Any, _Shadow] = {}
         self._made: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._over = False
 
     @contextlib.contextmanager
-    def running(self, site: Site) -> Iterator[list[str]]:
+    def running(self, site: Site) -> Iterator[tuple[list[str], Snapshot]]:
         """Have ``site``'s forward run inside.
 
         Returns:
-            A list that gets the paths of what was written to.
+            A list that gets the paths of what was written to, and what is looked at.
         """
         written: list[str] = []
         self._show(of_functions=True)
         before = Snapshot(_roots(site))
         tensors, generators = places(before.values()), Generators()
         try:
-            yield written
+            yield written, before
             for holder, contents in before.changed():
                 written.append(change(holder, contents))
                 self._note(site, holder, contents)
@@ -148,6 +152,15 @@ class Traces:
             written += [path for path, place in tensors if place.restore()]
             self.written.setdefault(site.key, []).extend(written)
             self._show(of_functions=False)
+
+    def is_trained(self, site: Site) -> bool:
+        """Whether ``site``'s backward runs, in steps of the very model."""
+        return site in self._trained
+
+    def will_train(self, site: Site) -> None:
+        """Say that ``site``'s backward will run, if the graph is trained where the model is."""
+        if self.originals.are_trained:
+            self._trained.add(site)
 
     def note_tensors(self, site: Site, made: Iterable[weakref.ref[torch.Tensor]]) -> None:
         """Remember the tensors of a run, of which :meth:`remove` leaves none."""
@@ -219,7 +232,7 @@ class Traces:
 def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
     """:func:`~torch2ort.pythonop.abstract_run.observe.observe`, which leaves no trace."""
     if site.internal:
-        return observe(site, tensors)
+        return observe(site, tensors)[0]
     traces = _open.get(site)
     if traces is None:
         traces = Traces()
@@ -230,32 +243,49 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
     with (
         private.unbound_values(next((environment_of(t) for t in given), None)),
         contextlib.nullcontext() if fake else traces.originals.put_back(),
-        traces.running(site) as written,
+        traces.running(site) as (written, state),
         Undone(given) as undone,
     ):
-        seen = observe(site, given, traces.originals.held(site, given))
+        held = traces.originals.held(site, given)
+        seen, left = observe(site, given, held)
         traces.note_tensors(site, seen.made)
         written += ["a tensor"] * undone.has_writes()
         # Of numpy's memory nobody tells that it is new, but what is new ends with the run.
         written += ["a tensor" for memory in seen.found if not memory.expired()]
+        if traces.is_trained(site):
+            with state.unchanged(), _same_generators(), traces.originals.same_gradients():
+                gradients = [like_gradient(t) for t in seen.outputs]
+                ended, layout = refuse_backward(site, left, seen.result, gradients)
+            seen = replace(seen, backward=(ended or not fake, layout))
+        del left
     return replace(seen, result=replace(seen.result, effects=bool(written)))
 
 
-def results(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What ``forward`` gives for real tensors, out of the same state and random numbers at each call."""
-    traces, generators = _open.get(site) or Traces(), Generators()
+@contextlib.contextmanager
+def _same_generators() -> Iterator[None]:
+    generators = Generators()
     try:
-        with (
-            private.without_fake_mode(),
-            torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-            traces.originals.put_back(),
-            untouched(site.func_name, tuple(value for _, value in _roots(site)), code=True),
-            Undone(tensors),
-        ):
-            torch.manual_seed(0)
-            return results_of(site, traces.originals.stand_ins(site, tensors))
+        yield
     finally:
         generators.restore()
+
+
+def results(
+    site: Site, tensors: list[torch.Tensor], run: Callable[[Site, list[torch.Tensor]], _Found] = results_of
+) -> _Found:
+    """What ``run`` gives for real tensors, out of the same state and random numbers at each call."""
+    traces = _open.get(site) or Traces()
+    with (
+        _same_generators(),
+        private.without_fake_mode(),
+        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+        traces.originals.put_back(),
+        traces.originals.same_gradients(),
+        untouched(site.func_name, tuple(value for _, value in _roots(site)), code=True),
+        Undone(tensors),
+    ):
+        torch.manual_seed(0)
+        return run(site, traces.originals.stand_ins(site, tensors))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,204 @@
+"""One run of a site's ``backward``, watched: what a graph would answer or lose otherwise than eager PyTorch.
+
+A gradient of a graph is contiguous, a saved tensor has no history, and a write to what a node keeps is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch2ort.errors import ExportError
+from torch2ort.log import logger
+from torch2ort.pythonop import _torch_private as private
+from torch2ort.pythonop.abstract_run.observe import Left, Watch, refuse_backpropagation, run_forward
+from torch2ort.pythonop.abstract_run.questions import Questions, is_alike, refuse_history
+from torch2ort.pythonop.native import native
+from torch2ort.pythonop.site import TENSOR, Result, Site
+
+_Tensors = Sequence[torch.Tensor]
+# A backward of more operators than these is not looked at to its end.
+_MOST_OPERATORS = 5_000
+# Operators that other processes wait for.
+_COLLECTIVE = frozenset({"c10d", "_c10d_functional", "symm_mem"})
+_WAY_OUT = "Write to a buffer that forward only reads, or return the value from forward"
+
+
+class GivenUpError(BaseException):
+    """Ends a run of ``backward`` that is long or waits for others. No code of a user's may catch it."""
+
+
+class _Bounded(Watch):
+    """Notices what operators write to, and ends a run that goes too far."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._left = _MOST_OPERATORS
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._left -= 1
+        if self._left < 0 or func.namespace in _COLLECTIVE:
+            raise GivenUpError
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def backward_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What computes the gradients of a Function, called with its context and gradients."""
+    # `vjp` and `backward` are one: a class may define either.
+    base = torch.autograd.Function
+    overrides_backward = function.backward is not base.backward
+    backward: Callable[..., Any] = function.backward
+    if not overrides_backward and function.vjp is not base.vjp:
+        backward = function.vjp
+    # From torch 2.14 on a Function may ask for its gradients in one list, which it may empty.
+    if getattr(base, "boxed_grads_call", None) is None or not getattr(function, "boxed_grads_call", False):
+        return backward
+    return lambda ctx, *gradients: backward(ctx, list(gradients))
+
+
+def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors) -> tuple[bool, bool]:
+    """Run ``backward`` and refuse what it does that no graph does.
+
+    Args:
+        site: the call; gets :attr:`Site.written_back`.
+        left: what ``forward`` left.
+        result: what is known of it.
+        gradients: one a tensor output.
+
+    Returns:
+        Whether it ended, and whether it asked how tensors lie in memory.
+
+    Raises:
+        ExportError: it asks a saved tensor for its history, or writes to or reaches on to what is a graph's.
+    """
+    arguments = {p: t for p, reference in left.arguments.items() if (t := reference()) is not None}
+    outputs = [reference() for reference in left.outputs]
+    watch, asked, ended = _Bounded(), Questions(arguments, outputs), False
+    try:
+        with watch, asked, contextlib.redirect_stdout(io.StringIO()):
+            _run(site, left.context, result, gradients)
+        ended = True
+    except (Exception, GivenUpError) as error:
+        # As text: a record of the log would hold the frames, and the tensors in them.
+        logger.debug("%s: backward was not seen to its end at export (%s)", site.func_name, str(error))
+    refuse_history(site, asked, "backward")
+    refuse_backpropagation(site, arguments, "backward")
+    _refuse_writes(site, result, watch.written, arguments, outputs)
+    return ended, asked.layout
+
+
+def _run(site: Site, context: native.Context, result: Result, gradients: _Tensors) -> Any:
+    """What ``backward`` returns."""
+    assert site.function is not None
+    given: list[torch.Tensor | None] = [None] * len(result.outputs)
+    for i, (position, gradient) in enumerate(zip(_tensors_of(result), gradients, strict=False)):
+        if i not in result.non_differentiable or context.materialize_grads:
+            given[position] = gradient
+    with private.with_autograd(), torch.no_grad():
+        return backward_of(site.function)(context, *given)
+
+
+def _tensors_of(result: Result) -> list[int]:
+    return [i for i, value in enumerate(result.outputs) if value is TENSOR]
+
+
+def _refuse_writes(
+    site: Site,
+    result: Result,
+    written: set[StorageWeakRef],
+    arguments: Mapping[int, torch.Tensor],
+    outputs: Sequence[torch.Tensor | None],
+) -> None:
+    for position, tensor in arguments.items():
+        if StorageWeakRef(tensor.untyped_storage()) not in written:
+            continue
+        if position in site.originals and position not in result.mutated:
+            site.written_back = (*site.written_back, position)
+            continue
+        raise ExportError(
+            f"{site.func_name}: backward writes to argument {position}, "
+            f"{'to which forward writes, too' if position in result.mutated else 'which the model computed'}"
+            f", and a graph loses that. {_WAY_OUT}"
+        )
+    for i, output in enumerate(outputs):
+        if output is not None and StorageWeakRef(output.untyped_storage()) in written:
+            raise ExportError(
+                f"{site.func_name}: backward writes to output {i}, and a graph loses that. {_WAY_OUT}"
+            )
+
+
+def gradients_of(
+    site: Site, tensors: _Tensors, result: Result, laid_out: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """What ``backward`` gives for real tensors.
+
+    Args:
+        site: the call.
+        tensors: its arguments.
+        result: what is known of it.
+        laid_out: of a gradient of an output, the same numbers elsewhere in memory.
+    """
+    context = native.Context(site.needs_input_grad)
+    with _Bounded(), contextlib.redirect_stdout(io.StringIO()):
+        returned = run_forward(site, context, site.call_arguments(list(tensors)))
+        values = returned if isinstance(returned, tuple) else (returned,)
+        outputs = [v for v in values if isinstance(v, torch.Tensor)]
+        found = _run(site, context, result, [laid_out(like_gradient(t)) for t in outputs])
+    return [
+        t.detach().clone()
+        for t in (found if isinstance(found, tuple) else (found,))
+        if isinstance(t, torch.Tensor)
+    ]
+
+
+def like_gradient(output: torch.Tensor) -> torch.Tensor:
+    """Numbers that may be the gradient of ``output``."""
+    made = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    if not (output.dtype.is_floating_point or output.dtype.is_complex):
+        return made.zero_()
+    return made.uniform_(0.5, 1)
+
+
+def not_in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in memory that starts where ``tensor``'s would, in another order."""
+    if tensor.dim() > 1:
+        return tensor.T.contiguous().T if tensor.dim() == 2 else _reversed(_reversed(tensor).contiguous())
+    return tensor.repeat_interleave(2)[::2] if tensor.dim() else tensor
+
+
+def _reversed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.permute(tuple(reversed(range(tensor.dim()))))
+
+
+def refuse_gradient_layout(
+    site: Site,
+    arguments: list[torch.Tensor],
+    found: Callable[[list[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]], list[torch.Tensor]],
+) -> None:
+    """Refuse a ``backward`` that computes other values for gradients in rows than for others.
+
+    Args:
+        site: the call.
+        arguments: real tensors that lie in memory as those of the model do.
+        found: what backward gives for arguments and gradients laid out so.
+
+    Raises:
+        ExportError: it does.
+    """
+    try:
+        one = found(arguments, not_in_rows)
+        other = found([t.contiguous() for t in arguments], torch.Tensor.contiguous)
+    except (Exception, GivenUpError):
+        # Of made-up numbers it need not make sense.
+        return
+    if len(one) != len(other) or not all(map(is_alike, one, other)):
+        raise ExportError(
+            f"{site.func_name}: backward asks how tensors lie in memory and computes other values for "
+            f"contiguous ones, which all are in a graph. Call .contiguous() on the gradients at its begin, "
+            f"or let it compute the same for both"
+        )
