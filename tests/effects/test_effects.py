@@ -843,6 +843,25 @@ def test_a_write_to_a_tensor_that_is_no_buffer_is_refused():
     )
 
 
+@pytest.mark.parametrize(
+    "run", [lambda model: torch2ort.ORTModule(model)(X), lambda model: torch2ort.export(model, X)]
+)
+def test_a_write_of_a_module_in_a_list_is_refused(run):
+    """A batch normalization in training counts in a buffer, which is no buffer of the model."""
+
+    def normalizes(m, h):
+        return m.norms[0](h)
+
+    model = Model(normalizes, norms=[nn.BatchNorm1d(4).requires_grad_(False)])
+    with pytest.raises(torch2ort.ExportError) as caught:
+        run(model)
+    assert str(caught.value) == (
+        "Model: forward writes to a tensor that is no attribute of a module of the model, so that a graph "
+        "would not. Make it a buffer with register_buffer; put a module that is in a list or a dict into "
+        "torch.nn.ModuleList or ModuleDict"
+    )
+
+
 def test_tensors_saved_on_the_host_are_the_same_tensors():
     def saves(m, h):
         with torch.autograd.graph.save_on_cpu():

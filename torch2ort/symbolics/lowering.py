@@ -101,9 +101,15 @@ def _translate(name: str, traced: Trace, nodes: SiteNodes, target: Target) -> sy
         except UserError as carrier:
             raise carrier.error from None
         except RuntimeError as error:
-            written = re.match(r"Constant model\.(\S+) is mutated in the forward method", str(error))
+            written = re.match(r"Constant (?:model\.)?(\S+) is mutated in the forward method", str(error))
             if written is None:
                 raise
+            if written[1].startswith("lifted_tensor"):
+                raise ExportError(
+                    f"{name}: forward writes to a tensor that is no attribute of a module of the model, so "
+                    f"that a graph would not. Make it a buffer with register_buffer; put a module that is in "
+                    f"a list or a dict into torch.nn.ModuleList or ModuleDict"
+                ) from error
             raise ExportError(
                 f"{name}: forward writes to the tensor '{written[1]}', which is no buffer, so that a graph "
                 f"would not. Make it one with register_buffer"
