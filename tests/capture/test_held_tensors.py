@@ -90,6 +90,44 @@ def test_a_parameter_that_is_none_of_the_models_is_refused():
     )
 
 
+def test_it_is_refused_in_a_model_that_trains_nothing_of_its_own():
+    class Teacher(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = [nn.Linear(4, 4)]
+
+        def forward(self, x):
+            return self.held[0](x)
+
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.ORTModule(Teacher())(torch.ones(2, 4))
+    assert str(caught.value).startswith(f"Teacher: {__file__}:")
+    assert str(caught.value).endswith(
+        "in forward (return self.held[0](x)) uses a tensor that requires a gradient and is no parameter of "
+        "the model, so that a graph would give it none. Make it a parameter of the model, or pass it as an "
+        "argument"
+    )
+
+
+def test_it_serves_a_trained_model_under_no_grad():
+    class Distilled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.held = nn.Linear(4, 4), [nn.Linear(4, 4)]
+
+        def forward(self, x):
+            with torch.no_grad():
+                wanted = self.held[0](x)
+            return self.layer(x) - wanted
+
+    model, x = Distilled(), torch.randn(2, 4)
+    twin = copy.deepcopy(model)
+    for run in (torch2ort.ORTModule(model), twin):
+        run(x).pow(2).sum().backward()
+    torch.testing.assert_close(model.layer.weight.grad, twin.layer.weight.grad)
+    assert model.held[0].weight.grad is None
+
+
 def test_it_is_no_matter_without_gradients():
     model, x = copy.deepcopy(Uses()).eval(), torch.randn(2, 4)
     torch.testing.assert_close(torch2ort.export(model, x)(x), model(x).detach())

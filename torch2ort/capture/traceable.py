@@ -114,7 +114,8 @@ class TracedCode(TorchFunctionMode):
         hooked: the stack when the model's code put a hook on a gradient; empty if it did not.
         derived: the stack when it let a tensor of its own require a gradient; empty if it did not.
         used: ids of the tensors that require a gradient and were used past the modules that hold them.
-        outside: the stack when the code used one of those that is none of the model's; empty if it did not.
+        outside: the stack when the code used one of those, with gradients switched on, that is none of the
+            model's; empty if it did not.
 
     Args:
         model: the model.
@@ -168,7 +169,7 @@ class TracedCode(TorchFunctionMode):
         # The tensors of the trace itself are of other types.
         elif type(value) in (torch.Tensor, torch.nn.Parameter) and value.requires_grad:
             self.used.add(id(value))
-            if id(value) not in self._own and not self.outside:
+            if id(value) not in self._own and not self.outside and torch.is_grad_enabled():
                 self.outside = traceback.extract_stack()
 
 

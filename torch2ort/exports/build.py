@@ -127,7 +127,9 @@ def _export(
         )
         if target.is_trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient,")
-        if target.is_trained and traced.outside:
+        # In a model that trains nothing of its own, too, a result of ORTModule would require no gradient.
+        lost = modes.gradients and not with_hooks and any(traced.tracked)
+        if traced.outside and (target.is_trained or lost):
             _refuse_outside(model, traced.outside)
         program = None
         with off():
