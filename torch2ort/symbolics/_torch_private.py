@@ -5,7 +5,7 @@
 | torch.onnx._internal.exporter._registration.ONNXRegistry | 2.11-2.15.0 |
 | torch.onnx._internal.exporter._dispatching.dispatch | 2.11-2.15.0 |
 | torch.onnx._internal.exporter._errors.ConversionError (text of its message) | 2.11-2.15.0 |
-| the tracer behind onnxscript.evaluator.default(): attribute ``nodes`` | 2.11-2.15.0 (onnxscript 0.7.2) |
+| onnxscript.evaluator.default(), a tracer: ``nodes``, ``constant_farm`` | 2.11-2.15.0 (onnxscript 0.7.2) |
 | torch.onnx._internal.exporter._core._exported_program_to_onnx_program | 2.11-2.15.0 |
 | torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes, remove_assertion_nodes | 2.11-2.15.0 |
 | torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
@@ -32,6 +32,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import operator
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -138,12 +139,33 @@ def _with_results_of_its_own(known: _registration.ONNXRegistry) -> _registration
 
 def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     def translate(*args: Any, **kwargs: Any) -> Any:
+        tracer: Any = onnxscript.evaluator.default()
+        tracer.constant_farm = _BySign(tracer.constant_farm)
         result = function(*args, **kwargs)
         if isinstance(result, ir.Value):
             return _own(result)
         return [_own(v) for v in result] if isinstance(result, (list, tuple)) else result
 
     return translate
+
+
+class _BySign:
+    """A graph's constants, in which 0.0 and -0.0 are two: a dictionary takes them for one key."""
+
+    def __init__(self, known: dict[Any, ir.Value]) -> None:
+        self._known = known
+
+    def get(self, key: tuple[Any, ir.DataType]) -> ir.Value | None:
+        """The constant of a number, or of several, in an element type."""
+        return self._known.get((*key, _signs(key[0])))
+
+    def __setitem__(self, key: tuple[Any, ir.DataType], constant: ir.Value) -> None:
+        self._known[(*key, _signs(key[0]))] = constant
+
+
+def _signs(number: Any) -> tuple[float, ...]:
+    numbers = number if isinstance(number, tuple) else (number,)
+    return tuple(math.copysign(1, n) for n in numbers if isinstance(n, float))
 
 
 def _own(value: Any) -> Any:

@@ -6,8 +6,9 @@ would be merged, small ones folded, and the gradient of each lost.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import onnx_ir as ir
@@ -59,7 +60,11 @@ def cleanup(model: ir.Model) -> None:
             RewritePass(_RULES),
             passes.IdentityEliminationPass(),
             passes.RemoveUnusedNodesPass(),
-            passes.CommonSubexpressionEliminationPass(),
+        )
+        with _told_apart(node for node in model.graph if _has_negative_zero(node)):
+            _run(model, passes.CommonSubexpressionEliminationPass())
+        _run(
+            model,
             passes.RemoveUnusedFunctionsPass(),
             passes.RemoveUnusedOpsetsPass(),
         )
@@ -117,17 +122,37 @@ def _calls_of_their_own(model: ir.Model) -> Iterator[None]:
     """Each call that :func:`must_run` names is read; it and one with a backward are unlike all others."""
     graph = model.graph
     calls = [node for node in graph if must_run(node)]
-    apart = [node for node in graph if has_backward(node) or must_run(node)]
-    for number, node in enumerate(apart):
-        node.attributes.add(ir.AttrInt64(_CALL, number))
     own = len(graph.outputs)
     graph.outputs.extend(node.outputs[-1] for node in calls)
-    yield
-    for node in apart:
-        del node.attributes[_CALL]
+    with _told_apart(node for node in graph if has_backward(node) or must_run(node)):
+        yield
     # By position, as an output of the model's may have become the very value that a call gives.
     while len(graph.outputs) > own:
         graph.outputs.pop()
+
+
+@contextmanager
+def _told_apart(nodes: Iterable[ir.Node]) -> Iterator[None]:
+    """Each of these nodes is unlike all others."""
+    apart = list(nodes)
+    for number, node in enumerate(apart):
+        node.attributes.add(ir.AttrInt64(_CALL, number))
+    yield
+    for node in apart:
+        del node.attributes[_CALL]
+
+
+def _has_negative_zero(node: ir.Node) -> bool:
+    """Whether an attribute is -0.0, which equals 0.0 to what looks for equal nodes."""
+    if _CALL in node.attributes:
+        return False
+    numbers: list[float] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.FLOAT and not attribute.is_ref():
+            numbers.append(attribute.as_float())
+        elif attribute.type == ir.AttributeType.FLOATS and not attribute.is_ref():
+            numbers += attribute.as_floats()
+    return any(number == 0 and math.copysign(1, number) < 0 for number in numbers)
 
 
 def _restore_outputs(model: ir.Model) -> None:

@@ -23,7 +23,7 @@ class _NeutralNumber(RewriteRuleClassBase):
         """Any node of the operator."""
         return getattr(op, self._op_type)(x, number)
 
-    def check(self, context: Any, x: ir.Value, number: ir.Value) -> bool:
+    def check(self, context: Any, x: ir.Value, number: ir.Value) -> bool:  # type: ignore[override]
         """Whether the second input is the neutral number, and has no dimensions that the result would get."""
         tensor = ir.convenience.get_const_tensor(number)
         if tensor is None or tensor.shape.rank() != 0:

@@ -7,7 +7,6 @@ into the MatMul, and of two in a row drops the first, though others read it, so 
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 
@@ -19,7 +18,7 @@ def mend_products(model: ir.Model) -> None:
         if node.op_type == "MatMul":
             _widen_vector(node)
         elif node.op_type in ("Mul", "Div"):
-            _join_factors(node)
+            _part_factors(node)
 
 
 def _widen_vector(node: ir.Node) -> None:
@@ -50,46 +49,39 @@ def _widen_vector(node: ir.Node) -> None:
     node.graph.insert_after(node, back)
 
 
-def _join_factors(node: ir.Node) -> None:
-    """Of two constant factors in a row make one, where a product reads what has the first alone."""
-    factor, scaled = _factor(node)
+def _part_factors(node: ir.Node) -> None:
+    """Keep two constant factors in a row apart, where a product reads what has the first alone.
+
+    One factor in the place of two would be another number where their product is none that the type holds:
+    a view that changes nothing hides the first from the fusion.
+    """
+    scaled = _scaled(node)
     before = None if scaled is None else scaled.producer()
-    if factor is None or scaled is None or before is None or before.domain:
-        return
-    first, source = _factor(before)
-    if first is None or source is None or first.dtype != factor.dtype:
+    if scaled is None or before is None or before.domain or _scaled(before) is None:
         return
     if not any(user is not node and user.op_type in ("MatMul", "Transpose") for user in scaled.consumers()):
         return
-    value = ir.tensor(first * factor, dtype=ir.DataType.from_numpy(first.dtype))
-    constant = ir.node("Constant", [], {"value": value})
-    constant.metadata_props.update(node.metadata_props)
-    result = constant.outputs[0]
-    result.dtype, result.shape, result.const_value = value.dtype, ir.Shape(first.shape), value
+    axis = ir.node("Constant", [], {"value": ir.tensor([0], dtype=ir.DataType.INT64)})
+    row = ir.node("Unsqueeze", [scaled, axis.outputs[0]])
+    back = ir.node("Squeeze", [row.outputs[0], axis.outputs[0]])
+    for made in (axis, row, back):
+        made.metadata_props.update(node.metadata_props)
+    for value in (row.outputs[0], back.outputs[0]):
+        if scaled.dtype is not None:
+            value.dtype = scaled.dtype
+    back.outputs[0].shape = scaled.shape
     assert node.graph is not None
-    node.graph.insert_before(node, constant)
-    joined = ir.node("Mul", [source, result])
-    joined.metadata_props.update(node.metadata_props)
-    node.graph.insert_before(node, joined)
-    product, made = node.outputs[0], joined.outputs[0]
-    made.name, made.shape = product.name, product.shape
-    if product.dtype is not None:
-        made.dtype = product.dtype
-    made.metadata_props.update(product.metadata_props)
-    ir.convenience.replace_all_uses_with(product, made, replace_graph_outputs=True)
-    node.graph.remove(node, safe=True)
+    node.graph.insert_before(node, [axis, row, back])
+    node.replace_input_with(list(node.inputs).index(scaled), back.outputs[0])
 
 
-def _factor(node: ir.Node) -> tuple[np.ndarray | None, ir.Value | None]:
-    """The constant number by which a node multiplies, and what; ``None`` if it does not."""
+def _scaled(node: ir.Node) -> ir.Value | None:
+    """What a node multiplies by a constant number; ``None`` if it does not."""
     if node.op_type not in ("Mul", "Div") or len(node.inputs) != 2:
-        return None, None
+        return None
     for position in (1,) if node.op_type == "Div" else (1, 0):
         constant, other = node.inputs[position], node.inputs[1 - position]
         tensor = None if constant is None else ir.convenience.get_const_tensor(constant)
-        if tensor is None or tensor.size != 1 or len(tensor.shape) > 0:
-            continue
-        number = tensor.numpy()
-        if number.dtype in (np.float32, np.float64) and number != 0:
-            return (1 / number if node.op_type == "Div" else number), other
-    return None, None
+        if tensor is not None and tensor.size == 1 and len(tensor.shape) == 0:
+            return other
+    return None

@@ -43,6 +43,20 @@ def pow_scalar(self: ir.Value, exponent: float) -> ir.Value:
     return op("Pow", self, constant(exponent))
 
 
+@translates(aten.addcmul.default)
+def addcmul(self: ir.Value, tensor1: ir.Value, tensor2: ir.Value, value: float = 1) -> ir.Value:
+    """In eager's order, with a factor of the tensors' own type."""
+    factor = tensor1 if value == 1 else op("Mul", tensor1, value)
+    return op("Add", self, op("Mul", factor, tensor2))
+
+
+@translates(aten.addcdiv.default)
+def addcdiv(self: ir.Value, tensor1: ir.Value, tensor2: ir.Value, value: float = 1) -> ir.Value:
+    """In eager's order: an infinite factor of a quotient that is rounded to zero is not a number."""
+    dividend = tensor1 if value == 1 else op("Mul", tensor1, value)
+    return op("Add", self, op("Div", dividend, tensor2))
+
+
 @translates(aten.scalar_tensor.default)
 def scalar_tensor(s: float | ir.Value, dtype: int = ir.DataType.FLOAT, **_: object) -> ir.Value:
     """In its own type from the start: by way of float, a double would lose half of its digits."""
