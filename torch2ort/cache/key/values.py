@@ -37,6 +37,7 @@ from torch2ort.cache.key.read_whole import is_read_whole
 from torch2ort.cache.key.unread import NOTHING, Unread
 from torch2ort.cache.key.walk import Unkeyable, Walk
 from torch2ort.pythonop.abstract_run.opaque_objects import FOREIGN, last_results, steps_unseen
+from torch2ort.pythonop.abstract_run.state import built_in
 
 # Bytes from which on a tensor is told by its identity and version, within a process.
 _LARGE = 1 << 20
@@ -236,19 +237,21 @@ class Values:
         self._guard_value(lambda: bytes(memoryview(value)), value)
 
     def _set(self, values: Any) -> None:
-        if not isinstance(values, frozenset):
-            self._guard_ids(values)
+        base = built_in(values)
+        if base is set:
+            self._guard_value(lambda: [id(value) for value in set.__iter__(values)], values)
+        members = list(base.__iter__(values))
         try:
-            tokens = {_token(value): value for value in values}
+            tokens = {_token(value): value for value in members}
         except Unkeyable as reason:
             self._walk.refuse(str(reason), values)
-            self._all(*values)
+            self._all(*members)
             return
-        if len(tokens) < len(values):
+        if len(tokens) < len(members):
             self._walk.refuse(
                 "a set holds several things of one name, in another order in each process", values
             )
-        self._walk.write(b"{%d" % len(values))
+        self._walk.write(b"{%d" % len(members))
         self._all(*(tokens[token] for token in sorted(tokens)))
 
     def _subclass_of_container(self, value: Any) -> None:

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.questions import Questions
+from torch2ort.pythonop.abstract_run.state import built_in
 from torch2ort.pythonop.abstract_run.undone import memory
 from torch2ort.pythonop.autocast import entered
 from torch2ort.pythonop.native import native
@@ -325,7 +326,7 @@ def holds_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, (list, tuple, set, frozenset)):
-        return any(holds_tensor(v) for v in value)
+        return any(holds_tensor(v) for v in built_in(value).__iter__(value))
     if isinstance(value, dict):
-        return any(holds_tensor(v) for v in value.values())
+        return any(holds_tensor(v) for v in built_in(value).values(value))
     return False

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from torch2ort.errors import ExportError
 from torch2ort.places import is_pythons_module
 from torch2ort.pythonop.abstract_run.opaque_objects import DISTRIBUTIONS, FOREIGN
 
@@ -113,28 +114,29 @@ class Named(Holder[dict[Any, Any]]):
 
 class _Dict(Named):
     def read(self) -> dict[Any, Any]:
-        return dict(self.value)
+        return dict(built_in(self.value).items(self.value))
 
     def write(self, contents: dict[Any, Any]) -> None:
-        self.value.clear()
-        self.value.update(contents)
+        base = built_in(self.value)
+        base.clear(self.value)
+        base.update(self.value, contents)
 
 
 class _Attributes(Named):
     """``value`` is an object with attributes of its own."""
 
     def read(self) -> dict[Any, Any]:
-        return dict(vars(self.value))
+        return dict(self.entries)
 
     def write(self, contents: dict[Any, Any]) -> None:
-        attributes = vars(self.value)
+        attributes = self.entries
         attributes.clear()
         attributes.update(contents)
 
     @property
     def entries(self) -> Any:
         """See :attr:`Named.entries`."""
-        return vars(self.value)
+        return attributes_of(self.value)
 
     def label(self, key: Any) -> str:
         return f"{self.path}.{key}"
@@ -142,8 +144,11 @@ class _Attributes(Named):
 
 class _Slots(Named):
     def read(self) -> dict[Any, Any]:
-        found = {name: getattr(self.value, name, _ABSENT) for name in _slots_of(type(self.value))}
-        return {name: value for name, value in found.items() if value is not _ABSENT}
+        found = {}
+        for name in _slots_of(type(self.value)):
+            with contextlib.suppress(AttributeError):  # a slot that was never assigned
+                found[name] = object.__getattribute__(self.value, name)
+        return found
 
     def write(self, contents: dict[Any, Any]) -> None:
         now = self.read()
@@ -220,12 +225,13 @@ class Items(Holder[list[Any]]):
 
     def read(self) -> list[Any]:
         """See :meth:`Holder.read`."""
-        return list(self.value)
+        return list(built_in(self.value).__iter__(self.value))
 
     def write(self, contents: list[Any]) -> None:
         """See :meth:`Holder.write`."""
-        self.value.clear()
-        self.value.extend(contents)
+        base = built_in(self.value)
+        base.clear(self.value)
+        base.extend(self.value, contents)
 
     def same(self, contents: list[Any]) -> bool:
         """See :meth:`Holder.same`."""
@@ -239,11 +245,11 @@ class Items(Holder[list[Any]]):
 
 class _Set(Holder[set[Any]]):
     def read(self) -> set[Any]:
-        return set(self.value)
+        return set(set.__iter__(self.value))
 
     def write(self, contents: set[Any]) -> None:
-        self.value.clear()
-        self.value.update(contents)
+        set.clear(self.value)
+        set.update(self.value, contents)
 
     def same(self, contents: set[Any]) -> bool:
         return contents == self.before
@@ -303,6 +309,9 @@ class Snapshot:
 
     Attributes:
         holders: the places that were found.
+
+    Raises:
+        ExportError: an object of the user's raised while it was looked at.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], *, code: bool = True) -> None:
@@ -314,7 +323,14 @@ class Snapshot:
         self._alive: list[Any] = []
         self._pending = collections.deque(roots)
         while self._pending and len(self.holders) < _MOST:
-            self._visit(*self._pending.popleft())
+            path, value = self._pending.popleft()
+            try:
+                self._visit(path, value)
+            except Exception as error:  # a class of the user's may refuse to be asked for itself
+                raise ExportError(
+                    f"looking at {path} raised {type(error).__name__}: {error}. Keep such objects out of "
+                    f"what forward reads"
+                ) from error
 
     def changed(self) -> list[tuple[Holder[Any], Any]]:
         """The places that hold other values now, with what they hold."""
@@ -353,8 +369,9 @@ class Snapshot:
         self._found.add(id(value))
         self._alive.append(value)
         if isinstance(value, (tuple, frozenset)):
-            if len(value) <= _LONG:
-                self._pending.extend((f"{path}[{i}]", item) for i, item in enumerate(value))
+            base = built_in(value)
+            if base.__len__(value) <= _LONG:
+                self._pending.extend((f"{path}[{i}]", item) for i, item in enumerate(base.__iter__(value)))
         elif isinstance(value, types.FunctionType):
             self._visit_function(value)
         elif isinstance(value, types.MethodType):
@@ -383,7 +400,7 @@ class Snapshot:
         if isinstance(value, _MEMO):
             self._hold(_Memo(path, value))
             self._pending.append((path, getattr(value, "__wrapped__", None)))
-        elif isinstance(getattr(value, "__dict__", None), dict):
+        elif isinstance(attributes_of(value), dict):
             self._hold(_Attributes(path, value))
         if any(_slots_of(type(value))):
             self._hold(_Slots(path, value))
@@ -424,6 +441,28 @@ _KINDS: tuple[tuple[Any, Callable[[str, Any], Holder[Any]]], ...] = (
     (FOREIGN, _Foreign),
     (np.ndarray, _Array),
 )
+
+
+# A subclass before its base.
+_BUILT_IN: tuple[Any, ...] = (
+    collections.OrderedDict, collections.defaultdict, dict, list, tuple, collections.deque, set, frozenset,
+)  # fmt: skip
+
+
+def built_in(container: Any) -> Any:
+    """The built-in class of a container, whose methods show what is in it.
+
+    Those of a user's subclass may do anything, such as raise.
+    """
+    return next(base for base in _BUILT_IN if isinstance(container, base))
+
+
+def attributes_of(value: Any) -> Any:
+    """The attributes of an object as they are stored, whatever its class makes of a look at them."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
 
 
 def _is(one: Any, other: Any) -> bool:
