@@ -26,7 +26,7 @@ from torch2ort.symbolics.cleanup import drop_unread_constants
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import name_interface, separate_outputs
 from torch2ort.symbolics.registered import translating
-from torch2ort.symbolics.site_nodes import SiteNodes
+from torch2ort.symbolics.site_nodes import SiteNodes, shown_sites
 from torch2ort.symbolics.target import Target
 
 
@@ -68,7 +68,7 @@ def lower(
     returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
     left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
     name_interface(graph, names, [*returned, *left], PREFIX)
-    with phase(SHAPES):
+    with phase(SHAPES), shown_sites(graph, sites):
         shape_infer.infer(translated.model, size_names)
     proto = ir.to_proto(translated.model)
     onnx.checker.check_model(proto)

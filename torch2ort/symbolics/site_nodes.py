@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -24,6 +25,23 @@ from torch2ort.symbolics.graph_builder import op, ops
 from torch2ort.symbolics.registered import map_site
 from torch2ort.symbolics.stop_gradient import STOP_GRADIENT
 from torch2ort.symbolics.target import Target
+
+
+@contextlib.contextmanager
+def shown_sites(graph: ir.Graph, sites: Mapping[str, Site]) -> Iterator[None]:
+    """Have the nodes of calls hold their sites inside, for the inference of shapes.
+
+    No longer, as onnxscript's rules keep the last node that they looked at, and so its graph, until the next
+    export; a site holds the arguments of its call, which may be modules.
+    """
+    calls = [node for node in graph if node.name in sites]
+    for node in calls:
+        node.meta[SITE_META] = sites[node.name or ""]
+    try:
+        yield
+    finally:
+        for node in calls:
+            del node.meta[SITE_META]
 
 
 class SiteNodes:
@@ -93,7 +111,7 @@ class SiteNodes:
         for node in graph:
             if SITE_ATTRIBUTE in node.attributes:
                 node.name = f"PythonOp_{len(sites)}"
-                sites[node.name] = node.meta[SITE_META] = site_by_key(node.metadata_props.pop(SITE_META))
+                sites[node.name] = site_by_key(node.metadata_props.pop(SITE_META))
         return sites
 
     def _python_op(self, site: Site, inputs: list[ir.Value]) -> list[ir.Value]:
