@@ -7,6 +7,7 @@
 | torch._dynamo.variables.misc.AutogradFunctionVariable (call_apply, fn_cls) | 2.11-2.15.0 |
 | torch._dynamo.variables.builder.wrap_fx_proxy | 2.11-2.15.0 |
 | torch._dynamo.variables.tensor.TensorVariable (as_proxy); grapharg (example) in a node's meta | 2.13.0 |
+| torch._dynamo.symbolic_convert.InstructionTranslatorBase (f_code, lineno, parent) | 2.13.0 |
 | torch._dynamo.utils.proxy_args_kwargs, _torchdynamo_orig_backend, _TorchCompileWrapper | 2.11-2.15.0 |
 | torch._functorch.config (donated_buffer, force_non_lazy_backward_lowering) | 2.11-2.15.0 |
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
@@ -252,14 +253,16 @@ def is_tangent(node: torch.fx.Node) -> bool:
 
 def stand_in_for_apply(
     backend: Callable[..., Any],
-    kept: Callable[[Any, Any, Mapping[int, torch.Tensor]], Callable[..., Any] | None],
+    kept: Callable[
+        [Any, Any, Mapping[int, torch.Tensor], Sequence[tuple[str, int]]], Callable[..., Any] | None
+    ],
 ) -> None:
     """Have dynamo put another call into a graph than that of a Function's forward.
 
     Args:
         backend: of the graphs that it is for.
-        kept: given a Function, the backend's options and the arguments that are inputs of the graph, what is
-            to be called; ``None`` for dynamo's own way.
+        kept: given a Function, the backend's options, the arguments that are inputs of the graph, and file
+            and line of the calls that are going on, what is to be called; ``None`` for dynamo's own way.
     """
     original = AutogradFunctionVariable.call_apply
 
@@ -269,7 +272,7 @@ def stand_in_for_apply(
             wrapper = wrapper._torchdynamo_orig_backend
         options = getattr(wrapper, "kwargs", {}).get("options")
         ours = getattr(wrapper, "compiler_fn", None) is backend
-        call = kept(self.fn_cls, options, _inputs_among(args)) if ours else None
+        call = kept(self.fn_cls, options, _inputs_among(args), _places_in(tx)) if ours else None
         if call is None:
             return original(self, tx, args, kwargs)
         proxy = tx.output.create_proxy("call_function", call, *proxy_args_kwargs(args, kwargs))
@@ -287,6 +290,15 @@ def _inputs_among(args: Sequence[Any]) -> dict[int, torch.Tensor]:
         if given is not None and isinstance(given.example, torch.Tensor):
             found[i] = given.example
     return found
+
+
+def _places_in(tx: Any) -> list[tuple[str, int]]:
+    """File and line of the calls that dynamo traces."""
+    places = []
+    while tx is not None:
+        places.append((tx.f_code.co_filename, tx.lineno))
+        tx = getattr(tx, "parent", None)
+    return places
 
 
 def uncompiled(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch2ort.dynamo import _torch_private as private
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.sample import Sample
+from torch2ort.pythonop.caught import Handler, handlers_around
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.interception import Capture, is_users
 
@@ -37,10 +38,13 @@ def keep_functions_of(backend: Callable[..., Any]) -> None:
     """Have dynamo keep the Functions of graphs that are for ``backend``, where its options say so."""
 
     def kept(
-        function: Any, options: dict[str, Any] | None, inputs: Mapping[int, torch.Tensor]
+        function: Any,
+        options: dict[str, Any] | None,
+        inputs: Mapping[int, torch.Tensor],
+        places: Sequence[tuple[str, int]],
     ) -> Callable[..., Any] | None:
         wanted = (options or {}).get(OPTION) is True and is_users(function)
-        return _call_of(function, inputs) if wanted else None
+        return _call_of(function, inputs, handlers_around(places)) if wanted else None
 
     private.stand_in_for_apply(backend, kept)
 
@@ -56,9 +60,17 @@ def calls_in(sites: list[Site]) -> Iterator[None]:
 
 
 def _call_of(
-    function: type[torch.autograd.Function], inputs: Mapping[int, torch.Tensor]
+    function: type[torch.autograd.Function],
+    inputs: Mapping[int, torch.Tensor],
+    handlers: tuple[Handler, ...],
 ) -> Callable[..., Any]:
-    """What stands in a graph of dynamo's for ``function.apply``; ``inputs``: of the graph, by position."""
+    """What stands in a graph of dynamo's for ``function.apply``.
+
+    Args:
+        function: the Function.
+        inputs: arguments that are inputs of the graph, by position.
+        handlers: what catches exceptions of the call.
+    """
     references = {i: weakref.ref(tensor) for i, tensor in inputs.items()}
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +81,11 @@ def _call_of(
         # dynamo itself asks for the outputs alone, and gives no error by its name.
         originals = Originals.of_call(alive, is_trained=_tracing.sites is not None)
         with Capture(
-            training=torch.is_grad_enabled(), sample=sample, originals=originals, operator=_opaque
+            training=torch.is_grad_enabled(),
+            sample=sample,
+            originals=originals,
+            handlers=handlers,
+            operator=_opaque,
         ) as capture:
             result = function.apply(*map(_thawed, args), **{k: _thawed(v) for k, v in kwargs.items()})
         if _tracing.sites is not None:

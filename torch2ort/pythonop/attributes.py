@@ -17,6 +17,7 @@ import torch
 
 from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.pythonop import autocast
+from torch2ort.pythonop.caught import Handler
 from torch2ort.pythonop.checks import check_node, check_site
 from torch2ort.pythonop.site import TENSOR, Result, Site, Size, TensorType
 
@@ -142,6 +143,7 @@ def dump_site(site: Site) -> str:
             "written_back": list(site.written_back),
             "fresh": list(site.fresh),
             "remembers": site.remembers,
+            "caught": [list(handler) for handler in site.caught],
             "autocast": {} if site.autocast is None else site.autocast.dump(),
             "inputs": [_dump_type(t) for t in result.inputs],
             "outputs": [_dump_or_mark(v) for v in result.outputs],
@@ -208,6 +210,7 @@ def load_site(func_name: str, text: str) -> Site:
             written_back=_integers(data.get("written_back", ())),
             fresh=_integers(data.get("fresh", ())),
             remembers=_typed(data.get("remembers", False), bool),
+            caught=tuple(Handler(*(_typed(text, str) for text in pair)) for pair in data.get("caught", ())),
             autocast=autocast.loaded(_typed(data.get("autocast", {}), dict)),
             result=result,
         )

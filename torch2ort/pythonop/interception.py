@@ -11,6 +11,7 @@ import collections
 import contextlib
 import itertools
 import operator
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from torch2ort.pythonop.abstract_run.sample import Sample, place
 from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
 from torch2ort.pythonop.abstract_run.unseen_tensors import find_unseen
 from torch2ort.pythonop.autocast import Autocast
+from torch2ort.pythonop.caught import Handler, handlers_around, places_above, refuse_caught
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
 from torch2ort.versions import installed, remedy
 
@@ -62,6 +64,7 @@ class Capture:
         model: the model, whose Functions may reach its tensors.
         sample: what the Functions get that must be run on real tensors; ``None`` if nobody can know.
         originals: what Functions get as it is in runs; nothing by default.
+        handlers: what catches exceptions of the calls, where the stack does not tell.
         operator: from the tensors and the site's key of a call to its results.
 
     Attributes:
@@ -75,12 +78,15 @@ class Capture:
         model: torch.nn.Module | None = None,
         sample: Sample | None = None,
         originals: Originals | None = None,
+        handlers: tuple[Handler, ...] = (),
         operator: Callable[[list[torch.Tensor], str], Sequence[torch.Tensor]] | None = None,
     ) -> None:
         self._operator = operator or torch.ops.torch2ort.python_op
         self.sites: dict[str, Site] = {}
         self._training = training
         self._sample = sample
+        self._handlers = handlers
+        self._raised: tuple[str, BaseException] | None = None
         self._traces = Traces(model, originals)
         self._calls: collections.Counter[type] = collections.Counter()
         self._classes: defaultdict[str, list[type]] = defaultdict(list)
@@ -94,6 +100,8 @@ class Capture:
     ) -> None:
         _interceptor.leave()
         self._traces.remove()
+        if error is None and self._raised is not None:
+            raise refuse_caught(*self._raised) from self._raised[1]
         if error is None:
             self._traces.refuse_kept_tensors()
             find_fresh(self.sites.values(), self._traces)
@@ -105,6 +113,7 @@ class Capture:
             tensors: what it gets in the place of its inputs.
         """
         self._calls.clear()
+        self._raised = None
         self._traces.originals.are_traced_as(tensors)
 
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
@@ -119,6 +128,7 @@ class Capture:
             arguments=tuple(TENSOR if isinstance(v, torch.Tensor) else v for v in values),
             needs_input_grad=required,
             training=self._training,
+            caught=handlers_around(places_above(sys._getframe(1))) + self._handlers,
             autocast=Autocast.of_call(),
         )
         self.sites[site.key] = site
@@ -132,6 +142,8 @@ class Capture:
         try:
             outputs = self._operator(tensors, site.key)
         except UserError as carrier:
+            del self.sites[site.key]
+            self._raised = site.func_name, carrier.error
             raise carrier.error from None
         if any(required) and torch.is_grad_enabled():
             _refuse_saved(values[p] for p in site.known_result.saved)

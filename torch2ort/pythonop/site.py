@@ -16,6 +16,7 @@ import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.autocast import Autocast
+from torch2ort.pythonop.caught import Handler
 
 # A number, or argument position and dimension whose size it is; ``None`` if nobody knows.
 Size = int | tuple[int, int] | None
@@ -123,6 +124,7 @@ class Site:
         remembers: whether ``forward`` writes to objects or tensors that outlive its call.
         mapped: whether an exporter's operators compute the outputs, which are the site's last arguments, so
             that only ``backward`` is the Function's.
+        caught: what in the model's code catches exceptions of the call.
         autocast: what autocast is set to where the call stands; ``None`` if it is off there.
         result: what ``forward`` gives; ``None`` until the abstract run.
         shapes: shape of each tensor output in the trace; empty for a loaded site.
@@ -142,6 +144,7 @@ class Site:
     shared: frozenset[int] = frozenset()
     keeps_state: bool = False
     remembers: bool = False
+    caught: tuple[Handler, ...] = ()
     autocast: Autocast | None = None
     result: Result | None = None
     shapes: tuple[tuple[int | torch.SymInt, ...], ...] = ()

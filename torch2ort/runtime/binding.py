@@ -30,6 +30,7 @@ from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.abstract_run.anew import anew
 from torch2ort.pythonop.abstract_run.backward import backward_of
 from torch2ort.pythonop.autocast import under
+from torch2ort.pythonop.caught import told
 from torch2ort.pythonop.native import native, note_exported
 from torch2ort.pythonop.own_gradient import own_gradient
 from torch2ort.pythonop.unobserved import watched
@@ -378,6 +379,9 @@ def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any
     if uses_setup_context(function):
         setup_context = under(site.autocast, function.setup_context)
     forward = under(site.autocast, function.forward)
+    if site.caught:
+        caller = "an operator" if site.internal else f"{site.func_name}.forward"
+        forward = told(caller, site.caught, forward)
     if site.fresh:
         forward, setup_context = anew(site, forward, setup_context), None
     if not site.known_result.checked:

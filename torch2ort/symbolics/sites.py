@@ -19,6 +19,7 @@ from torch2ort.kernels.library_operators import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
+from torch2ort.pythonop.caught import handlers_around
 from torch2ort.pythonop.interception import internal_site
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
@@ -26,7 +27,7 @@ from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.library_calls import refuse_unfit_operator
 from torch2ort.symbolics.permuted import inverse, order_of, order_of_memory, unpermuted
-from torch2ort.symbolics.source import origin_of, source_line
+from torch2ort.symbolics.source import origin_of, places_of, source_line
 
 # Operators that read tensors in any order of memory. Derivatives may not: native_group_norm_backward takes
 # its tensors to lie alike, which autograd sees to.
@@ -186,6 +187,7 @@ class SiteMaker:
             training=self._differentiated,
             autocast=autocast,
         )
+        site.caught = handlers_around(places_of(node))
         self.sites.append(site)
         with self._graph.inserting_before(node):
             call = self._node(node, _PYTHON_OP, (inputs, site.key))

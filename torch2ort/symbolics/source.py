@@ -35,6 +35,15 @@ def files_of(node: torch.fx.Node) -> list[str]:
     return [frame["file"] for frame in _FRAME.finditer(node.meta.get("stack_trace") or "")]
 
 
+def places_of(node: torch.fx.Node) -> list[tuple[str, int]]:
+    """File and line of the calls that a node was traced from."""
+    return [
+        (f["file"], int(f["line"]))
+        for f in _FRAME.finditer(node.meta.get("stack_trace") or "")
+        if is_users(f["file"])
+    ]
+
+
 def describe(stack_trace: str) -> str:
     """The innermost frame of ``stack_trace`` that is the user's, in one line."""
     frames = list(_FRAME.finditer(stack_trace))
