@@ -17,6 +17,8 @@
 | torch._subclasses.functional_tensor.FunctionalTensor, torch._is_functional_tensor | 2.13.0 |
 | torch.utils._python_dispatch._disable_current_modes, is_traceable_wrapper_subclass | 2.13.0 |
 | UntypedStorage._new_with_weak_ptr | 2.13.0 |
+| torch.fx.experimental.proxy_tensor._AttrProxy (get_base) | 2.13.0 |
+| torch.nn.Module.__call__ and __getattr__ as torch.fx._symbolic_trace wraps them | 2.13.0 |
 | torch._C._is_any_autocast_enabled | 2.11.0, 2.13.0 |
 | Tensor._cdata; where tensors and storages count who holds them, which is found by trial | 2.11-2.15.0 |
 """
@@ -45,6 +47,7 @@ with private_names("torch"):
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
     from torch._subclasses.functional_tensor import FunctionalTensor
     from torch.autograd.function import _is_setup_context_defined
+    from torch.fx.experimental.proxy_tensor import _AttrProxy
     from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
     from torch.utils._python_dispatch import (
         TorchDispatchMode,
@@ -227,6 +230,29 @@ def is_plain(value: Any) -> bool:
         return False
     traced = torch._is_functional_tensor(value) or is_functorch_wrapped(value)
     return not traced and not is_traceable_wrapper_subclass(value)
+
+
+def own_module(value: Any) -> Any:
+    """The module that a trace's proxy stands for; anything else as it is."""
+    return value.get_base() if isinstance(value, _AttrProxy) else value
+
+
+@contextlib.contextmanager
+def untraced_modules() -> Iterator[None]:
+    """Have modules called and asked as if nobody traced them: a trace loses count where one raises."""
+    kind: Any = torch.nn.Module
+    wrapped = {
+        name: method
+        for name in ("__call__", "__getattr__")
+        if (method := getattr(kind, name)).__globals__["__name__"] == "torch.fx._symbolic_trace"
+    }
+    try:
+        for name, method in wrapped.items():
+            setattr(kind, name, method.__wrapped__)
+        yield
+    finally:
+        for name, method in wrapped.items():
+            setattr(kind, name, method)
 
 
 def storage_of(reference: StorageWeakRef) -> torch.UntypedStorage | None:

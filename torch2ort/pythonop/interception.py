@@ -24,6 +24,7 @@ from torch2ort.errors import ExportError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.anew import find_fresh
 from torch2ort.pythonop.abstract_run.fake import fake_outputs
+from torch2ort.pythonop.abstract_run.module_proxies import without_proxies
 from torch2ort.pythonop.abstract_run.observe import UserError, holds_tensor
 from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.sample import Sample, place
@@ -233,6 +234,7 @@ def _concrete(function: type, position: int, value: Any) -> Any:
     """``value`` as a site keeps it; refuses what a node cannot hold."""
     if isinstance(value, Unknown):
         value.refuse()
+    value = without_proxies(value)
     if isinstance(value, torch.Tensor):
         if private.is_functorch_wrapped(value):
             raise ExportError(

@@ -244,6 +244,7 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
     tensors.clear()
     with (
         private.unbound_values(next((environment_of(t) for t in given), None)),
+        private.untraced_modules(),
         contextlib.nullcontext() if fake else traces.originals.put_back(),
         traces.running(site) as (written, state),
         Undone(given) as undone,
@@ -280,6 +281,7 @@ def results(
     with (
         _same_generators(),
         private.without_fake_mode(),
+        private.untraced_modules(),
         torch.random.fork_rng(devices=range(torch.cuda.device_count())),
         traces.originals.put_back(),
         traces.originals.same_gradients(),
