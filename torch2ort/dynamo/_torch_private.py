@@ -5,8 +5,14 @@
 | torch._dynamo.backends.common.aot_autograd | 2.11-2.15.0 |
 | torch._functorch._aot_autograd.descriptors (TangentAOTInput.output), in a graph's metadata | 2.11-2.15.0 |
 | torch._dynamo.variables.misc.AutogradFunctionVariable (call_apply, fn_cls) | 2.11-2.15.0 |
+| torch._dynamo.variables: VariableTracker (visit, is_python_constant, source), TensorVariable | 2.13.0 |
+| torch._dynamo.variables.functions.BaseUserFunctionVariable | 2.13.0 |
+| torch._dynamo.guards (GuardBuilder.ID_MATCH, install_guard) | 2.13.0 |
+| torch._dynamo.exc (BackendCompilerFailed, unimplemented), root_tx.one_graph of an output | 2.13.0 |
+| torch._C._functorch.is_functorch_wrapped_tensor | 2.11-2.15.0 |
+| torch.utils._pytree.tree_map | 2.13.0 |
 | torch._dynamo.variables.builder.wrap_fx_proxy | 2.11-2.15.0 |
-| torch._dynamo.variables.tensor.TensorVariable (as_proxy); grapharg (example) in a node's meta | 2.13.0 |
+| TensorVariable (as_proxy); grapharg (example) in a node's meta | 2.13.0 |
 | torch._dynamo.symbolic_convert.InstructionTranslatorBase (f_code, lineno, parent) | 2.13.0 |
 | torch._dynamo.utils.proxy_args_kwargs, _torchdynamo_orig_backend, _TorchCompileWrapper | 2.11-2.15.0 |
 | torch._functorch.config (donated_buffer, force_non_lazy_backward_lowering) | 2.11-2.15.0 |
@@ -31,27 +37,34 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 from unittest import mock
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torch2ort.errors import Torch2OrtError
 from torch2ort.versions import private_names
 
 with private_names("torch"):
     from functorch.compile import default_partition as default_partition  # public, but without types
     from torch._dynamo.backends.common import aot_autograd as aot_autograd
+    from torch._dynamo.exc import BackendCompilerFailed, unimplemented
+    from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.utils import get_metrics_context, numpy_to_tensor_wrapper, proxy_args_kwargs
+    from torch._dynamo.variables import TensorVariable
+    from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import wrap_fx_proxy
+    from torch._dynamo.variables.functions import BaseUserFunctionVariable
     from torch._dynamo.variables.misc import AutogradFunctionVariable
-    from torch._dynamo.variables.tensor import TensorVariable
     from torch._functorch import config
     from torch._guards import TracingContext, tracing
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
     from torch.fx.node import _side_effectful_functions
+    from torch.utils._pytree import tree_map
 
     CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
@@ -251,18 +264,35 @@ def is_tangent(node: torch.fx.Node) -> bool:
     return node.op == "placeholder" and node.name.startswith("tangents")
 
 
-def stand_in_for_apply(
-    backend: Callable[..., Any],
-    kept: Callable[
-        [Any, Any, Mapping[int, torch.Tensor], Sequence[tuple[str, int]]], Callable[..., Any] | None
-    ],
-) -> None:
+class StandIn(Protocol):
+    """Says what dynamo puts into a graph for a call of a Function."""
+
+    def __call__(
+        self,
+        function: Any,
+        options: dict[str, Any] | None,
+        tensors: Sequence[torch.Tensor],
+        inputs: Mapping[int, torch.Tensor],
+        places: Sequence[tuple[str, int]],
+    ) -> Callable[..., Any] | None:
+        """The callable; ``None`` for dynamo's own way.
+
+        Args:
+            function: the Function.
+            options: of the backend that the graph is for.
+            tensors: among the arguments, as the trace has them.
+            inputs: the arguments, by position, that are inputs of the graph as they are.
+            places: file and line of the calls that are traced.
+        """
+
+
+def stand_in_for_apply(backend: Callable[..., Any], stand_in: StandIn) -> None:
     """Have dynamo put another call into a graph than that of a Function's forward.
 
     Args:
         backend: of the graphs that it is for.
-        kept: given a Function, the backend's options, the arguments that are inputs of the graph, and file
-            and line of the calls that are going on, what is to be called; ``None`` for dynamo's own way.
+        stand_in: says what is called. Where it refuses, the graph ends in front of the call; an error of
+            torch2ort's from the call is as one of the backend's.
     """
     original = AutogradFunctionVariable.call_apply
 
@@ -270,13 +300,26 @@ def stand_in_for_apply(
         wrapper = tx.output.compiler_fn
         while hasattr(wrapper, "_torchdynamo_orig_backend"):
             wrapper = wrapper._torchdynamo_orig_backend
-        options = getattr(wrapper, "kwargs", {}).get("options")
-        ours = getattr(wrapper, "compiler_fn", None) is backend
-        call = kept(self.fn_cls, options, _inputs_among(args), _places_in(tx)) if ours else None
+        call = None
+        if getattr(wrapper, "compiler_fn", None) is backend:
+            options = getattr(wrapper, "kwargs", {}).get("options")
+            try:
+                call = stand_in(
+                    self.fn_cls, options, _tensors_in(args, kwargs), _inputs_among(args), _places_in(tx)
+                )
+            except Torch2OrtError as error:
+                if tx.output.root_tx.one_graph:
+                    raise BackendCompilerFailed(tx.output.compiler_fn, error, None) from error
+                _end_graph(str(error))
         if call is None:
             return original(self, tx, args, kwargs)
-        proxy = tx.output.create_proxy("call_function", call, *proxy_args_kwargs(args, kwargs))
-        return wrap_fx_proxy(tx=tx, proxy=proxy)
+        held = _Held(args, kwargs)
+        with _as_the_backends(tx):
+            try:
+                proxy = tx.output.create_proxy("call_function", held.filling(call), tuple(held.given), {})
+            except NotImplementedError as error:
+                _end_graph(f"{self.fn_cls.__name__}: no graph holds an {error}")
+            return wrap_fx_proxy(tx=tx, proxy=proxy)
 
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
 
@@ -299,6 +342,109 @@ def _places_in(tx: Any) -> list[tuple[str, int]]:
         places.append((tx.f_code.co_filename, tx.lineno))
         tx = getattr(tx, "parent", None)
     return places
+
+
+@contextlib.contextmanager
+def _as_the_backends(tx: Any) -> Iterator[None]:
+    """Raise what is named as dynamo raises the errors of a backend, and not as its own."""
+    try:
+        yield
+    except Exception as error:
+        named = _named(error)
+        if named is None:
+            raise
+        raise BackendCompilerFailed(tx.output.compiler_fn, named, None) from named
+
+
+def _named(error: BaseException) -> Torch2OrtError | None:
+    """The error of torch2ort's that one of dynamo's was raised for."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and not any(cause is other for other in seen):
+        if isinstance(cause, Torch2OrtError):
+            return cause
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _tensors_in(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def note(variable: Any) -> None:
+        if isinstance(variable, TensorVariable):
+            value = variable.as_proxy().node.meta.get("example_value")
+            found.extend([value] if isinstance(value, torch.Tensor) else ())
+
+    VariableTracker.visit(note, (args, kwargs))
+    return found
+
+
+def _end_graph(reason: str) -> NoReturn:
+    """Have dynamo run a call between two graphs, in eager PyTorch."""
+    unimplemented(gb_type="call of a Function", context="", explanation=reason, hints=[])
+
+
+class _Held:
+    """The arguments of a call: those that a graph computes, and Python objects around them.
+
+    A graph holds tensors and sizes. The objects stay what they are in Python: fx would make other lists, and
+    dynamo another type, of some.
+
+    Attributes:
+        given: what the graph gives to the call.
+    """
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self.given: list[Any] = []
+        self._args = [self._part(value) for value in args]
+        self._kwargs = {key: self._part(value) for key, value in kwargs.items()}
+        VariableTracker.visit(_guard_function, (args, kwargs))
+
+    def filling(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """``call``, to be called with the values of :attr:`given`."""
+
+        def filled(*given: Any) -> Any:
+            args = [part(given) for part in self._args]
+            return call(*args, **{key: part(given) for key, part in self._kwargs.items()})
+
+        filled.__name__ = filled.__qualname__ = call.__name__
+        return filled
+
+    def _part(self, variable: Any) -> Callable[[Sequence[Any]], Any]:
+        if variable.is_python_constant():
+            value = variable.as_python_constant()
+            return lambda given: value
+        ((value,), _) = proxy_args_kwargs((variable,), {})
+
+        def placed(leaf: Any) -> Any:
+            self.given.append(leaf)
+            return _Place(len(self.given) - 1)
+
+        tree = tree_map(placed, value)
+        return lambda given: tree_map(lambda place: given[place.number], tree)
+
+
+@dataclass(frozen=True)
+class _Place:
+    number: int
+
+
+def _guard_function(variable: Any) -> None:
+    """Have a graph that holds a function be for that one; dynamo compares its code alone."""
+    if not isinstance(variable, BaseUserFunctionVariable):
+        return
+    if variable.source is not None:
+        install_guard(variable.source.make_guard(GuardBuilder.ID_MATCH))
+        return
+    function = variable.as_python_constant()
+    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+        _end_graph(f"{function.__qualname__} holds values that no guard compares")
+
+
+def in_transform(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether some tensors are those of a transform of torch.func."""
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def uncompiled(run: Callable[..., Any]) -> Callable[..., Any]:

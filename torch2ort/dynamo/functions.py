@@ -15,12 +15,14 @@ from typing import Any
 import torch
 
 from torch2ort.dynamo import _torch_private as private
+from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.sample import Sample
 from torch2ort.pythonop.caught import Handler, handlers_around
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.interception import Capture, is_users
+from torch2ort.pythonop.site import qualified_name
 
 OPTION = "keep_functions"
 
@@ -37,16 +39,26 @@ _tracing = _Tracing()
 def keep_functions_of(backend: Callable[..., Any]) -> None:
     """Have dynamo keep the Functions of graphs that are for ``backend``, where its options say so."""
 
-    def kept(
+    def stand_in(
         function: Any,
         options: dict[str, Any] | None,
+        tensors: Sequence[torch.Tensor],
         inputs: Mapping[int, torch.Tensor],
         places: Sequence[tuple[str, int]],
     ) -> Callable[..., Any] | None:
-        wanted = (options or {}).get(OPTION) is True and is_users(function)
+        if not is_users(function):
+            return None
+        wanted = (options or {}).get(OPTION) is True
+        if private.in_transform(tensors):
+            raise UnsupportedOperatorError(
+                f"{qualified_name(function)}: called inside of a torch.func transform (grad, vmap, jvp, ...), "
+                f"where torch.compile differentiates what forward computes, and not by the Function's own "
+                f"backward. Keep the transform out of the compiled code, with torch.compiler.disable, or the "
+                f"Function out of the transform"
+            )
         return _call_of(function, inputs, handlers_around(places)) if wanted else None
 
-    private.stand_in_for_apply(backend, kept)
+    private.stand_in_for_apply(backend, stand_in)
 
 
 @contextlib.contextmanager
@@ -87,22 +99,13 @@ def _call_of(
             handlers=handlers,
             operator=_opaque,
         ) as capture:
-            result = function.apply(*map(_thawed, args), **{k: _thawed(v) for k, v in kwargs.items()})
+            result = function.apply(*args, **kwargs)
         if _tracing.sites is not None:
             _tracing.sites += capture.sites.values()
         return result
 
     call.__name__ = call.__qualname__ = function.__name__
     return call
-
-
-def _thawed(value: Any) -> Any:
-    """An argument with lists and dictionaries for those of fx, which nobody may write to."""
-    if isinstance(value, list):
-        return [_thawed(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _thawed(item) for key, item in value.items()}
-    return tuple(map(_thawed, value)) if type(value) is tuple else value
 
 
 def _opaque(tensors: list[torch.Tensor], key: str) -> list[torch.Tensor]:

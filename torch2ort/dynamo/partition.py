@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -29,12 +30,14 @@ def partition(
         others: what AOTAutograd says besides.
 
     Raises:
-        UnsupportedOperatorError: backward draws random numbers or calls an operator that stays whole, or
+        UnsupportedOperatorError: backward draws random numbers or writes to a tensor of forward's, or
             eager PyTorch's second run of checkpointed code differs from its first one.
     """
     tell_eagers_types(joint.graph)
-    for node in private.of_backward(joint):
+    nodes = private.of_backward(joint)
+    for node in nodes:
         _refuse_in_backward(node)
+    _refuse_writes(joint, num_fwd_outputs, nodes)
     run_once(joint, num_fwd_outputs, anew=anew)
     repeat_views(joint, num_fwd_outputs)
     forward, backward = private.default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
@@ -48,6 +51,27 @@ def _refuse_in_backward(node: torch.fx.Node) -> None:
             f"{node.target} at {source_line(node)} draws random numbers in backward, which no graph here "
             f"does. Have the Function that does so called as it is, with options={{'keep_functions': True}}"
         )
+
+
+def _refuse_writes(joint: torch.fx.GraphModule, outputs: int, backward: Collection[torch.fx.Node]) -> None:
+    """Refuse a backward that writes to what forward was given, also where forward does before."""
+    for node in backward:
+        if isinstance(node.target, private.OpOverload) and node.target._schema.is_mutable:
+            written: Any = node.args[0]
+            break
+    else:
+        written = next((n for n, value in private.writes_of(joint, outputs) if value in backward), None)
+    if written is not None:
+        raise UnsupportedOperatorError(
+            f"backward writes to a tensor that the compiled code is given (a {_kind(written)}), which no "
+            f"graph here does. Write to it in forward, or keep the Function out of the compiled code, with "
+            f"torch.compiler.disable"
+        )
+
+
+def _kind(node: torch.fx.Node) -> str:
+    value = node.meta["val"]
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
 
 
 def _leave_to_forward(graph: torch.fx.Graph) -> None:
