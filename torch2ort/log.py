@@ -33,6 +33,8 @@ _ORT_VERBOSE, _ORT_INFO, _ORT_FATAL = 0, 1, 4
 _LIBRARIES = ("torch", "onnxscript", "onnx_ir", "onnx", "onnx_shape_inference", "onnxruntime", "sympy")
 _MODULES = rf"({'|'.join(_LIBRARIES)})(\.|$)"
 _OLD_NAMES = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
+# A warning of autograd's anomaly mode, in which a joint trace runs.
+_ANOMALY = r"Error detected in \w+\. "
 
 
 def rank() -> int:
@@ -138,7 +140,9 @@ def onnxruntime_severity() -> int:
 def quiet() -> Iterator[None]:
     """Keep out what libraries say in this thread while they export, unless the level is DEVINFO or below.
 
-    Deprecations that a library raises in its own code, and its records below ERROR. What the model's code
+    Deprecations that a library raises in its own code, its records of any level, and what autograd's anomaly
+    mode says: torch logs and warns of an error before it raises it, also where an export then takes another
+    way, and an error that ends the export is raised with the library's as its cause. What the model's code
     says, logs or prints stays, and no descriptor is touched, so that a debugger and a crash are seen.
     ``TORCH_LOGS`` in the environment asks for torch's records, and gets them.
     """
@@ -153,6 +157,7 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             for category in _OLD_NAMES:
                 warnings.filterwarnings("ignore", category=category, module=_MODULES)
+            warnings.filterwarnings("ignore", message=_ANOMALY, category=UserWarning)
             yield
     finally:
         for handler in handlers:
@@ -160,7 +165,7 @@ def quiet() -> Iterator[None]:
 
 
 class _Noise(logging.Filter):
-    """Drops what libraries log below ERROR in the thread that made it."""
+    """Drops what libraries log in the thread that made it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,11 +175,7 @@ class _Noise(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether somebody may want to see the record."""
-        return (
-            record.levelno >= logging.ERROR
-            or record.name.partition(".")[0] not in self._libraries
-            or record.thread != self._thread
-        )
+        return record.name.partition(".")[0] not in self._libraries or record.thread != self._thread
 
 
 def _handlers() -> list[logging.Handler]:
