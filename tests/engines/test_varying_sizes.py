@@ -117,6 +117,10 @@ PROGRAMS = {
     "arange of the size": lambda m, x, h: h * torch.arange(x.shape[0])[:, None] / x.shape[0],
     "normalizations": lambda m, x, h: F.layer_norm(h, (4,)) + F.batch_norm(h, None, None, training=True),
     "convolution": lambda m, x, h: F.conv1d(h.t()[None], m.layer.weight[..., None], padding=1).relu(),
+    "convolution of a batch": lambda m, x, h: F.conv2d(h.view(-1, 1, 2, 2), m.weight.view(4, 1, 1, 1)),
+    "transposed convolution of a batch": lambda m, x, h: (
+        F.conv_transpose1d(h[:, None], m.layer.weight.view(1, 4, 4), stride=2)
+    ),
     "pooling": lambda m, x, h: F.avg_pool1d(h[None], 2) + F.max_pool1d(h[None], 2),
     "attention": lambda m, x, h: F.scaled_dot_product_attention(h[None], h[None], h[None], is_causal=True),
     "random numbers": lambda m, x, h: F.dropout(h, 0.5) * torch.rand_like(h) + torch.rand(x.shape[0], 1),
@@ -126,7 +130,7 @@ PROGRAMS = {
 ALIKE = frozenset(
     {
         "arange of the size", "expand", "gather", "outer product", "parts", "pooling", "scatter", "slices",
-        "stack", "triangle",
+        "stack", "transposed convolution of a batch", "triangle",
     }
 )  # fmt: skip
 # What holds for one size alone.

@@ -11,11 +11,18 @@
 | SymInt.node.shape_env, ShapeEnv.bound_sympy | 2.12.1-2.15.0 |
 | torch.utils._sympy.printers.PythonPrinter | 2.11-2.15.0 |
 | torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
+| torch._C._select_conv_backend, _conv_determine_backend_memory_format | 2.13.0 |
+| ShapeEnv.backed_var_to_val, ShapeEnv.var_to_val where torch lacks that | 2.13.0 |
+| ShapeEnv.unbacked_symint_counter | 2.13.0 |
+| ShapeEnv.suppress_guards | 2.13.0 |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sympy
@@ -33,7 +40,8 @@ with private_names("torch"):
     need(FakeTensor, "fake_mode")
     need(FakeTensorMode, "shape_env")
     ASSERT = torch.ops.aten._assert_scalar.default
-    need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode")
+    need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode", "suppress_guards")
+    need(torch._C, "_select_conv_backend", "_conv_determine_backend_memory_format")
 
 
 def size_hint(size: int | torch.SymInt) -> int:
@@ -54,6 +62,12 @@ def expression(size: torch.SymInt) -> sympy.Expr:
     return size.node.expr
 
 
+def numbers(environment: Any) -> Mapping[sympy.Symbol, sympy.Integer]:
+    """What each symbol of a trace was in the sample."""
+    known: Any = getattr(environment, "backed_var_to_val", None)
+    return environment.var_to_val if known is None else known  # type: ignore[no-any-return]
+
+
 def raw_expression(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
     """A size, or what is computed of sizes, as it was made, whatever torch took it for since."""
     return sympy.Integer(size) if isinstance(size, int) else size.node._expr
@@ -64,9 +78,44 @@ def environment(tensor: object) -> Any:
     return tensor.fake_mode.shape_env if isinstance(tensor, FakeTensor) else None
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data."""
+    return isinstance(tensor, FakeTensor)
+
+
+def decided_sizes(environment: Any) -> int:
+    """How many sizes that values decide were made in a trace by now."""
+    return int(environment.unbacked_symint_counter)
+
+
 def guards(environment: Any) -> list[sympy.Expr]:
     """The conditions on sizes of inputs that a trace relies on by now, in their order."""
     return [guard.expr for guard in environment.guards]
+
+
+@contextlib.contextmanager
+def kernels_chosen_unconditionally() -> Iterator[None]:
+    """Have this thread's traces note no condition on sizes for the kernel that eager gives a convolution to.
+
+    A fake convolution asks for that kernel to lay its result out as the kernel does. With one thread a batch
+    of 16 and more has another kernel than a smaller one, and both compute the same.
+    """
+    choices = ("_select_conv_backend", "_conv_determine_backend_memory_format")
+    before = {name: getattr(torch._C, name) for name in choices}
+    tracing = threading.get_ident()
+
+    def chosen(choose: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        known = environment(input) if threading.get_ident() == tracing else None
+        with contextlib.nullcontext() if known is None else known.suppress_guards():
+            return choose(input, *args, **kwargs)
+
+    for name, choose in before.items():
+        setattr(torch._C, name, functools.partial(chosen, choose))
+    try:
+        yield
+    finally:
+        for name, choose in before.items():
+            setattr(torch._C, name, choose)
 
 
 def asserts(environment: Any) -> int:

@@ -16,6 +16,8 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes import _torch_private as private
 
+kernels_chosen_unconditionally = private.kernels_chosen_unconditionally
+
 
 class Conditions(NamedTuple):
     """How many conditions on sizes a trace, and all that was made of its program, rely on; they only grow.

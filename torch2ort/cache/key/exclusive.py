@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 
 from torch2ort.cache import _torch_private as private
+from torch2ort.sizes.guessed import kernels_chosen_unconditionally
 
 # A fork waits no longer for the exports of other threads: one of them may wait for what forks.
 _LONGEST_WAIT_TO_FORK = 60.0
@@ -63,7 +64,7 @@ class ExclusiveExport:
             self._running += 1
             self.idle = None
             try:
-                with private.notes_of_this_thread():
+                with private.notes_of_this_thread(), kernels_chosen_unconditionally():
                     yield
             finally:
                 self._running -= 1
