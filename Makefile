@@ -69,6 +69,7 @@ test-long: build build-stock  ## Run the tests that take minutes, and more of th
 	$(BIN)/python $(PYTEST) --engine joint --timeout 600 tests/runtime/test_chains.py tests/models
 	$(STOCK)/bin/python $(PYTEST) @tests/stock_long_suite.txt
 	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) --dist load tests/ops/test_opinfo.py tests/leaks
+	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) --dist load -m long tests/random_programs
 	$(INTO_STOCK) '.[$(STOCK_EXTRAS),loops]'
 	TORCH2ORT_LONG=1 $(STOCK)/bin/python $(PYTEST) tests/loops
 

@@ -97,7 +97,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--engine", help="Options.engine of the ORTModules")
     parser.add_argument(
-        "--without", help="operators, habit=choice pairs, actions and modes not to draw, by commas"
+        "--without",
+        help="operators, habit=choice pairs, actions, modes and variations not to draw, by commas",
     )
     parser.add_argument(
         "--tries", type=int, default=300, help="programs that the shrinker may run for a failure"

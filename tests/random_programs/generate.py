@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
 
 from tests.random_programs.habits import HABITS, FunctionPlan
 from tests.random_programs.held import HELD
-from tests.random_programs.operators import OF_HELD, OPERATORS
+from tests.random_programs.operators import OF_HELD, OF_NUMBERS, OF_PARTS, OPERATORS, TIES, VARIED
+from tests.random_programs.parts import HIDDEN, HOOKED, PARTS
 from tests.random_programs.program import (
     GIVEN,
+    SHARES,
     SIZES,
     Action,
     Program,
@@ -46,6 +49,9 @@ CALL_MODES = (
 )
 # A Function whose output is a view, an input or written to is rare enough to be drawn less often.
 _RARE = {"random", "none", "workspace", "dirty", "input", "view", "outside"}
+_RARE |= {"attribute", "saved buffer", "first kept"}
+# Writes to one of two arguments that share memory.
+_WRITES = ("write_mul", "write_column", "write_tanh", "write_transposed", "write_detached")
 
 
 def generate(seed: int, without: Collection[str] = ()) -> Program:
@@ -53,8 +59,8 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
 
     Args:
         seed: any number.
-        without: operators, ``habit=choice`` pairs, actions and lines in front of a statement that are not
-            drawn.
+        without: operators, ``habit=choice`` pairs, actions, lines in front of a statement and names of
+            ``VARIATIONS`` that are not drawn.
     """
     drawn = _settled(_Generator(random.Random(seed), frozenset(without)).program())
     return _varied(random.Random(f"variations of {seed}"), drawn, without)
@@ -87,13 +93,18 @@ def _varied(draw: random.Random, program: Program, without: Collection[str]) -> 
     optimizer = draw.choice(("SGD", "SGD", "AdamW"))
     body = tuple(_in_inference_mode(draw, statement, without) for statement in program.body)
     varied = replace(program, body=body, script=tuple(script), optimizer=optimizer)
-    return _holding(draw, varied, without)
+    varied = _holding(draw, varied, without)
+    count = draw.choice((0, 1, 1, 2))
+    for name in draw.sample([*VARIATIONS], count):
+        if name not in without:
+            varied = VARIATIONS[name](draw, varied, without)
+    return varied
 
 
 def _holding(draw: random.Random, program: Program, without: Collection[str]) -> Program:
     """The program, some of whose statements read an object that the model holds and the script changes."""
     names = [name for name, operator in OF_HELD.items() if operator not in without]
-    plain = [i for i, s in enumerate(program.body) if program.signature(s) == ("x", "x")]
+    plain = _maps(program)
     if not names or not plain or draw.random() > 0.25:
         return program
     body, script = list(program.body), list(program.script)
@@ -104,6 +115,148 @@ def _holding(draw: random.Random, program: Program, without: Collection[str]) ->
             action = Action("change held", held=name)
             script.insert(draw.randint(0, len(script)), action)
     return replace(program, body=tuple(body), script=tuple(script))
+
+
+def _maps(program: Program) -> list[int]:
+    """Places of the statements that another one from floats to floats may stand at."""
+    return [i for i, s in enumerate(program.body) if program.signature(s) == ("x", "x")]
+
+
+def _with_operators(draw: random.Random, program: Program, names: Sequence[str]) -> Program:
+    """The program with operators in the place of others, as far as it has such."""
+    body = list(program.body)
+    places = _maps(program)
+    for place, name in zip(draw.sample(places, min(len(names), len(places))), names, strict=False):
+        body[place] = replace(body[place], name=name)
+    return replace(program, body=tuple(body))
+
+
+def _with_steps(
+    draw: random.Random, program: Program, steps: Sequence[Action], without: Collection[str]
+) -> Program:
+    """The program with steps in this order, most of them behind a call, and one more call and backward."""
+    script = list(program.script)
+    first = next((i + 1 for i, action in enumerate(script) if action.kind == "call"), 0)
+    start = 0 if draw.random() < 0.2 else first
+    places = sorted(draw.randint(start, len(script)) for _ in steps)
+    for moved, (place, step) in enumerate(zip(places, steps, strict=True)):
+        script.insert(place + moved, step)
+    number = 1 + max(program.called(), default=-1)
+    script += [Action("call", number, requires_grad=draw.random() < 0.5), Action("backward", number)]
+    return replace(program, script=tuple(a for a in script if a.kind not in without))
+
+
+def _near_numbers(draw: random.Random, program: Program, without: Collection[str]) -> Program:
+    """The program with numbers that are nearly 0 or nearly 1."""
+    names = [name for name in OF_NUMBERS if name not in without]
+    return _with_operators(draw, program, draw.sample(names, draw.choice((1, 2))))
+
+
+def _tied(draw: random.Random, program: Program, without: Collection[str]) -> Program:
+    """The program with ties of parameters that are made, broken or lost between calls."""
+    program = _with_operators(draw, program, draw.sample(("linear", "other", "functional_linear", "tied"), 2))
+    code = " ".join(OPERATORS[s.name].code for s in program.body if s.name in OPERATORS)
+    members = set(re.findall(r"self\.(\w+)", code))
+    known = [[name for name in names if name.split(".")[0] in members] for names in TIES]
+    known = [names for names in known if len(names) > 1]
+    if not known:
+        return program
+    names = tuple(draw.sample(draw.choice(known), 2))
+    kinds = draw.choice(
+        (("tie",), ("tie", "untie"), ("replace parameter",), ("tie", "replace parameter"), ("untie", "tie"))
+    )
+    return _with_steps(draw, program, [Action(kind, names=names) for kind in kinds], without)
+
+
+def _sharing(draw: random.Random, program: Program, without: Collection[str]) -> Program:
+    """The program with calls whose tensors have memory in common, and mostly a write to one of them."""
+    readers = [
+        (i, place)
+        for i, s in enumerate(program.body)
+        for place, kind in enumerate(program.signature(s)[0])
+        if kind == "x"
+    ]
+    if not readers:
+        return program
+    body = list(program.body)
+    i, place = draw.choice(readers)
+    inputs = list(body[i].inputs)
+    inputs[place] = "y0"
+    body[i] = replace(body[i], inputs=tuple(inputs))
+    if draw.random() < 0.7:
+        write = Statement(draw.choice(_WRITES), (draw.choice(("x0", "y0")),), ())
+        body.insert(draw.randint(0, len(body)), write)
+    script = [
+        replace(
+            a,
+            shares=draw.choice(SHARES) if draw.random() < 0.7 else "",
+            # A write to a leaf of autograd's is an error, which ends the program.
+            requires_grad=draw.random() < 0.2,
+        )
+        if a.kind == "call"
+        else a
+        for a in _with_steps(draw, program, (), without).script
+    ]
+    return replace(program, body=tuple(body), script=tuple(script))
+
+
+def _with_part(names: Collection[str]) -> Variation:
+    def vary(draw: random.Random, program: Program, without: Collection[str]) -> Program:
+        """The program with a module of ``PARTS``, which the script changes."""
+        allowed = [name for name in names if OF_PARTS[name] not in without]
+        if not allowed or not _maps(program):
+            return program
+        name = draw.choice(allowed)
+        program = _with_operators(draw, program, [OF_PARTS[name]])
+        count = len(PARTS[name].changes)
+        changes = draw.sample(range(count), min(count, draw.choice((1, 2, 2, 3))))
+        steps = [Action("change part", held=name, change=change) for change in changes]
+        if draw.random() < 0.5:
+            steps.insert(draw.randint(0, len(steps)), Action(draw.choice(("eval", "eval", "train"))))
+        return _with_steps(draw, program, steps, without)
+
+    return vary
+
+
+Variation = Callable[[random.Random, Program, Collection[str]], Program]
+VARIATIONS: dict[str, Variation] = {
+    "numbers": _near_numbers,
+    "ties": _tied,
+    "memory": _sharing,
+    "hidden": _with_part(HIDDEN),
+    "hooks": _with_part(HOOKED),
+}
+
+
+def features(program: Program) -> set[str]:
+    """What of ``FEATURES`` a program has."""
+    names = {statement.name for statement in program.body}
+    found = {form_of(name) for name in names & OF_NUMBERS.keys()}
+    found |= {f"writes={plan.writes}" for i, plan in enumerate(program.functions) if f"F{i}" in names}
+    if any("y0" in statement.inputs for statement in program.body):
+        found |= {f"shares={action.shares}" for action in program.script}
+    found |= {action.kind for action in program.script}
+    for action in program.script:
+        if OF_PARTS.get(action.held) in names:
+            found |= {action.held, f"{action.held}: {PARTS[action.held].changes[action.change]}"}
+    return found & FEATURES
+
+
+def form_of(number: str) -> str:
+    """An operator of ``OF_NUMBERS`` without its number."""
+    form, _, value = number.partition(" ")
+    return f"{form} a number near {round(float(value))}"
+
+
+# What the programs of a few fixed seeds are to have: each form of a variation.
+FEATURES = {
+    *map(form_of, OF_NUMBERS),
+    *("tie", "untie", "replace parameter"),
+    *(f"shares={name}" for name in SHARES),
+    *(f"writes={name}" for name in HABITS["writes"][1:]),
+    *PARTS,
+    *(f"{name}: {change}" for name in ("teacher", "spectral norm") for change in PARTS[name].changes),
+}
 
 
 def _in_inference_mode(draw: random.Random, statement: Statement, without: Collection[str]) -> Statement:
@@ -119,7 +272,7 @@ class _Generator:
     def __init__(self, source: random.Random, without: frozenset[str]) -> None:
         self._random = source
         self._without = without
-        self._operators = [name for name in OPERATORS if name not in {*without, *OF_HELD.values()}]
+        self._operators = [name for name in OPERATORS if name not in {*without, *VARIED}]
         self._known = dict(GIVEN)
         self._next = 1
 

@@ -24,6 +24,8 @@ HABITS: dict[str, tuple[str, ...]] = {
     "made": ("class", "closure", "subclass", "bound", "nested"),
     "once": ("no", "yes"),
     "reads": ("nothing", "needs_input_grad", "requires_grad"),
+    # what backward writes to: a buffer, as an attribute of ctx or among what is kept; the first of that
+    "writes": ("nothing", "attribute", "saved buffer", "first kept"),
 }
 
 _BODIES = {
@@ -87,6 +89,12 @@ class FunctionPlan:
     made: str = "class"
     once: str = "no"
     reads: str = "nothing"
+    writes: str = "nothing"
+
+    @property
+    def gets_buffer(self) -> bool:
+        """Whether the last argument is a buffer of the model."""
+        return self.writes in ("attribute", "saved buffer")
 
     @property
     def input_kinds(self) -> str:
@@ -101,7 +109,7 @@ class FunctionPlan:
 
 def call_line(plan: FunctionPlan, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> str:
     """Return the statement that calls the Function."""
-    arguments = _with_constant(plan, list(inputs), _CONSTANTS.get(plan.constant, ""))
+    arguments = _with_others(plan, list(inputs), _CONSTANTS.get(plan.constant, ""), "self.seen")
     targets = [*outputs, "_"] if plan.returns in ("constant", "none") else outputs
     call = f"apply_{name}" if plan.made == "bound" else f"{name}.apply"
     return f"{', '.join(targets)} = {call}({', '.join(arguments)})"
@@ -152,10 +160,12 @@ def _bound(plan: FunctionPlan, name: str) -> str:
     return f"{_plain(plan, name)}\n\napply_{name} = {name}.apply\n"
 
 
-def _with_constant(plan: FunctionPlan, tensors: list[str], constant: str) -> list[str]:
+def _with_others(plan: FunctionPlan, tensors: list[str], constant: str, buffer: str) -> list[str]:
+    """The arguments: tensors, the constant and the buffer, as far as the Function has them."""
+    last = [buffer] if plan.gets_buffer else []
     if plan.constant == "none":
-        return tensors
-    return [constant, *tensors] if plan.constant == "first" else [*tensors, constant]
+        return [*tensors, *last]
+    return [constant, *tensors, *last] if plan.constant == "first" else [*tensors, constant, *last]
 
 
 def _names(plan: FunctionPlan) -> list[str]:
@@ -192,12 +202,12 @@ def _forward(plan: FunctionPlan, name: str) -> str:
         lines += _context_lines(plan, name, output="y", extra="e")
     lines.append("return y, e" if plan.returns in _EXTRA else "return y")
     first = ["ctx"] if context else []
-    arguments = ", ".join([*first, *_with_constant(plan, _names(plan), "c")])
+    arguments = ", ".join([*first, *_with_others(plan, _names(plan), "c", "n")])
     return f"@staticmethod\ndef forward({arguments}):\n{_indented(lines)}"
 
 
 def _setup_context(plan: FunctionPlan, name: str) -> str:
-    names = _with_constant(plan, _names(plan), "c")
+    names = _with_others(plan, _names(plan), "c", "n")
     lines = [f"{', '.join(names)}{',' if len(names) == 1 else ''} = inputs"]
     lines.append("y, e = output" if plan.returns in _EXTRA else "y = output")
     lines += _context_lines(plan, name, output="y", extra="e")
@@ -207,7 +217,7 @@ def _setup_context(plan: FunctionPlan, name: str) -> str:
 def kept_of(plan: FunctionPlan) -> list[str]:
     """What the Function keeps for backward, by the names of forward."""
     middle = "m" if plan.style != "setup_context" and plan.returns not in ("view", "input", "dirty") else "a"
-    return {
+    kept = {
         "nothing": [],
         "input": _names(plan)[-1:],
         "output": ["y"],
@@ -215,6 +225,7 @@ def kept_of(plan: FunctionPlan) -> list[str]:
         "view": ["a.view(-1)"],
         "all": [*_names(plan), "y"],
     }[plan.keeps]
+    return [*kept, "n"] if plan.writes == "saved buffer" else kept
 
 
 def _context_lines(plan: FunctionPlan, name: str, output: str, extra: str) -> list[str]:
@@ -227,6 +238,8 @@ def _context_lines(plan: FunctionPlan, name: str, output: str, extra: str) -> li
         lines.append("ctx.set_materialize_grads(False)")
     if plan.reads == "needs_input_grad":
         lines.append("ctx.needed = ctx.needs_input_grad")
+    if plan.writes == "attribute":
+        lines.append("ctx.seen = n")
     kept = kept_of(plan)
     if not kept:
         return lines
@@ -266,9 +279,19 @@ def _backward(plan: FunctionPlan, name: str) -> str:
         position = 1 + (plan.constant == "first")
         lines.append("assert ctx.needed == ctx.needs_input_grad")
         second = f"{second} if ctx.needs_input_grad[{position}] else None"
-    lines.append(f"return {', '.join(_with_constant(plan, ['r', second] if second else ['r'], 'None'))}")
+    gradients = ["r", second] if second else ["r"]
+    lines += _write_lines(plan, kept)
+    lines.append(f"return {', '.join(_with_others(plan, gradients, 'None', 'None'))}")
     decorators = "@staticmethod\n" + ("@once_differentiable\n" if plan.once == "yes" else "")
     return f"{decorators}def backward({arguments}):\n{_indented(lines)}"
+
+
+def _write_lines(plan: FunctionPlan, kept: list[str]) -> list[str]:
+    return {
+        "attribute": ["ctx.seen.add_(g.abs().sum() * 0.1)"],
+        "saved buffer": ["kept[-1].add_(g.abs().sum() * 0.1)"],
+        "first kept": ["kept[0].mul_(0.5)"] if kept else [],
+    }.get(plan.writes, [])
 
 
 def _gradient_lines(plan: FunctionPlan, name: str) -> list[str]:
@@ -290,7 +313,7 @@ def _gradient_lines(plan: FunctionPlan, name: str) -> list[str]:
 
 
 def _count(plan: FunctionPlan) -> int:
-    return len(plan.input_kinds) + (plan.constant != "none")
+    return len(plan.input_kinds) + (plan.constant != "none") + plan.gets_buffer
 
 
 def _indented(lines: list[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.random_programs import held
+from tests.random_programs import held, parts
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,20 @@ MEMBERS = {
     "gru": "self.gru = torch.nn.GRU(4, 4, batch_first=True)",
     "total": 'self.register_buffer("total", torch.zeros(4))',
     "count": 'self.register_buffer("count", torch.zeros((), dtype=torch.int64))',
+    "seen": 'self.register_buffer("seen", torch.zeros(()))',
     "flag": "self.flag = True",
     "factor": "self.factor = 0.75",
     **{held.member(name): f"self.{held.member(name)} = {value.made}" for name, value in held.HELD.items()},
+    **{parts.member(name): f"self.{parts.member(name)} = {part.made}" for name, part in parts.PARTS.items()},
 }
+# Members without a parameter that an optimizer could find.
+UNTRAINED = {"dropout", "total", "count", "seen", "flag", "factor", *map(held.member, held.HELD)}
+UNTRAINED |= set(map(parts.member, parts.HIDDEN))
+# Parameters of one shape, each of which may be another one.
+TIES = (
+    ("linear.weight", "other.weight", "tied.weight", "embedding.weight", "padded.weight"),
+    ("linear.bias", "gain", "layer_norm.weight", "layer_norm.bias", "batch_norm.weight", "group_norm.bias"),
+)
 # Where a member's line uses another member.
 NEEDS = {"tied": ("other",)}
 
@@ -275,8 +285,41 @@ _MIXED = {
     "views": ("x", "xx", "torch.stack([{a}, {a}.sin()]).unbind(0)"),
 }
 
-# Operators that read an object which the model holds, by the object's name in ``held.HELD``.
+# Numbers that are nearly 0 or nearly 1, and lines where that shows: by a sign, a logarithm, a quotient.
+NEAR_ZERO = ("1e-45", "1e-40", "1e-30", "1e-20", "1e-12", "1e-9", "1e-8", "1e-7", "1e-5")
+NEAR_ONE = ("0.99999994", "0.999999", "0.99999", "1.00000012", "1.000001", "1.00001")
+_WHOLE = "torch.ceil({a}.abs() + 1)"
+_OF_NEAR_ZERO = {
+    "plus": "torch.log(F.relu({a}) + NUMBER) * 0.1",
+    "plus_tensor": "torch.log(torch.tensor(NUMBER).to({a}) + F.relu({a})) * 0.1",
+    "minus": "{a} + torch.sign(F.relu({a}) - NUMBER)",
+    "subtracted_from": "{a} + torch.sign(NUMBER - F.relu({a}))",
+    "times": "{a} + torch.sign({a} * NUMBER)",
+    "divided_by": "{a} + torch.tanh({a} / NUMBER)",
+    "sum_plus": "F.relu({a} - 1) / (F.relu({a} - 1).sum(-1, keepdim=True) + NUMBER)",
+    "clamp_to": "torch.log({a}.clamp(min=NUMBER)) * 0.1",
+    "alpha_of": "{a} + torch.sign(torch.add(F.relu({a}) * 0, {a}, alpha=NUMBER))",
+    "slope_of": "{a} + torch.sign(F.leaky_relu({a}, NUMBER))",
+    "less_than": "torch.where(F.relu({a}) < NUMBER, -1.0, {a})",
+    "eps_of": "F.layer_norm({a}, (4,), eps=NUMBER)",
+}
+_OF_NEAR_ONE = {
+    "times": f"{{a}} + torch.sign({_WHOLE} * NUMBER - {_WHOLE})",
+    "times_tensor": f"{{a}} + torch.sign(torch.tensor(NUMBER).to({{a}}) * {_WHOLE} - {_WHOLE})",
+    "divided_by": f"{{a}} + torch.sign({_WHOLE} / NUMBER - {_WHOLE})",
+    "minus": f"{{a}} + torch.sign(torch.sign({_WHOLE}) - NUMBER)",
+    "power_of": f"{{a}} + torch.sign({_WHOLE} ** NUMBER - {_WHOLE})",
+}
+OF_NUMBERS = {
+    f"{form} {number}": code.replace("NUMBER", number)
+    for forms, numbers in ((_OF_NEAR_ZERO, NEAR_ZERO), (_OF_NEAR_ONE, NEAR_ONE))
+    for form, code in forms.items()
+    for number in numbers
+}
+
+# Operators that read an object which the model holds, by the object's name in ``held.HELD``; or call a part.
 OF_HELD = {name: f"held {name}" for name in held.HELD}
+OF_PARTS = {name: f"part {name}" for name in parts.PARTS}
 OPERATORS: dict[str, Operator] = {
     **{name: Operator("x", "x", "{o} = " + code) for name, code in _POINTWISE.items()},
     **{name: Operator("xx", "x", "{o} = " + code) for name, code in _TWO.items()},
@@ -289,6 +332,13 @@ OPERATORS: dict[str, Operator] = {
         operator: Operator("x", "x", f"{{o}} = {{a}} * ({held.reads(name)})")
         for name, operator in OF_HELD.items()
     },
+    **{
+        operator: Operator("x", "x", f"{{o}} = {parts.call(name)}({{a}})")
+        for name, operator in OF_PARTS.items()
+    },
+    **{name: Operator("x", "x", "{o} = " + code) for name, code in OF_NUMBERS.items()},
 }
+# Those that are drawn as a variation of a program.
+VARIED = {*OF_HELD.values(), *OF_PARTS.values(), *OF_NUMBERS}
 # How an operator's inputs are named in its line.
 PLACES = "abc"

@@ -10,6 +10,7 @@ Function returned, and ORTModule does not.
 
 from __future__ import annotations
 
+import types
 import warnings
 from dataclasses import dataclass
 
@@ -52,6 +53,11 @@ class Run:
         self.weights = torch.Generator().manual_seed(9)
 
     def model(self, model):
+        # Modules in plain containers are of the model's type, too.
+        for _, leaf in leaves(vars(model), ""):
+            for value in vars(leaf).values() if isinstance(leaf, types.SimpleNamespace) else [leaf]:
+                if isinstance(value, torch.nn.Module):
+                    value.to(self.dtype)
         self.wrapped = self.wrap(model.to(self.dtype))
         return self.wrapped
 
@@ -95,6 +101,11 @@ class Run:
         self.see_gradients(model)
         for name, tensor in [*model.named_parameters(), *model.named_buffers(), *self.inputs.items()]:
             self.seen.append((f"{name} at the end", tensor.detach().clone()))
+
+    def see_hidden(self, label, module):
+        """Keep the weights and gradients of a module that the model does not know."""
+        self.see(label, dict(module.state_dict()))
+        self.see(f"gradients of {label}", [weight.grad for weight in module.parameters()])
 
     def backward(self, value, **options):
         """Backward of a loss of a value; what it raises is a value to compare, and the program goes on.

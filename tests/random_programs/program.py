@@ -48,7 +48,10 @@ class Action:
         retain: whether backward keeps its graph.
         strided: whether the call's tensors lie in memory by columns.
         high: what the call's indices are below; more than 4 is out of range for most operators.
-        held: the object of ``held.HELD`` that is changed.
+        held: the object of ``held.HELD`` or the part of ``parts.PARTS`` that is changed.
+        change: number of the part's change.
+        names: of the model's parameters that the step is about.
+        shares: what memory the call's tensors have in common; empty for none, or one of ``SHARES``.
     """
 
     kind: str
@@ -61,14 +64,18 @@ class Action:
     strided: bool = False
     high: int = 4
     held: str = ""
+    change: int = 0
+    names: tuple[str, ...] = ()
+    shares: str = ""
 
 
+SHARES = ("same", "alias", "rows", "columns", "expanded", "parameter")
 # Those that speak of a call, and those that do not.
 OF_A_CALL = ("call", "backward", "gradient", "write output", "write input")
 ACTIONS = (
     *OF_A_CALL,
     *("step", "zero", "eval", "train", "flag", "freeze", "thaw", "write parameter", "write buffer"),
-    "change held",
+    *("change held", "change part", "tie", "untie", "replace parameter"),
 )
 
 

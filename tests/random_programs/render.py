@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from collections.abc import Collection
 
-from tests.random_programs import habits, held, oracle
-from tests.random_programs.operators import MEMBERS, NEEDS, OPERATORS, PLACES
+from tests.random_programs import habits, held, oracle, parts
+from tests.random_programs.operators import MEMBERS, NEEDS, OPERATORS, PLACES, UNTRAINED
 from tests.random_programs.program import Action, Program, Statement, fallbacks, is_conditional
 
 _IMPORTS = """\
@@ -26,6 +27,7 @@ import types
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch.autograd.function import once_differentiable
 """
 _ARGUMENTS = ("x0", "y0", "k0", "flag", "scale")
@@ -37,18 +39,19 @@ def render(program: Program) -> str:
     used = [name for name in _ARGUMENTS if re.search(rf"\b{name}\b", forward.replace(".flag", ""))]
     arguments = list(dict.fromkeys(["x0", *used]))
     functions = [habits.source(plan, f"F{i}") for i, plan in _used_functions(program)]
+    members = _members(forward, program)
     model = [
         "class Model(torch.nn.Module):",
         "    def __init__(self):",
         "        super().__init__()",
-        *(textwrap.indent(line, "        ") for line in _members(forward, program)),
+        *(textwrap.indent(line, "        ") for line in members.values()),
         "",
         f"    def forward({', '.join(['self', *arguments])}):",
         textwrap.indent(forward, "        "),
         "",
     ]
     script = ["def steps(run):", "    model = run.model(Model())"]
-    trained = "Parameter(" in "".join(model) or "torch.nn." in "".join(model[3:-3])
+    trained = bool(members.keys() - UNTRAINED)
     if any(a.kind in ("step", "zero") for a in program.script) and trained:
         script.append(f"    optimizer = torch.optim.{program.optimizer}(model.parameters(), lr=0.05)")
     # What a Function gives of its argument's memory, ORTModule copies: a write to it stays there.
@@ -58,7 +61,7 @@ def render(program: Program) -> str:
             continue
         if action.kind == "write output" and copied:
             continue
-        if action.kind == "change held" and held.reads(action.held) not in forward:
+        if not _is_about(action, forward, members):
             continue
         script += ["    " + line for line in _ACTIONS[action.kind](action, arguments)]
         if action.kind == "call" and not copied:
@@ -67,7 +70,12 @@ def render(program: Program) -> str:
     for name in held.HELD:
         if held.reads(name) in forward:
             script.append(f'    run.see("held {name}", {held.reads(name, "model")})')
-    text = "\n\n\n".join([*(f.rstrip() for f in functions), "\n".join(model).rstrip(), "\n".join(script)])
+    for name in parts.HIDDEN:
+        if parts.member(name) in members:
+            script.append(f'    run.see_hidden("part {name}", {parts.call(name, "model")})')
+    prelude = [parts.PRELUDE.rstrip()] if "hooked(" in "".join(members.values()) else []
+    definitions = [*prelude, *(f.rstrip() for f in functions), "\n".join(model).rstrip()]
+    text = "\n\n\n".join([*definitions, "\n".join(script)])
     return f"{_imports_for(text)}\n\n{text}\n"
 
 
@@ -85,6 +93,15 @@ def script(program: Program, engine: str | None = None, dtype: str = "float32") 
     return f"{judge}\n\n\n# --- the program\n\n{imports}\n\n\n{rest}\n\n\n{main}"
 
 
+def _is_about(action: Action, forward: str, members: Collection[str]) -> bool:
+    """Tell whether the model has what a step changes."""
+    if action.kind == "change held":
+        return held.reads(action.held) in forward
+    if action.kind == "change part":
+        return parts.member(action.held) in members
+    return all(name.split(".")[0] in members for name in action.names)
+
+
 def _imports_for(text: str) -> str:
     """The imports that the program uses; torch always."""
     lines = []
@@ -100,13 +117,14 @@ def _used_functions(program: Program) -> list[tuple[int, habits.FunctionPlan]]:
     return [(i, plan) for i, plan in enumerate(program.functions) if f"F{i}" in names]
 
 
-def _members(forward: str, program: Program) -> list[str]:
+def _members(forward: str, program: Program) -> dict[str, str]:
+    """Lines that make what forward and the script use of the model, by name."""
     text = forward
     names = [name for name in MEMBERS if re.search(rf"self\.{name}\b", text)]
     if any(a.kind == "flag" for a in program.script) and "flag" not in names:
         names.append("flag")
     needed = {other for name in names for other in NEEDS.get(name, ())}
-    return [line for name, line in MEMBERS.items() if name in needed or name in names]
+    return {name: line for name, line in MEMBERS.items() if name in needed or name in names}
 
 
 def _forward(program: Program) -> str:
@@ -143,17 +161,37 @@ def _statement(program: Program, statement: Statement) -> list[str]:
 
 # --- the script's steps
 
+# Lines that make a call's float tensors where they have memory in common, as `SHARES` names it.
+_SHARED = {
+    "": (),
+    "same": ("x0_{i} = run.tensor({rows}, 4{how})", "y0_{i} = x0_{i}"),
+    "alias": ("x0_{i} = run.tensor({rows}, 4{how})", "y0_{i} = x0_{i}[:]"),
+    "rows": ("m0_{i} = run.tensor({more}, 4{how})", "x0_{i}, y0_{i} = m0_{i}[:-1], m0_{i}[1:]"),
+    "columns": ("m0_{i} = run.tensor({rows}, 6{how})", "x0_{i}, y0_{i} = m0_{i}[:, :4], m0_{i}[:, 2:]"),
+    "expanded": (
+        "m0_{i} = run.tensor({rows}, 1{how})",
+        "x0_{i} = m0_{i}.repeat(1, 4)",
+        "y0_{i} = m0_{i}.expand(-1, 4)",
+    ),
+    "parameter": (
+        "x0_{i} = run.tensor({rows}, 4{how})",
+        "y0_{i} = next((p for p in model.parameters() if p.shape == (4, 4)), x0_{i})",
+    ),
+}
+
 
 def _call(action: Action, arguments: list[str]) -> list[str]:
-    i, rows = action.call, action.rows
+    shares = action.shares if "y0" in arguments else ""
+    i, rows = action.call, 4 if shares == "parameter" else action.rows
     how = ", requires_grad=True" if action.requires_grad else ""
     how += ", strided=True" if action.strided else ""
     index = f"{rows}" if action.high == 4 else f"{rows}, high={action.high}"
-    lines = []
+    lines = [line.format(i=i, rows=rows, more=rows + 1, how=how) for line in _SHARED[shares]]
     given = []
     for name in arguments:
         if name in ("x0", "y0"):
-            lines.append(f"{name}_{i} = run.tensor({rows}, 4{how})")
+            if not shares:
+                lines.append(f"{name}_{i} = run.tensor({rows}, 4{how})")
             given.append(f"{name}_{i}")
         elif name == "k0":
             lines.append(f"k0_{i} = run.index({index})")
@@ -161,6 +199,7 @@ def _call(action: Action, arguments: list[str]) -> list[str]:
         else:
             given.append(f"flag={action.flag}" if name == "flag" else f"scale={0.5 + 0.25 * action.flag}")
     tensors = [g for g in given if "=" not in g]
+    tensors += [f"m0_{i}"] if lines[0].startswith("m0") else []
     call = f"out_{i} = model({', '.join(given)})"
     lines += [f"with {action.under}:", f"    {call}"] if action.under else [call]
     lines.append(f'run.see("output {i}", out_{i}, {", ".join(f"{t}={t}" for t in tensors)})')
@@ -199,5 +238,13 @@ _ACTIONS = {
         "    weight.data.mul_(0.5)",
     ],
     "change held": lambda action, _: [held.change(action.held)],
+    "change part": lambda action, _: [parts.change(action.held, action.change)],
+    "tie": lambda action, _: [f"model.{action.names[1]} = model.{action.names[0]}"],
+    "untie": lambda action, _: [
+        f"model.{action.names[1]} = torch.nn.Parameter(model.{action.names[1]}.detach().clone())"
+    ],
+    "replace parameter": lambda action, _: [
+        f"model.{name} = torch.nn.Parameter(model.{name}.detach() * 0.5)" for name in action.names[:1]
+    ],
     "write buffer": lambda action, _: ["for buffer in model.buffers():", "    buffer.fill_(2)"],
 }

@@ -187,6 +187,6 @@ def _simpler_actions(action: Action) -> Iterator[Action]:
     plain = Action(action.kind, action.call)
     if action.kind == "call" and action.rows != SIZES[0]:
         yield replace(action, rows=SIZES[0])
-    for field in ("requires_grad", "under", "flag", "retain", "strided", "high"):
+    for field in ("requires_grad", "under", "flag", "retain", "strided", "high", "shares"):
         if getattr(action, field) != getattr(plain, field):
             yield replace(action, **{field: getattr(plain, field)})

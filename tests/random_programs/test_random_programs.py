@@ -5,23 +5,26 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from tests.random_programs.generate import generate
+from tests.random_programs.generate import FEATURES, features, generate
 from tests.random_programs.habits import FunctionPlan
 from tests.random_programs.held import HELD
-from tests.random_programs.operators import OF_HELD, OPERATORS, Operator
+from tests.random_programs.operators import OF_HELD, OF_NUMBERS, OF_PARTS, OPERATORS, Operator
 from tests.random_programs.oracle import Verdict, rounding
-from tests.random_programs.program import Action, Program, Statement, is_whole
+from tests.random_programs.parts import HIDDEN, HOOKED, PARTS
+from tests.random_programs.program import SHARES, Action, Program, Statement, is_whole
 from tests.random_programs.render import render, script
 from tests.random_programs.runner import run, run_apart
 from tests.random_programs.shrink import same_failure, shrink
 
-# About a minute's worth on one core, and ten.
-SEEDS = [*range(1, 33), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(33, 333))]
-HALF_SEEDS = [*range(1, 5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 105))]
+# About a minute's worth, which has each form of each variation, and ten.
+SHORT = (1, 2, 3)
+SEEDS = [*SHORT, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1001, 1301))]
+HALF_SEEDS = [*SHORT[:4], *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1001, 1101))]
 CALL = Action("call", requires_grad=True)
 WRONG = Operator("x", "x", "{o} = {a} * (2 if torch.compiler.is_exporting() else 1)")
 BRANCH = Operator("x", "x", "{o} = {a} if {a}.sum() > 0 else -{a}")
@@ -45,9 +48,9 @@ def with_operator(name: str, around: int = 0) -> Program:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_program_does_what_it_does_in_eager_pytorch_or_is_refused(seed) -> None:
-    verdict = run(generate(seed))
+    verdict = run(generate(seed), "joint")
     assert verdict.kind != "failed", (
-        f"{verdict}\nTo shrink it: python -m tests.random_programs --seed {seed} --programs 1"
+        f"{verdict}\nTo shrink it: python -m tests.random_programs --engine joint --seed {seed} --programs 1"
     )
 
 
@@ -75,12 +78,67 @@ def test_what_a_model_holds_is_read_anew_after_a_change_or_refused(name) -> None
     assert verdict.kind in (["passed"] if change else ["passed", "refused"]), verdict
 
 
+def around(*statements: Statement, actions: Sequence[Action] = (), shares: str = "") -> Program:
+    """A program of four calls with these statements behind a Function, and steps behind the first call."""
+    body = [Statement("linear", ("x0",), ("x1",)), Statement("F0", ("x1",), ("x2",)), *statements]
+    calls = [Action("call", i, shares=shares) for i in range(4)]
+    script = [calls[0], Action("backward", 0), *actions, calls[1], Action("backward", 1)]
+    script += [Action("eval"), calls[2], Action("train"), calls[3]]
+    last = [output for s in body for output in s.outputs][-1]
+    return Program((FunctionPlan(keeps="input"),), tuple(body), (last,), "plain", tuple(script))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", OF_NUMBERS)
+def test_a_number_near_0_or_1_is_that_number(number) -> None:
+    verdict = run(around(Statement(number, ("x2",), ("x3",))), "joint")
+    assert verdict.kind in ("passed", "unstable"), verdict
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(name, change) for name, part in PARTS.items() for change in range(len(part.changes))],
+)
+def test_a_part_does_what_it_does_in_eager_pytorch_after_a_change_or_is_refused(name, change) -> None:
+    actions = [Action("change part", held=name, change=change)]
+    verdict = run(around(Statement(OF_PARTS[name], ("x2",), ("x3",)), actions=actions), "joint")
+    assert verdict.kind != "failed", verdict
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("written", ["x0", "y0"])
+@pytest.mark.parametrize("shares", SHARES)
+def test_a_write_reaches_an_argument_of_the_same_memory_or_is_refused(shares, written) -> None:
+    statements = Statement("write_mul", (written,), ()), Statement("add", ("x0", "y0"), ("x3",))
+    verdict = run(around(*statements, shares=shares), "joint")
+    assert verdict.kind != "failed", verdict
+
+
 def test_a_seed_gives_one_whole_program() -> None:
     for seed in range(300):
         program = generate(seed)
         assert is_whole(program), seed
         assert render(program) == render(generate(seed))
         compile(render(program), "program", "exec")
+
+
+def test_the_programs_of_the_fixed_seeds_have_each_form_of_each_variation() -> None:
+    assert FEATURES - {feature for seed in SHORT for feature in features(generate(seed))} == set()
+
+
+@pytest.mark.parametrize(
+    ("variation", "forms"),
+    [
+        ("ties", {"tie", "untie", "replace parameter"}),
+        ("memory", {f"shares={name}" for name in SHARES}),
+        ("hidden", set(HIDDEN)),
+        ("hooks", set(HOOKED)),
+        ("numbers", {form for form in FEATURES if " a number near " in form}),
+    ],
+)
+def test_a_variation_that_is_excluded_is_not_drawn(variation, forms) -> None:
+    assert not any(forms & features(generate(seed, (variation,))) for seed in range(300))
 
 
 def test_what_is_excluded_is_not_drawn() -> None:
