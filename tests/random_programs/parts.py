@@ -47,7 +47,9 @@ HIDDEN = {
         f"[{_LINEAR}]", "{part}[0]", (*_WRITES, "{module}.requires_grad_(False)", "{module}.zero_grad()")
     ),
     "norm in a list": Part(
-        "[torch.nn.BatchNorm1d(4).requires_grad_(False)]", "{part}[0]", (*_MODES, *_WRITES[:2], _WRITES[3])
+        "[torch.nn.BatchNorm1d(4).requires_grad_(False).eval()]",
+        "{part}[0]",
+        (*_MODES, *_WRITES[:2], _WRITES[3]),
     ),
     "dropout in a list": Part("[torch.nn.Dropout(0.5)]", "{part}[0]", (*_MODES, "{module}.p = 0.25")),
 }

@@ -81,7 +81,7 @@ def test_what_a_model_holds_is_read_anew_after_a_change_or_refused(name) -> None
 def around(*statements: Statement, actions: Sequence[Action] = (), shares: str = "") -> Program:
     """A program of four calls with these statements behind a Function, and steps behind the first call."""
     body = [Statement("linear", ("x0",), ("x1",)), Statement("F0", ("x1",), ("x2",)), *statements]
-    calls = [Action("call", i, shares=shares) for i in range(4)]
+    calls = [Action("call", i, shares=shares if i else "") for i in range(4)]
     script = [calls[0], Action("backward", 0), *actions, calls[1], Action("backward", 1)]
     script += [Action("eval"), calls[2], Action("train"), calls[3]]
     last = [output for s in body for output in s.outputs][-1]
