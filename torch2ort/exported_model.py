@@ -21,6 +21,7 @@ from torch2ort.options import Options, with_arguments
 from torch2ort.providers import session_providers
 from torch2ort.pythonop import PythonOpSite
 from torch2ort.runtime import InferenceEngine, inference_session
+from torch2ort.runtime.overlaps import WrittenMemory
 from torch2ort.runtime.session import refuse_missing
 
 
@@ -119,10 +120,15 @@ class ExportedModel:
 
         Raises:
             SchemaMismatchError: the call differs from the exported one.
+            ExportError: forward writes to memory that two arguments share, or an argument and a weight.
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
         tensors, bound = self._interface.tensors(args, kwargs)
-        feeds = [*tensors, *(self._weights[name] for name in self._graph.weights)]
+        weights = [self._weights[name] for name in self._graph.weights]
+        if self._graph.mutations:
+            written = WrittenMemory(self._graph.inputs, self._graph.mutations)
+            written.refuse_shared(type(self).__name__, tensors, [*self._graph.weights.values()], weights)
+        feeds = [*tensors, *weights]
         fetched = self._engine().run(feeds)
         count = len(self._graph.outputs)
         inputs = dict(zip(self._graph.inputs, tensors, strict=True))

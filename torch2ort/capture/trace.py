@@ -178,14 +178,32 @@ class FlatCall(torch.nn.Module):
 
 
 def _apart(tensors: Sequence[torch.Tensor], model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
-    """Each tensor as an object of its own: of two that are one, torch.export would make one input."""
+    """Each tensor as an object of its own: of two that are one, torch.export would make one input.
+
+    Their memory is apart, too: it cannot trace a write to memory that two of them share.
+    """
     seen = {id(t) for t in (*model.parameters(), *model.buffers())}
+    memory: set[int] = set()
     found: list[torch.Tensor] = []
     for tensor in tensors:
         again = id(tensor) in seen
         seen.add(id(tensor))
-        found.append(tensor.detach().requires_grad_(tensor.requires_grad) if again else tensor)
+        place = tensor.untyped_storage().data_ptr()
+        shared = place in memory
+        memory.add(place)
+        if again or shared:
+            other = tensor.detach()
+            other = _copied(other) if shared else other
+            tensor = other.requires_grad_(tensor.requires_grad)
+        found.append(tensor)
     return tuple(found)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Equal, and of the same strides, in memory of its own."""
+    (first, end) = tensor.storage_offset(), tensor.untyped_storage().nbytes() // tensor.element_size()
+    memory = tensor.as_strided((end,), (1,), 0).clone()
+    return memory.as_strided(tensor.shape, tensor.stride(), first)
 
 
 def trace(

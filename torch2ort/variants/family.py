@@ -18,6 +18,7 @@ from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
+from torch2ort.runtime.overlaps import WrittenMemory
 from torch2ort.startup import DIFFERENTIATE, phase
 
 Shapes = tuple[torch.Size, ...]
@@ -70,6 +71,12 @@ class Variant:
     def fetches(self) -> tuple[str, ...]:
         """Every output of the graph, in order."""
         return self.built.graph.fetches
+
+    @functools.cached_property
+    def written(self) -> WrittenMemory | None:
+        """What the graph writes to; ``None`` if it writes to nothing."""
+        mutations = self.built.graph.mutations
+        return WrittenMemory(self.built.graph.inputs, mutations) if mutations else None
 
     def anew(self) -> Variant:
         """The same graph, with an engine of its own whose sessions are made now; this one has its engine."""

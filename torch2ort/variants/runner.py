@@ -118,6 +118,8 @@ class Runner:
         built = variant.built
         if built.writer is not None and private.in_checkpoint():
             _refuse_to_write_twice(built, type(self.model).__name__)
+        if variant.written is not None:
+            variant.written.refuse_shared(type(self.model).__name__, tensors, names, weights)
         feeds = [*tensors, *variant.pick(names, weights)]
         verification = None if given is None else self._verification(variant, given)
         if self.profile is not None and variant.fetches:

@@ -1,0 +1,109 @@
+"""Refuses calls whose inputs share memory that the graph writes to.
+
+A graph computes from what its inputs held before the run, and what it writes is copied back after it. In
+eager PyTorch a write to one tensor shows in every other of the same memory at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from torch2ort.errors import ExportError
+from torch2ort.graph.mutation import Mutation
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class WrittenMemory:
+    """What a graph writes to, and what a call must not pass beside it.
+
+    Args:
+        inputs: the graph's inputs of the call, in order.
+        mutations: what it writes to.
+    """
+
+    def __init__(self, inputs: Sequence[str], mutations: Iterable[Mutation]) -> None:
+        self._inputs = inputs
+        targets = {kind: {m.target for m in mutations if m.kind == kind} for kind in ("input", "buffer")}
+        self._written = [i for i, name in enumerate(inputs) if name in targets["input"]]
+        self._buffers = targets["buffer"]
+        self._held: tuple[Sequence[torch.Tensor], dict[int, list[tuple[str, torch.Tensor]]]] = (), {}
+
+    def refuse_shared(
+        self, model: str, tensors: Sequence[torch.Tensor], names: Sequence[str], held: Sequence[torch.Tensor]
+    ) -> None:
+        """Refuse a call in which memory that is written to is passed a second time.
+
+        Args:
+            model: what people call the model.
+            tensors: what is passed to the inputs.
+            names: of the model's parameters and buffers.
+            held: one a name; the same object while none is replaced.
+
+        Raises:
+            ExportError: two of them overlap, and the graph writes to one.
+        """
+        if self._held[0] is not held:
+            self._held = held, self._by_storage(zip(names, held, strict=True))
+        held_there = self._held[1]
+        places = [_storage(tensor) for tensor in tensors]
+        for i, place in enumerate(places):
+            for name, tensor in held_there.get(place, ()):
+                if (i in self._written or name in self._buffers) and overlap(tensors[i], tensor):
+                    self._refuse(model, i, f"the model's '{name}'")
+        for i in self._written:
+            for j, place in enumerate(places):
+                if i != j and place == places[i] and overlap(tensors[i], tensors[j]):
+                    self._refuse(model, i, f"the argument '{self._inputs[j]}'")
+
+    def _by_storage(
+        self, held: Iterable[tuple[str, torch.Tensor]]
+    ) -> dict[int, list[tuple[str, torch.Tensor]]]:
+        """The tensors of the model that a call may collide with: all, if the graph writes to an input."""
+        found: dict[int, list[tuple[str, torch.Tensor]]] = {}
+        for name, tensor in held:
+            if (self._written or name in self._buffers) and type(tensor) in _PLAIN:
+                found.setdefault(_storage(tensor), []).append((name, tensor))
+        return found
+
+    def _refuse(self, model: str, position: int, other: str) -> None:
+        raise ExportError(
+            f"{model}: the argument '{self._inputs[position]}' shares memory with {other}, and forward "
+            f"writes to it, which a graph does once it has read all of them. Pass a clone() of one of them"
+        )
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether an element of one tensor lies in the memory of the other."""
+    if not one.numel() or not other.numel() or _storage(one) != _storage(other):
+        return False
+    (first, end), (other_first, other_end) = _range(one), _range(other)
+    if end <= other_first or other_end <= first:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    # Which bytes each has: views may lie between one another, as the columns of a matrix do.
+    taken = torch.zeros(max(end, other_end), dtype=torch.bool)
+    _bytes(taken, one).fill_(True)
+    return bool(_bytes(taken, other).any())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Where the storage of a tensor begins."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in its storage, and the one behind its last."""
+    size = tensor.element_size()
+    first = tensor.storage_offset() * size
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * size
+
+
+def _bytes(taken: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    size = tensor.element_size()
+    steps = [step * size for step in tensor.stride()]
+    return taken.as_strided((*tensor.shape, size), (*steps, 1), tensor.storage_offset() * size)
