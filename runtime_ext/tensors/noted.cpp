@@ -29,8 +29,8 @@ PyObject* Form(PyObject*, PyObject* args) {
   std::vector<int64_t> form;
   for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i) {
     PyObject* tensor = PyList_GetItem(tensors, i);
-    bool plain = Py_TYPE(tensor) == config.tensor_type ||
-                 reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == parameter_type;
+    bool parameter = reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == parameter_type;
+    bool plain = parameter || Py_TYPE(tensor) == config.tensor_type;
     DLTensor view;
     if (!plain) Py_RETURN_NONE;
     if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
@@ -40,7 +40,7 @@ PyObject* Form(PyObject*, PyObject* args) {
     int differentiated = Asks(tensor, requires_grad);
     if (differentiated < 0) return nullptr;
     form.insert(form.end(), {view.dtype.code, view.dtype.bits, view.device.device_type, view.device.device_id,
-                             differentiated, view.ndim});
+                             differentiated, parameter, view.ndim});
     form.insert(form.end(), view.shape, view.shape + view.ndim);
     if (view.strides == nullptr && view.ndim > 0) Py_RETURN_NONE;
     form.insert(form.end(), view.strides, view.strides + view.ndim);

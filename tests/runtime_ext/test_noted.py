@@ -81,10 +81,11 @@ def test_equal_tensors_have_one_form():
         torch.ones(2, 3, dtype=torch.float64),
         torch.ones(2, 3, dtype=torch.int32),
         torch.ones(2, 3, requires_grad=True),
+        Parameter(torch.ones(2, 3), requires_grad=False),
         torch.ones(1, 3).expand(2, 3),
         torch.ones(2, 3, 1),
     ],
-    ids=["sizes", "strides", "float64", "int32", "requires_grad", "expanded", "rank"],
+    ids=["sizes", "strides", "float64", "int32", "requires_grad", "parameter", "expanded", "rank"],
 )
 def test_tensors_that_a_graph_tells_apart_differ_in_form(other):
     assert form(torch.ones(2, 3)) != form(other)

@@ -101,6 +101,8 @@ def ordinary(tensor: torch.Tensor) -> torch.Tensor:
         leaf = tensor.clone() if tensor.is_inference() else tensor.detach()
         if type(leaf) is not torch.Tensor:
             leaf = leaf.as_subclass(torch.Tensor)
+        if type(tensor) is torch.nn.Parameter:
+            return torch.nn.Parameter(leaf, tensor.requires_grad)
         return leaf.requires_grad_(tensor.requires_grad)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torch2ort.capture.source_lines import line_in
+from torch2ort.effects import _torch_private as private
 from torch2ort.effects.calls import is_forwards
 from torch2ort.errors import ExportError
 
@@ -22,6 +23,12 @@ _REQUIRES: tuple[Any, ...] = (
 _GRADIENT: tuple[Any, ...] = tuple(
     getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")
 )
+
+# Of an argument, two calls that a graph takes for equal may answer these otherwise.
+_OF_HISTORY: dict[Any, str] = {
+    torch.Tensor.is_leaf.__get__: "is_leaf",  # type: ignore[attr-defined]
+    torch.Tensor.grad_fn.__get__: "grad_fn",  # type: ignore[attr-defined]
+}
 
 
 def refuse_state(
@@ -53,11 +60,37 @@ def refuse_state(
     elif function in _REQUIRES and tensor.requires_grad and False in (*arguments[1:], *keywords.values()):
         place = _place(model, tensor)
         what = f"switches the requires_grad of {place}, which a graph cannot do. Switch it before the call"
+    elif (asked := _asked(model, function, tensor)) is not None:
+        what = (
+            f"asks for the {asked} of a tensor, which a graph answers by the call that it was made from. "
+            f"Pass what depends on it as an argument of its own, such as a bool"
+        )
     else:
         return
     if is_forwards():
         line = line_in(traceback.extract_stack()) or "forward"
         raise ExportError(f"{type(model).__name__}: {line} {what}")
+
+
+def _asked(model: torch.nn.Module, function: Any, tensor: torch.Tensor) -> str | None:
+    """What forward asks about the past of a tensor; ``None`` if that is the same in each call."""
+    asked = private.OF_MEMORY.get(function)
+    if asked is None and function in _OF_HISTORY and tensor.is_leaf and tensor.requires_grad:
+        # An argument: those that require no gradient are leaves in each call, and so is a parameter.
+        own = any(tensor is parameter for parameter in model.parameters())
+        asked = None if own else _OF_HISTORY[function]
+    return None if asked is None or _is_asked_by_torch() else asked
+
+
+def _is_asked_by_torch() -> bool:
+    """Whether code of a library asks, which expects either answer, and not forward itself."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == "__torch_function__"
+    ):
+        frame = frame.f_back
+    asking = "" if frame is None else str(frame.f_globals.get("__name__"))
+    return asking.partition(".")[0] in ("torch", "torch2ort")
 
 
 def _is_converted() -> bool:

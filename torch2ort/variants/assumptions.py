@@ -90,8 +90,8 @@ class Assumptions:
         self._trust = trust
         # Whether code may ask for the strides and the offset of a value, and not for its form alone.
         self._reads_strides = self._reads_offsets = False
-        # Whether code may ask for the very type of a value.
-        self.asks_types = False
+        # Whether code may ask for the very type of a value, and which tensors are parameters.
+        self.asks_types = self._asks_parameters = False
         self._known: dict[Hashable, list[Assumed]] = {}
         self._written = Written()
         self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
@@ -144,8 +144,10 @@ class Assumptions:
                 walked.append((unread, found))
             return found
 
+        asked = self._asks_parameters
         read = walk(known[0].unread if known else NOTHING)
-        if read.reads_strides > self._reads_strides or read.reads_offsets > self._reads_offsets:
+        more = read.reads_strides > self._reads_strides or read.reads_offsets > self._reads_offsets
+        if more or asked != self._asks_parameters:
             self._reads_strides |= read.reads_strides
             self._reads_offsets |= read.reads_offsets
             known = self._under(key, tensors)
@@ -163,7 +165,8 @@ class Assumptions:
         """The states to choose from: last used first."""
         strides, offset = self._reads_strides, self._reads_offsets
         memory = tuple([memory_form(tensor, strides=strides, offset=offset) for tensor in tensors])
-        return self._known.setdefault((key, memory), [])
+        parameters = tuple([type(tensor) is torch.nn.Parameter for tensor in tensors])
+        return self._known.setdefault((key, memory, self._asks_parameters and parameters), [])
 
     @exclusive.looking()
     def after_export(
@@ -228,4 +231,5 @@ class Assumptions:
                 f'torch2ort.Options(guards="trust")'
             )
         self.asks_types = self.asks_types or found.asks_types
+        self._asks_parameters = self._asks_parameters or found.asks_parameters
         return found

@@ -216,6 +216,8 @@ class Definitions:
         """
         package = self._walk.package_of(cls)
         self.note_function(cls)
+        if used_as_value and cls is torch.nn.Parameter:
+            self._walk.asks_parameters = True
         name = f"{cls.__module__}.{cls.__qualname__}"
         if package is not None:
             self.package(package, cls.__module__)

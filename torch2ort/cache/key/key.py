@@ -101,6 +101,7 @@ class Dependencies:
         reads_strides: whether the model's code may ask how a tensor lies in memory.
         reads_offsets: whether it may ask where a tensor begins there.
         asks_types: whether it may ask for the very type of a value.
+        asks_parameters: whether it may ask which tensors are parameters.
         guards: where all of it stands in this process; none of what is compared between processes.
         pinned: what only its identity tells, in the order of the walk, each with its component's name.
         names: every attribute name that the model's code reads; ``None`` if it may read any.
@@ -116,6 +117,7 @@ class Dependencies:
     reads_strides: bool
     reads_offsets: bool
     asks_types: bool
+    asks_parameters: bool
     guards: Sequence[Guard]
     pinned: Sequence[tuple[str, Any]]
     names: frozenset[str] | None
@@ -229,6 +231,7 @@ def dependencies(
         not _OF_STRIDES.isdisjoint(walk.names),
         not _OF_OFFSETS.isdisjoint(walk.names),
         walk.asks_types,
+        walk.asks_parameters,
         walk.guards.found(traced),
         [(finder.label, value) for finder, value in walk.guards.pinned],
         None if walk.any_name else frozenset(walk.names),

@@ -120,6 +120,7 @@ class Walk:
         unseen: why they and the guards are not enough in this process either; empty if they are.
         is_partial: whether more can be seen once the code has run.
         asks_types: whether code asks for the very type of a value, which a subclass does not have.
+        asks_parameters: whether the user's code names ``torch.nn.Parameter``, and so may ask who is one.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Walk:
         self.unseen: list[str] = []
         self.is_partial = False
         self.asks_types = False
+        self.asks_parameters = False
         self._attempts = 0
         self._out = bytearray()
         self._notes: list[str] = []
