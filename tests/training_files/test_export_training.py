@@ -457,3 +457,16 @@ def test_uniform_numbers_are_uniform():
     normal = _normal(like, torch.tensor([5, 5]), 1)
     assert normal.mean().abs() < 0.02
     assert abs(normal.std() - 1) < 0.02
+
+
+def test_a_small_number_beside_a_root_keeps_rows_that_no_batch_has_seen(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 3))
+    before = model[0].weight.detach().clone()
+    batch = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 2])
+    made = torch2ort.export_training(model, batch, loss=F.cross_entropy, optimizer=optim.Adagrad(lr=0.02))
+    made.save(tmp_path)
+    session = TrainingSession(tmp_path)
+    session.step(tuple(tensor.numpy() for tensor in batch))
+    session.save_checkpoint(tmp_path / "now.safetensors")
+    table = torch.from_numpy(load_file(tmp_path / "now.safetensors")["0.weight"])
+    torch.testing.assert_close(table[4:], before[4:], rtol=0, atol=0)

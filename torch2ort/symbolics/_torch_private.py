@@ -157,15 +157,15 @@ class _BySign:
 
     def get(self, key: tuple[Any, ir.DataType]) -> ir.Value | None:
         """The constant of a number, or of several, in an element type."""
-        return self._known.get((*key, _signs(key[0])))
+        return self._known.get(_signed(key))
 
     def __setitem__(self, key: tuple[Any, ir.DataType], constant: ir.Value) -> None:
-        self._known[(*key, _signs(key[0]))] = constant
+        self._known[_signed(key)] = constant
 
 
-def _signs(number: Any) -> tuple[float, ...]:
-    numbers = number if isinstance(number, tuple) else (number,)
-    return tuple(math.copysign(1, n) for n in numbers if isinstance(n, float))
+def _signed(key: tuple[Any, ir.DataType]) -> tuple[Any, ...]:
+    numbers = key[0] if isinstance(key[0], tuple) else key[:1]
+    return (*key, *(math.copysign(1, n) for n in numbers if isinstance(n, float)))
 
 
 def _own(value: Any) -> Any:
