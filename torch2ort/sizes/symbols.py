@@ -76,10 +76,16 @@ class SizeSpace:
         self._environment = private.environment(tensors[0]) if tensors else None
         self._names = size_names(tensors[0]) if tensors else {}
         self._values: dict[str, Any] = {}
+        # Those of the arguments as they are: of a view's size no dimension may have the symbol itself.
+        self._given: dict[Any, torch.SymInt] = {}
         for size in (d for t in tensors for d in t.shape if not isinstance(d, int)):
             expression = self.expression(size)
+            self._given.setdefault(expression, size)
             if isinstance(expression, sympy.Symbol):
-                self._values.setdefault(expression.name, size)
+                self._values[expression.name] = self._given[expression]
+        for size in self._given.values():
+            for symbol in private.expression(size).free_symbols:
+                self._note(symbol)
 
     def expression(self, size: int | torch.SymInt) -> int | sympy.Expr:
         """``size`` over named symbols; a number stays one."""
@@ -97,6 +103,8 @@ class SizeSpace:
             return self._new_size()
         if isinstance(dim, int):
             return dim
+        if dim in self._given:
+            return self._given[dim]
         values = {s.name: self._value(s.name) for s in dim.free_symbols}
         size: int | torch.SymInt = sizes.evaluate(dim, values)
         return size
@@ -111,6 +119,12 @@ class SizeSpace:
             hints[name] = private.size_hint(value)
         number: int = sizes.evaluate(dim, hints)
         return number
+
+    def _note(self, symbol: sympy.Symbol) -> None:
+        """Note the size that a symbol of the trace stands for, unless a dimension is that."""
+        named = sizes.plain(symbol, self._names)
+        if isinstance(named, sympy.Symbol) and named.name not in self._values:
+            self._values[named.name] = private.size_of(symbol, self._environment)
 
     def _value(self, name: str) -> Any:
         if name not in self._values:
