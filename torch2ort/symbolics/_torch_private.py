@@ -23,6 +23,7 @@
 | torch.export.exported_program: how composites are overridden, see ``_overridden`` | 2.11-2.15.0 |
 | torch._higher_order_ops.utils.autograd_not_implemented | 2.11-2.15.0 |
 | torch._subclasses.fake_impls: rules of composites for fake tensors | 2.11-2.15.0 |
+| torch._C._jit_get_all_schemas | 2.13.0 |
 | ExportedProgram._graph_signature | 2.11-2.15.0 |
 | torch.fx.experimental.symbolic_shapes.statically_known_true | 2.13.0 |
 """
@@ -296,6 +297,42 @@ def formulas_met(formulas: Mapping[OpOverload, Callable[..., Any] | None]) -> It
             target._dispatch_cache.clear()
 
 
+@functools.cache
+def _derivatives_of_resizes() -> tuple[OpOverload, ...]:
+    schemas = torch._C._jit_get_all_schemas()
+    found = {s.name for s in schemas if re.fullmatch(r"aten::_?upsample_\w+_backward", s.name)}
+    return tuple(getattr(torch.ops.aten, name.removeprefix("aten::")).default for name in sorted(found))
+
+
+@contextmanager
+def resizes_differentiated() -> Iterator[None]:
+    """Have derivatives of resizes take sizes that vary in a trace; one thread at a time.
+
+    Some of PyTorch's rules for tensors without data take numbers alone, as those are written in C++.
+    """
+    added = [o for o in _derivatives_of_resizes() if not _is_op_registered_to_fake_rule(o)]
+    for derivative in added:
+        register_op_impl(derivative)(_of_input_size)
+    try:
+        yield
+    finally:
+        for derivative in added:
+            _deregister_op_impl(derivative)
+
+
+def _of_input_size(
+    mode: FakeTensorMode,
+    _: Any,
+    grad_output: torch.Tensor,
+    output_size: Sequence[Any],
+    input_size: Sequence[Any],
+    *others: Any,
+    **named: Any,
+) -> torch.Tensor:
+    with mode:
+        return grad_output.new_empty(input_size)
+
+
 def with_data() -> AbstractContextManager[Any]:
     """Compute with tensors that have data, in a trace."""
     manager: AbstractContextManager[Any] = _disable_current_modes()
@@ -352,7 +389,7 @@ def decompose(
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
     # And a random operator whose numbers nobody reads moves the generator on, in eager.
     sizes = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with sizes, inductor.patch(fallback_random=True):
+    with sizes, inductor.patch(fallback_random=True), resizes_differentiated():
         try:
             program = program.run_decompositions(adapted(decompositions))
         except AssertionError as error:

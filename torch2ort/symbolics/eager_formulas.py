@@ -7,7 +7,7 @@ resizes, shrinks, dropout. The parts round elsewhere, and compare numbers in ano
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ def eager_kernels() -> contextlib.AbstractContextManager[None]:
     return private.formulas_met(dict.fromkeys(own))
 
 
-def eager_formulas(*, has_kernels: bool) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def eager_formulas(*, has_kernels: bool) -> Iterator[None]:
     """Have autograd meet in a trace what it meets in eager; one thread at a time.
 
     Args:
@@ -36,7 +37,8 @@ def eager_formulas(*, has_kernels: bool) -> contextlib.AbstractContextManager[No
     if has_kernels:
         formulas |= dict.fromkeys(private.taken_apart())
         formulas |= {operator: _resized(operator) for operator in private.resizes()}
-    return private.formulas_met(formulas)
+    with private.formulas_met(formulas), private.resizes_differentiated():
+        yield
 
 
 def _resized(operator: OpOverload) -> Callable[..., torch.Tensor]:

@@ -10,6 +10,7 @@
 | torch.fx.experimental.symbolic_shapes._constrain_range_for_size | 2.11-2.15.0 |
 | torch._dynamo.source.ConstantSource | 2.13.0 |
 | torch._check | 2.11-2.15.0 |
+| torch._dispatch.python.enable_python_dispatcher | 2.13.0 |
 | torch._functorch.predispatch, whose functions begin and end transforms in a trace | 2.13.0, 2.15.0 |
 """
 
@@ -24,6 +25,7 @@ import torch
 from torch2ort.versions import private_names
 
 with private_names("torch"):
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._functorch import predispatch
     from torch._functorch._aot_autograd.descriptors import (
         GradAOTOutput,
@@ -48,6 +50,11 @@ with private_names("torch"):
 def is_of_transform(target: object) -> bool:
     """Whether a node begins or ends ``vmap`` or ``jvp``, or takes a tensor into one or out of it."""
     return getattr(target, "__module__", None) == predispatch.__name__
+
+
+def python_formulas() -> contextlib.AbstractContextManager[Any]:
+    """Context in which operators have the formulas that PyTorch, or somebody, wrote for them in Python."""
+    return enable_python_dispatcher()
 
 
 def joint_graph(

@@ -134,8 +134,10 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
         _named_errors(),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
+        eager_formulas(has_kernels=has_kernels),
     ):
-        with mode:
+        # As the joint trace has them: some kernels in C++ would take sizes that vary for numbers.
+        with mode, private.python_formulas():
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
             again = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
             results = program(*again)
@@ -143,8 +145,7 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
             forget_assumed(program.graph)
         reach = traced_reach(results, again)
         flat = _Flat(program)
-        with eager_formulas(has_kernels=has_kernels):
-            joint = private.joint_graph(flat, arguments, mode)
+        joint = private.joint_graph(flat, arguments, mode)
     settle_sizes(joint.graph)
     tell_eagers_types(joint.graph)
     described = _described(joint, source, _shared(results, again), len(results))
