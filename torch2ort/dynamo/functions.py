@@ -53,8 +53,8 @@ def keep_functions_of(backend: Callable[..., Any]) -> None:
             raise UnsupportedOperatorError(
                 f"{qualified_name(function)}: called inside of a torch.func transform (grad, vmap, "
                 f"jvp, ...), where torch.compile differentiates what forward computes, and not by the "
-                f"Function's own backward. Keep the transform out of the compiled code, with torch.compiler.disable, or the "
-                f"Function out of the transform"
+                f"Function's own backward. Keep the transform out of the compiled code, with "
+                f"torch.compiler.disable, or the Function out of the transform"
             )
         return _call_of(function, inputs, handlers_around(places)) if wanted else None
 

@@ -179,8 +179,6 @@ class Traces:
             else:
                 shadow.holder.write(shadow.before)
         self._shadows.clear()
-        # The trace is over, so that modules hold their own; a site may outlive the model.
-        self._tensors.clear()
 
     def refuse_kept_tensors(self) -> None:
         """Make sure that nobody holds a tensor of a run any more.
