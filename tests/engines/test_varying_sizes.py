@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -91,6 +92,50 @@ class Then(torch.nn.Module):
         return self.function(self, x, h)
 
 
+class Repeated(torch.autograd.Function):
+    """Runs on real tensors only, and gives twice as many rows."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.tensor([*x.tolist(), *(x + 1).tolist()])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return sum(grad.chunk(2, 0))
+
+
+class Looping(torch.autograd.Function):
+    """A loop over the rows, which on tensors without data is one of as many as the sample has."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.stack([x[i] * 2 for i in range(x.shape[0])])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class RowSums(torch.autograd.Function):
+    """Its inferer names a size of its argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy().sum(1))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad[:, None].expand_as(ctx.saved_tensors[0])
+
+
+@pytest.fixture(autouse=True)
+def inferer() -> Iterator[None]:
+    torch2ort.register_shape_inferer(RowSums, lambda site, shapes, dtypes: ([[shapes[0][0]]], dtypes))
+    yield
+    torch2ort.unregister(RowSums)
+
+
 def missing_gradient(model, x, h):
     return TwoOutputs.apply(h)[1] * model.weight
 
@@ -99,6 +144,9 @@ PROGRAMS = {
     "a Function": lambda m, x, h: Square.apply(h).tanh(),
     "a Function that numpy computes": lambda m, x, h: Numpy.apply(h.tanh()) * m.weight,
     "a Function of which one output is used": missing_gradient,
+    "a Function that reads its values": lambda m, x, h: Repeated.apply(h).relu(),
+    "a Function that loops over rows": lambda m, x, h: Looping.apply(h).tanh() * h,
+    "a Function whose inferer names the size of a view": lambda m, x, h: RowSums.apply(h.view(-1, 2)).mean(),
     "no tensor that backward reads has the size": lambda m, x, h: x.sum(0) * m.weight,
     "mean": lambda m, x, h: h.mean(0) + h.mean(1).sum() + h.mean(),
     "expand": lambda m, x, h: m.weight.expand(x.shape[0], 4) * h.sum(0),
@@ -118,9 +166,11 @@ PROGRAMS = {
     "normalizations": lambda m, x, h: F.layer_norm(h, (4,)) + F.batch_norm(h, None, None, training=True),
     "convolution": lambda m, x, h: F.conv1d(h.t()[None], m.layer.weight[..., None], padding=1).relu(),
     "convolution of a batch": lambda m, x, h: F.conv2d(h.view(-1, 1, 2, 2), m.weight.view(4, 1, 1, 1)),
-    "transposed convolution of a batch": lambda m, x, h: (
-        F.conv_transpose1d(h[:, None], m.layer.weight.view(1, 4, 4), stride=2)
+    "transposed convolution of a batch": lambda m, x, h: F.conv_transpose1d(
+        h[:, None], m.layer.weight.view(1, 4, 4), stride=2
     ),
+    "resize by a factor": lambda m, x, h: F.interpolate(h.view(-1, 1, 2, 2), scale_factor=2, mode="bilinear"),
+    "resize to a size": lambda m, x, h: F.interpolate(h[:, None], size=7),
     "pooling": lambda m, x, h: F.avg_pool1d(h[None], 2) + F.max_pool1d(h[None], 2),
     "attention": lambda m, x, h: F.scaled_dot_product_attention(h[None], h[None], h[None], is_causal=True),
     "random numbers": lambda m, x, h: F.dropout(h, 0.5) * torch.rand_like(h) + torch.rand(x.shape[0], 1),
@@ -133,6 +183,8 @@ ALIKE = frozenset(
         "stack", "transposed convolution of a batch", "triangle",
     }
 )  # fmt: skip
+# The other engine has a graph for each size of these.
+JOINTLY = frozenset({"resize by a factor", "resize to a size"})
 # What holds for one size alone.
 ALONE = {
     "a size that Python reads": lambda m, x, h: h * int(x.shape[0]),
@@ -145,9 +197,12 @@ def batch(rows: int) -> tuple[torch.Tensor]:
     return (torch.randn(rows, 4, requires_grad=True),)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in ALIKE else ()) for name in PROGRAMS]
-)
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    jointly = pytest.mark.joint("the other engine computes it for each size")
+    return [pytest.mark.long] * (name in ALIKE) + [jointly] * (name in JOINTLY)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in PROGRAMS])
 def test_two_graphs_serve_all_sizes(name) -> None:
     assert graphs_of(Then(PROGRAMS[name]), SIZES, batch) == [0, 1, 1, 1, 0]
 

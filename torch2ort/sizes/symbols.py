@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -15,6 +15,7 @@ from torch2ort.sizes import expressions as sizes
 bounds = private.bounds
 environment_of = private.environment
 expression_of = private.expression
+guards_of = private.guards
 has_hint = private.has_hint
 raw_expression = private.raw_expression
 size_hint = private.size_hint
@@ -23,6 +24,44 @@ size_hint = private.size_hint
 _named: weakref.WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = weakref.WeakKeyDictionary()
 # Per trace: every symbol that such a size ever had. torch traces a program more than once.
 _names: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def decided_sizes(tensors: Iterable[torch.Tensor]) -> Callable[[], int] | None:
+    """What tells how many sizes that values decide there are by now, in the trace that tensors are of.
+
+    Returns:
+        The function; ``None`` if no tensor is fake.
+    """
+    for tensor in tensors:
+        if private.is_fake(tensor):
+            environment = private.environment(tensor)
+            return lambda: 0 if environment is None else private.decided_sizes(environment)
+    return None
+
+
+def other_numbers(tensors: Sequence[torch.Tensor]) -> Callable[[int | torch.SymInt], int] | None:
+    """What gives each size of some tensors in another sample of the model's: multiples of those in this one.
+
+    Returns:
+        The function; ``None`` if no size varies.
+    """
+    environment = next((private.environment(t) for t in tensors), None)
+    sizes = [size for t in tensors for size in t.shape if not is_constant(size)]
+    symbols = {s for size in sizes for s in expression_of(size).free_symbols}  # type: ignore[arg-type]
+    known = {} if environment is None else private.numbers(environment)
+    # Two symbols of one number become two numbers.
+    others = {s: known[s] * (i + 2) for i, s in enumerate(sorted(symbols & known.keys(), key=str))}
+
+    def number(size: int | torch.SymInt) -> int:
+        found = sympy.Integer(size) if isinstance(size, int) else expression_of(size).xreplace(others)
+        return int(found) if found.is_Integer else size_hint(size)
+
+    return number if others else None
+
+
+def is_constant(size: int | torch.SymInt) -> bool:
+    """Whether a size is a number, also one that a symbol was taken for."""
+    return isinstance(size, int) or bool(private.expression(size).is_number)
 
 
 def is_number(value: object) -> bool:

@@ -15,6 +15,7 @@ from torch.autograd import Function
 import torch2ort
 from tests.support.around import Around
 from tests.support.comparison import assert_same, assert_trains_like_eager
+from torch2ort.pythonop.abstract_run import observe
 
 
 class ByItem(Function):
@@ -317,3 +318,53 @@ def test_expanding_a_size_that_is_a_value_is_refused():
         r"else put this into a Function",
         str(caught.value),
     )
+
+
+class Newton(Function):
+    """Twenty steps, each over the entries that are not at a bound: a mask, and with it a size, a step."""
+
+    @staticmethod
+    def forward(ctx, x):
+        z = torch.zeros_like(x)
+        for _ in range(20):
+            free = (z > -0.5) | (x > z)
+            step = (x - z)[free]
+            z = z.clone()
+            z[free] = z[free] + step / (2 + step.abs())
+            z = z.clamp(-0.5, 0.5)
+        ctx.save_for_backward(z)
+        return z
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (ctx.saved_tensors[0].abs() < 0.5)
+
+
+class Sums(Function):
+    """Runs an operator in each of many steps."""
+
+    @staticmethod
+    def forward(ctx, x):
+        for _ in range(100):
+            x = x + 0.01
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (Newton, "forward does not run on fake tensors (it makes more than 8 sizes that values decide)"),
+        (Sums, "forward does not run on fake tensors (it runs more than 50 operators)"),
+    ],
+)
+def test_a_forward_that_loops_for_long_runs_on_real_tensors_only(function, said, monkeypatch, caplog):
+    monkeypatch.setattr(observe, "_MOST_OPERATORS", 50 if function is Sums else 10_000)
+    caplog.set_level("DEBUG", "torch2ort")
+    batches = [(torch.randn(n, 4),) for n in (3, 5, 6)]
+    assert_trains_like_eager(Around(lambda model, h: function.apply(h)), batches, steps=3)
+    name = f"{__name__}.{function.__name__}"
+    assert f"{name}: {said}; running it once on real ones" in caplog.messages

@@ -2,8 +2,10 @@
 
 A registered shape inferer has the first word on sizes. Without one, ``forward`` is run on fake tensors,
 whose symbolic sizes come out as expressions of the inputs' sizes. If that is impossible, as for a forward
-that branches on values, it is run once on real tensors: those that the call gets when the model runs on the
-sample, or made-up ones where nobody knows them. That tells rank and dtype; every size is a fresh symbol.
+that branches on values or loops for long, it is run once on real tensors: those that the call gets when the
+model runs on the sample, or made-up ones where nobody knows them. That tells rank and dtype; every size is a
+fresh symbol. Of a run on fake tensors that ended early, and of one that took a varying size for a number,
+conditions on sizes would be left: then the model is traced again, without such runs of the Function.
 If the model's code cannot be traced with such symbols, it is traced with the sizes of that run, which each
 run of the graph then checks (:mod:`torch2ort.pythonop.unobserved`).
 """
@@ -11,7 +13,7 @@ run of the graph then checks (:mod:`torch2ort.pythonop.unobserved`).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.backward import gradients_of, refuse_gradient_layout
 from torch2ort.pythonop.abstract_run.inferred import inferred_outputs
 from torch2ort.pythonop.abstract_run.observe import (
+    LongRunError,
     Observation,
     UserError,
     fresh_like,
@@ -30,12 +33,26 @@ from torch2ort.pythonop.abstract_run.observe import (
     real_like,
 )
 from torch2ort.pythonop.abstract_run.questions import refuse_history, refuse_layout
-from torch2ort.pythonop.abstract_run.sample import sample_of, sizes_needed
+from torch2ort.pythonop.abstract_run.sample import (
+    leave_out_fake_runs,
+    runs_on_fake_tensors,
+    sample_of,
+    sizes_needed,
+)
 from torch2ort.pythonop.abstract_run.traces import observed, results
 from torch2ort.pythonop.inplace import with_inplace_map
 from torch2ort.pythonop.registry import inferer_of
 from torch2ort.pythonop.site import Site, Size
-from torch2ort.sizes.symbols import environment_of, has_hint, size_hint
+from torch2ort.sizes.symbols import (
+    environment_of,
+    guards_of,
+    has_hint,
+    is_constant,
+    other_numbers,
+    size_hint,
+)
+
+_Numbers = Callable[["int | torch.SymInt"], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +103,11 @@ def gives_size_of_one(site: Site) -> bool:
 def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     run = _runs.get(site)
     if run is None:
-        run = _runs[site] = _run(site, inputs)
+        run = _runs[site] = _run(site, inputs, again=leave_out_fake_runs)
         # Later passes lay tensors out in their own way.
         _refuse_other_answers(site, inputs, run.observation)
     elif run.inputs not in (None, _described(inputs)):
-        run = _runs[site] = _run(site, inputs)
+        run = _runs[site] = _run(site, inputs, again=None)
     site.result = with_inplace_map(site, run.observation.result, run.observation)
     given = dict(zip(site.tensor_positions, inputs, strict=True))
     return [
@@ -146,7 +163,33 @@ def _described(inputs: Sequence[torch.Tensor]) -> Any:
     return environments, [(t.dtype, str(t.device), str(t.shape), str(t.stride())) for t in inputs]
 
 
-def _run(site: Site, inputs: Sequence[torch.Tensor]) -> _Run:
+def _run(site: Site, inputs: Sequence[torch.Tensor], again: Callable[[Site], None] | None) -> _Run:
+    """Run ``site``.
+
+    Args:
+        site: the call.
+        inputs: its tensor arguments.
+        again: has the trace begin again without runs on fake tensors, where it can; ``None`` in later traces.
+    """
+    seen = _fake_run(site, inputs, again) if runs_on_fake_tensors(site) else None
+    if seen is not None:
+        known = private.symbols_of(size for t in inputs for size in t.shape)
+        sizes = tuple(
+            tuple(None if private.is_value(size, known) else size for size in t.shape) for t in seen.outputs
+        )
+        return _Run(seen, sizes, _described(inputs))
+    seen = _real_run(site, inputs)
+    if not sizes_needed(site):
+        return _Run(seen, tuple((None,) * t.dim() for t in seen.outputs), None)
+    sizes_of_run = _sizes_of_run(site, inputs, seen)
+    return _Run(replace(seen, result=replace(seen.result, sizes=sizes_of_run)), sizes_of_run, None)
+
+
+def _fake_run(
+    site: Site, inputs: Sequence[torch.Tensor], again: Callable[[Site], None] | None
+) -> Observation | None:
+    """What a run on fake tensors shows; ``None`` if there is no such run."""
+    varying, known = _varying(inputs), _conditions(inputs)
     try:
         seen = observed(site, [fresh_like(t) for t in inputs])
     except Torch2OrtError:
@@ -158,48 +201,75 @@ def _run(site: Site, inputs: Sequence[torch.Tensor]) -> _Run:
             site.func_name,
             str(error),
         )
+        is_left = isinstance(error, LongRunError) or _conditions(inputs) != known
+        seen = None
     else:
-        known = private.symbols_of(size for t in inputs for size in t.shape)
-        sizes = tuple(
-            tuple(None if private.is_value(size, known) else size for size in t.shape) for t in seen.outputs
-        )
-        return _Run(seen, sizes, _described(inputs))
-    seen = _real_run(site, inputs)
+        is_left = _varying(inputs) != varying
+    if is_left and again is not None:
+        again(site)
+    return seen
+
+
+def _varying(inputs: Sequence[torch.Tensor]) -> int:
+    """How many sizes of some tensors vary."""
+    return sum(not is_constant(size) for t in inputs for size in t.shape)
+
+
+def _conditions(inputs: Sequence[torch.Tensor]) -> int:
+    """How many conditions on sizes of inputs their trace relies on by now."""
+    environment = next((environment_of(t) for t in inputs), None)
+    return 0 if environment is None else len(guards_of(environment))
+
+
+def _sizes_of_run(
+    site: Site, inputs: Sequence[torch.Tensor], seen: Observation
+) -> tuple[tuple[Size, ...], ...]:
+    """The sizes of a run on the sample's tensors, as one on made-up tensors explains them.
+
+    By their values: a size that differs although no tensor's size does is ``None``. And by their sizes, which
+    tell a size that goes with that of an argument from one that is the same number by chance.
+    """
     given = dict(zip(site.tensor_positions, inputs, strict=True))
-    if not sizes_needed(site):
-        return _Run(seen, tuple((None,) * t.dim() for t in seen.outputs), None)
-    other = _made_up_run(site, inputs)
-    shapes = [t.shape for t in seen.outputs]
-    again = shapes if other is None or other.result != seen.result else [t.shape for t in other.outputs]
-    sizes_of_run = tuple(
+    number = other_numbers(inputs)
+    other = None if number is None else _made_up_run(site, inputs, number)
+    if number is None or other is None or other.result != seen.result:
+        number, other = size_hint, _made_up_run(site, inputs, size_hint)
+    again = seen if other is None or other.result != seen.result else other
+    return tuple(
         tuple(
-            _like(number, axis, given) if number == same else None
-            for axis, (number, same) in enumerate(zip(shape, other_shape, strict=True))
+            _like(size, now, axis, given, number)
+            for axis, (size, now) in enumerate(zip(one.shape, two.shape, strict=True))
         )
-        for shape, other_shape in zip(shapes, again, strict=True)
+        for one, two in zip(seen.outputs, again.outputs, strict=True)
     )
-    return _Run(replace(seen, result=replace(seen.result, sizes=sizes_of_run)), sizes_of_run, None)
 
 
-def _like(number: int, axis: int, given: Mapping[int, torch.Tensor]) -> Size:
+def _like(size: int, now: int, axis: int, given: Mapping[int, torch.Tensor], number: _Numbers) -> Size:
     """A size as that of an argument's dimension which varies, likeliest the same one; else the number.
 
-    Nothing is said of a number that is no size of an argument, where some of them vary: it may go with them.
+    Nothing is said of a number that is no size of an argument, where some of them vary and were the same in
+    both runs: it may go with them.
+
+    Args:
+        size: in the run on the sample.
+        now: in the run on made-up tensors.
+        axis: the dimension.
+        given: position of a tensor argument -> the tensor.
+        number: gives the sizes of the made-up tensors.
     """
     sizes: list[tuple[tuple[int, int], Any]] = [
-        ((position, i), size) for position, tensor in given.items() for i, size in enumerate(tensor.shape)
+        ((position, i), dim) for position, tensor in given.items() for i, dim in enumerate(tensor.shape)
     ]
-    varying = [
-        pair
-        for pair, size in sizes
-        if not isinstance(size, int) and has_hint(size) and size_hint(size) == number
-    ]
-    if varying:
-        return next((pair for pair in varying if pair[1] == axis), varying[0])
-    fixed = all(isinstance(size, int) for _, size in sizes)
+    varying = [(pair, dim) for pair, dim in sizes if not is_constant(dim) and has_hint(dim)]
+    like = [pair for pair, dim in varying if (size_hint(dim), number(dim)) == (size, now)]
+    if like:
+        return next((pair for pair in like if pair[1] == axis), like[0])
+    if size != now:
+        return None
     # A size of 1 is broadcast, which torch.export does not do with one that it does not know.
-    known = number == 1 or any(size == number for _, size in sizes if isinstance(size, int))
-    return number if fixed or known else None
+    known = size == 1 or any(int(dim) == size for _, dim in sizes if is_constant(dim))
+    told = any(size_hint(dim) != number(dim) for _, dim in varying)
+    return size if known or told or not varying else None
 
 
 def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
@@ -212,11 +282,11 @@ def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
             raise UserError(error) from error
 
 
-def _made_up_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation | None:
-    """Another run, on other values of the same sizes; ``None`` if it fails."""
+def _made_up_run(site: Site, inputs: Sequence[torch.Tensor], number: _Numbers) -> Observation | None:
+    """Another run, on made-up values of the sizes that ``number`` gives; ``None`` if it fails."""
     with private.without_fake_mode(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
-            seen = observed(site, [real_like(t) for t in inputs])
+            seen = observed(site, [real_like(t, number) for t in inputs])
         except Exception:
             return None
     return seen

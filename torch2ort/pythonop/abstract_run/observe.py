@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from torch2ort.pythonop.abstract_run.undone import memory
 from torch2ort.pythonop.autocast import entered
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
-from torch2ort.sizes.symbols import size_hint
+from torch2ort.sizes.symbols import decided_sizes, size_hint
 
 # What operators give of a quantised tensor is quantised, too, but for these.
 _PLAIN_AGAIN = frozenset(
@@ -36,6 +36,20 @@ class UserError(Exception):
         self.error = error
 
 
+class LongRunError(Exception):
+    """``forward`` does more on fake tensors than a trace has time for."""
+
+
+class _EndedRun(BaseException):
+    """Ends a run of ``forward``. No code of a user's may catch it."""
+
+
+# An operator takes a millisecond on tensors of symbolic sizes. A size that values decide, as each mask makes
+# one, is compared with all others. These are counts, as a graph must not depend on how busy a machine is.
+_MOST_OPERATORS = 3000
+_MOST_DECIDED_SIZES = 8
+
+
 class Watch(private.TorchDispatchMode):
     """Notices operators that draw from the random generator, and the memory that operators write to.
 
@@ -43,10 +57,14 @@ class Watch(private.TorchDispatchMode):
 
     Args:
         own: the memory of the tensors that ``forward`` gets.
+        decided: how many sizes there are that values decide, in the trace that the tensors are of; ``None``
+            for real tensors, on which a run may be of any length.
     """
 
-    def __init__(self, own: Sequence[StorageWeakRef]) -> None:
+    def __init__(self, own: Sequence[StorageWeakRef], decided: Callable[[], int] | None = None) -> None:
         super().__init__()
+        self._operators, self._decided = 0, decided
+        self._decided_before = 0 if decided is None else decided()
         self.uses_rng = False
         self.written: set[StorageWeakRef] = set()
         self._own = set(own)
@@ -54,7 +72,18 @@ class Watch(private.TorchDispatchMode):
         self.made: list[weakref.ref[torch.Tensor]] = []
         self.quantised: list[torch.Tensor] = []
 
+    def _end_if_long(self) -> None:
+        """End a run on fake tensors that goes past the bounds."""
+        if self._decided is None:
+            return
+        self._operators += 1
+        if self._operators > _MOST_OPERATORS:
+            raise _EndedRun(f"it runs more than {_MOST_OPERATORS} operators")
+        if self._decided() - self._decided_before > _MOST_DECIDED_SIZES:
+            raise _EndedRun(f"it makes more than {_MOST_DECIDED_SIZES} sizes that values decide")
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._end_if_long()
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.uses_rng = True
@@ -104,10 +133,15 @@ def fresh_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def real_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Made-up data of the sizes, and where it is in memory, that ``tensor`` has in the sample."""
-    shape = [size_hint(s) for s in tensor.shape]
-    strides, begin = [size_hint(s) for s in tensor.stride()], size_hint(tensor.storage_offset())
+def real_like(tensor: torch.Tensor, number: Callable[[int | torch.SymInt], int] = size_hint) -> torch.Tensor:
+    """Made-up data of the sizes, and where it is in memory, that ``tensor`` has in a sample.
+
+    Args:
+        tensor: fake.
+        number: gives what a size is there.
+    """
+    shape = [number(s) for s in tensor.shape]
+    strides, begin = [number(s) for s in tensor.stride()], number(tensor.storage_offset())
     # What code says to an order of memory, as `view` does, it says in eager PyTorch, too.
     size = 1 + sum((s - 1) * stride for s, stride in zip(shape, strides, strict=True)) if all(shape) else 0
     size += begin
@@ -173,6 +207,7 @@ def observe(
 
     Raises:
         ExportError: ``forward`` returned tensors inside a container.
+        LongRunError: it does too much on fake tensors.
         Exception: whatever ``forward`` raises.
     """
     positions = site.tensor_positions
@@ -206,9 +241,12 @@ def _describe(
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
     by_position = dict(zip(positions, tensors, strict=True))
-    watch, asked = Watch(storages), Questions(by_position)
-    with watch, asked, around:
-        returned = run_forward(site, context, site.call_arguments(tensors))
+    watch, asked = Watch(storages, decided_sizes(tensors)), Questions(by_position)
+    try:
+        with watch, asked, around:
+            returned = run_forward(site, context, site.call_arguments(tensors))
+    except _EndedRun as end:
+        raise LongRunError(str(end)) from None
     values = returned if isinstance(returned, tuple) else (returned,)
     if any(private.is_value(v, ()) for v in values):
         raise TypeError("forward returns a number that depends on values")

@@ -27,14 +27,30 @@ class NeedsSample(BaseException):
 class Sample:
     """What Functions got in one eager run of the model.
 
+    Args:
+        in_one_trace: whether there is no other trace after one that :class:`NeedsSample` ended.
+
     Attributes:
         calls: the tensors of each call, in order, of the Functions that were recorded.
         sizes_needed: whether a trace failed that knew no sizes of what ran on real tensors only.
+        real_only: Functions whose runs on fake tensors are left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_one_trace: bool = False) -> None:
         self.calls: dict[type, list[list[torch.Tensor]]] = {}
         self.sizes_needed = False
+        self.real_only: set[type] = set()
+        self._in_one_trace = in_one_trace
+
+    def leave_out_fake_runs(self, function: type) -> None:
+        """Begin another trace, which does not run a Function on fake tensors; does nothing in the only one.
+
+        Raises:
+            NeedsSample: always, but in the only trace.
+        """
+        if not self._in_one_trace:
+            self.real_only.add(function)
+            raise NeedsSample(function)
 
     def record(self, function: type, arguments: Sequence[Any]) -> None:
         """Keep the tensors of a call, if somebody asked for those of ``function``."""
@@ -54,6 +70,21 @@ def place(site: Site, sample: Sample, number: int) -> None:
 def sizes_needed(site: Site) -> bool:
     """Whether ``site``'s outputs must have the sizes that they had on the sample."""
     return site in _places and _places[site][0].sizes_needed
+
+
+def runs_on_fake_tensors(site: Site) -> bool:
+    """Whether ``site`` may be run on fake tensors."""
+    return site not in _places or site.function not in _places[site][0].real_only
+
+
+def leave_out_fake_runs(site: Site) -> None:
+    """Have the trace begin again without runs of ``site``'s Function on fake tensors, where it can.
+
+    Raises:
+        NeedsSample: it can.
+    """
+    if site in _places and site.function is not None:
+        _places[site][0].leave_out_fake_runs(site.function)
 
 
 def sample_of(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
