@@ -52,9 +52,9 @@ class TrainingArtifacts:
             hashes[name] = digest(content)
             atomic.write(target / name, content)
         start = Progress(0, 0, self.description.learning_rate)
-        write_checkpoint(target / CHECKPOINT, self.state, self.description.aliases, start)
-        text = replace(self.description, files=hashes).to_json()
-        atomic.write(target / DESCRIPTION, text.encode())
+        description = replace(self.description, files=hashes)
+        write_checkpoint(target / CHECKPOINT, self.state, description, start)
+        atomic.write(target / DESCRIPTION, description.to_json().encode())
 
     def __repr__(self) -> str:
         count = len(self.description.parameters)

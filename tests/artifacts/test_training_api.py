@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import onnxruntime
 import pytest
+import safetensors.numpy
 
 from torch2ort.artifacts import CheckpointState, LinearLRScheduler, Module, Optimizer, TrainingSession
 from torch2ort.errors import ModelLoadError, OptionError, SchemaMismatchError
@@ -193,3 +194,72 @@ def test_the_model_is_exported_for_inference(batch, parts, tmp_path):
     with pytest.raises(OptionError) as raised:
         module.export_model_for_inferencing(tmp_path / "model.onnx", ["loss"])
     assert str(raised.value) == "graph_output_names=['loss']: expected ['output']"
+
+
+@pytest.fixture
+def elsewhere(folder, batch, tmp_path):
+    """A checkpoint after a step, in a folder without the files of its training step, and its parameters."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint.safetensors")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    module(*batch)
+    Optimizer(folder / "optimizer_model.onnx", module).step()
+    path = tmp_path / "epochs" / "1.safetensors"
+    path.parent.mkdir()
+    CheckpointState.save_checkpoint(state, path)
+    return path, state.parameters["last.weight"].data
+
+
+def test_a_checkpoint_is_loaded_from_any_folder(folder, batch, elsewhere):
+    path, weight = elsewhere
+    state = CheckpointState.load_checkpoint(path)
+    np.testing.assert_array_equal(state.parameters["last.weight"].data, weight)
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    session = TrainingSession(folder)
+    session.load_checkpoint(path)
+    assert module.eval()(*batch)[0] == pytest.approx(session.evaluate(batch)["loss"], rel=1e-6)
+
+
+def test_a_model_is_exported_from_a_checkpoint_of_another_folder(folder, batch, elsewhere, tmp_path):
+    state = CheckpointState.load_checkpoint(elsewhere[0])
+    module = Module(folder / "training_model.onnx", state)
+    module.export_model_for_inferencing(tmp_path / "model.onnx", ["output"])
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert session.run(None, {"x": batch[0]})[0].shape == (6, 2)
+
+
+def test_the_optimizers_first_state_lies_beside_the_module(folder, elsewhere, tmp_path):
+    state = CheckpointState.load_checkpoint(elsewhere[0])
+    with pytest.raises(OptionError) as caught:
+        CheckpointState.save_checkpoint(state, tmp_path / "fresh", include_optimizer_state=False)
+    assert str(caught.value) == (
+        f"include_optimizer_state=False: the optimizer's state before the first step is in "
+        f"checkpoint.safetensors beside training_model.onnx, and {elsewhere[0].parent} has none. Make a "
+        f"Module of the state first, which says where"
+    )
+    Module(folder / "training_model.onnx", state)
+    CheckpointState.save_checkpoint(state, tmp_path / "fresh", include_optimizer_state=False)
+    fresh = CheckpointState.load_checkpoint(tmp_path / "fresh")
+    assert not any(fresh.array(name).any() for name in fresh.description.optimizer)
+
+
+def test_a_checkpoint_of_another_training_step_does_not_fit_a_module(folder, elsewhere, tmp_path):
+    (folder / "training_model.onnx").write_bytes(b"another")
+    with pytest.raises(ModelLoadError, match="expected SHA-256"):
+        Module(folder / "training_model.onnx", CheckpointState.load_checkpoint(elsewhere[0]))
+
+
+def test_a_checkpoint_without_a_description_lies_beside_its_own(folder, elsewhere):
+    path, _ = elsewhere
+    with safetensors.safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del metadata["training_step"]
+    safetensors.numpy.save_file(arrays, folder / "older", metadata)
+    CheckpointState.load_checkpoint(folder / "older")
+    safetensors.numpy.save_file(arrays, path, metadata)
+    with pytest.raises(ModelLoadError) as caught:
+        CheckpointState.load_checkpoint(path)
+    assert str(caught.value) == (
+        f"{path.parent / 'training.json'}: cannot be read (No such file or directory); expected a folder "
+        f"that TrainingArtifacts.save wrote"
+    )

@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ import safetensors.numpy
 
 from torch2ort.artifacts import settings
 from torch2ort.artifacts.atomic import replacing
-from torch2ort.artifacts.description import Tensor
+from torch2ort.artifacts.description import Description, Tensor, parse_description
 from torch2ort.artifacts.named_values import Properties, Property
 from torch2ort.errors import ModelLoadError
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+
+_DESCRIPTION = "training_step"
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,15 @@ class Progress:
 
 
 def write_checkpoint(
-    path: str | os.PathLike[str], arrays: Mapping[str, Any], aliases: Mapping[str, str], progress: Progress
+    path: str | os.PathLike[str], arrays: Mapping[str, Any], description: Description, progress: Progress
 ) -> None:
     """Write a checkpoint, atomically.
 
     Args:
         path: the file.
         arrays: name -> array.
-        aliases: second names, under which an array is written once more.
+        description: of the training step, which the file holds, too, so that it is read anywhere. Its second
+            names are names under which an array is written once more.
         progress: how far it is.
 
     Raises:
@@ -55,7 +59,7 @@ def write_checkpoint(
     """
     # Without the axis that numpy gives to a number.
     found = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
-    found.update({alias: found[name] for alias, name in aliases.items() if name in found})
+    found.update({alias: found[name] for alias, name in description.aliases.items() if name in found})
     checks = {name: zlib.crc32(value.tobytes()) for name, value in found.items()}
     metadata = {
         "step": str(progress.step),
@@ -63,12 +67,27 @@ def write_checkpoint(
         "learning_rate": repr(progress.lr),
         "properties": json.dumps(dict(progress.properties)),
         "crc32": json.dumps(checks),
+        _DESCRIPTION: description.to_json(),
     }
     with replacing(path) as file:
         try:
             safetensors.numpy.save_file(found, str(file), metadata)
         except safetensors.SafetensorError as error:
             raise OSError(f"{path}: the checkpoint cannot be written ({error})") from error
+
+
+def description_in(path: Path) -> Description | None:
+    """The description that a checkpoint holds; ``None`` where it holds none, or cannot be read.
+
+    Raises:
+        ModelLoadError: the description is damaged.
+    """
+    try:
+        with safetensors.safe_open(str(path), framework="numpy") as file:
+            text = (file.metadata() or {}).get(_DESCRIPTION)
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError):
+        return None
+    return None if text is None else parse_description(path, text)
 
 
 def read_checkpoint(

@@ -95,7 +95,7 @@ class Description:
         return {**self.parameters, **self.buffers, **self.optimizer}
 
     def to_json(self) -> str:
-        """The text that :func:`read_description` reads."""
+        """The text that :func:`parse_description` reads."""
         return json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(self)}, indent=1)
 
 
@@ -107,7 +107,27 @@ def read_description(folder: Path) -> Description:
     """
     path = folder / DESCRIPTION
     try:
-        data = json.loads(path.read_text())
+        text = path.read_text()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelLoadError(
+            f"{path}: cannot be read ({reason}); expected a folder that TrainingArtifacts.save wrote"
+        ) from error
+    return parse_description(path, text)
+
+
+def parse_description(path: Path, text: str) -> Description:
+    """What :meth:`Description.to_json` gave.
+
+    Args:
+        path: the file that holds it.
+        text: the description.
+
+    Raises:
+        ModelLoadError: it is damaged.
+    """
+    try:
+        data = json.loads(text)
         if data.pop("format") != _FORMAT:
             raise ValueError("another format")
         version = data.pop("version")
@@ -118,10 +138,6 @@ def read_description(folder: Path) -> Description:
         for key in ("inputs", "parameters", "buffers", "optimizer"):
             data[key] = {name: _tensor(value) for name, value in data[key].items()}
         return Description(**data)
-    except OSError as error:
-        raise ModelLoadError(
-            f"{path}: cannot be read ({error.strerror}); expected a folder that TrainingArtifacts.save wrote"
-        ) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"{path}: not a description of a training step ({error}); expected one that "

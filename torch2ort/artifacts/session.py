@@ -159,7 +159,7 @@ class TrainingSession:
         with self._lock:
             progress = Progress(self.steps, self.seed, self.lr, self._properties)
             arrays = self._state.arrays()
-        write_checkpoint(path, arrays, self.description.aliases, progress)
+        write_checkpoint(path, arrays, self.description, progress)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save_checkpoint` wrote, bit by bit.

@@ -15,7 +15,7 @@ from torch2ort.artifacts import description as files
 from torch2ort.artifacts import settings
 from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.batch import BatchReader
-from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
+from torch2ort.artifacts.checkpoint import Progress, description_in, read_checkpoint, write_checkpoint
 from torch2ort.artifacts.description import Description, read_description, read_model
 from torch2ort.artifacts.inference import write_inference_model
 from torch2ort.artifacts.named_values import Parameters, Properties
@@ -46,13 +46,14 @@ class CheckpointState:
         """Read a checkpoint.
 
         Args:
-            checkpoint_uri: the file, beside the ``training.json`` that was saved with it.
+            checkpoint_uri: the file, in any folder. One that holds no description of its training step lies
+                beside the ``training.json`` that was saved with it.
 
         Raises:
             ModelLoadError: a file is missing or damaged, or does not fit the other.
         """
         path = Path(checkpoint_uri)
-        description = read_description(path.parent)
+        description = description_in(path) or read_description(path.parent)
         start = Progress(0, 0, description.learning_rate)
         arrays, progress = read_checkpoint(path, description.state, description.aliases, start)
         return cls(path.parent, description, arrays, progress)
@@ -73,15 +74,23 @@ class CheckpointState:
 
         Raises:
             OSError: the file cannot be written.
+            OptionError: the optimizer's state before the first step is wanted of a checkpoint from elsewhere,
+                of which no :class:`Module` was made.
         """
         arrays = state.arrays()
         if not include_optimizer_state:
             path = state.folder / files.CHECKPOINT
+            if not path.exists():
+                raise OptionError(
+                    f"include_optimizer_state=False: the optimizer's state before the first step is in "
+                    f"{files.CHECKPOINT} beside {files.TRAINING_MODEL}, and {path.parent} has none. Make a "
+                    f"Module of the state first, which says where"
+                )
             description = state.description
             first, _ = read_checkpoint(path, description.state, description.aliases, state.progress)
             arrays.update({name: first[name] for name in description.optimizer})
         progress = replace(state.progress, properties=dict(state.properties))
-        write_checkpoint(checkpoint_uri, arrays, state.description.aliases, progress)
+        write_checkpoint(checkpoint_uri, arrays, state.description, progress)
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Copies of all tensors."""
@@ -161,6 +170,7 @@ class Module:
             lambda: (self._checkpoint.progress.seed, self._draws),
         )
         opened = self._opener.open(Path(train_model_uri), files.TRAINING_MODEL)
+        state.folder = Path(train_model_uri).parent
         self.state = state.on(device_of(opened.session))
         gradients = {
             buffer: state.description.parameters[name] for name, buffer in state.description.gradients.items()
