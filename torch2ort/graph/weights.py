@@ -39,7 +39,8 @@ def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.Mode
     inputs = [v for v in model.graph.input if v.name not in graph.weights or v.name in state]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    model.graph.initializer.extend(_initializer(name, weights[name]) for name in graph.weights)
+    for name in graph.weights:
+        _write(model.graph.initializer.add(), name, weights[name])
     return model
 
 
@@ -66,12 +67,18 @@ def _tensor(initializer: onnx.TensorProto) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=dtype).reshape(list(initializer.dims))
 
 
-def _initializer(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
+def _write(initializer: onnx.TensorProto, name: str, tensor: torch.Tensor) -> None:
+    """Make ``initializer`` hold a tensor; in its place, as protobuf copies none of 2 GiB into a list."""
     tensor = tensor.detach().cpu().contiguous()
-    return onnx.TensorProto(
-        name=name,
-        dims=list(tensor.shape),
-        data_type=ONNX_TYPES[tensor.dtype],
-        # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
-        raw_data=ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b"",
-    )
+    initializer.name, initializer.data_type = name, ONNX_TYPES[tensor.dtype]
+    initializer.dims.extend(tensor.shape)
+    initializer.raw_data = _content(tensor)
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    """The bytes of a contiguous tensor on the CPU."""
+    if not tensor.numel():
+        return b""
+    # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
+    # Not by ctypes.string_at, whose size is a C int.
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()).raw
