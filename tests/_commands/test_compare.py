@@ -54,7 +54,7 @@ def test_the_first_module_that_differs_is_named(run, model, tmp_path, capsys):
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.second.weight[0, 0] += 1
-    assert main(["compare", run, _run(other, tmp_path / "b")]) == 0
+    assert main(["compare", run, _run(other, tmp_path / "b")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "the runs part in step 0 at second (Linear), forward, output 0"
     assert lines[2].startswith("  A: float32 [2, 3], min ")
@@ -79,7 +79,7 @@ def test_a_difference_of_backward_alone_is_found(run, model, tmp_path, capsys):
 
     other = Other()
     other.load_state_dict(model.state_dict())
-    assert main(["compare", run, _run(other, tmp_path / "b")]) == 0
+    assert main(["compare", run, _run(other, tmp_path / "b")]) == 1
     expected = "the runs part in step 0 at first (Linear), backward, output 0"
     assert capsys.readouterr().out.splitlines()[1] == expected
 
@@ -95,7 +95,7 @@ def test_the_tolerance_is_the_users(run, model, tmp_path, capsys):
     with torch.no_grad():
         model.second.weight[0, 0] += 0.01
     other = _run(model, tmp_path / "b")
-    main(["compare", run, other, "--tolerance", "0.5"])
+    assert main(["compare", run, other, "--tolerance", "0.5"]) == 0
     assert "the runs are the same: no difference above 0.5" in capsys.readouterr().out
 
 

@@ -22,7 +22,9 @@ _LEAST = -9  # powers of ten that a bar begins at
 def add_parser(commands: Any) -> None:
     """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
     parser = commands.add_parser(
-        "compare", help="the first module where two runs part, by the files of a StatisticsSubscriber"
+        "compare",
+        help="the first module where two runs part, by the files of a StatisticsSubscriber",
+        epilog="The exit status is 0 where the runs are the same, else 1.",
     )
     parser.add_argument("a", metavar="A", help="folder of the first run")
     parser.add_argument("b", metavar="B", help="folder of the second run")
@@ -81,7 +83,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     print(*lines, sep="\n")
-    return 0
+    return int(_parting(pairs, arguments.tolerance) is not None)
 
 
 def _pairs(a: Path, b: Path) -> list[Pair]:
