@@ -59,7 +59,8 @@ def export_training(
             first.
         optimizer: of ``torch2ort.optim``, or a function ``(parameters, gradients, state, lr) -> (parameters,
             state)`` of dicts of tensors, with an attribute ``init(parameters) -> state`` unless its state is
-            empty, and an attribute ``lr`` unless it is to start with 0.001. ``AdamW(lr=1e-3)`` by default.
+            empty from the first step on, and an attribute ``lr`` unless it is to start with 0.001.
+            ``AdamW(lr=1e-3)`` by default.
         trainable: the parameters that are trained: a name, a glob or several of them over the names of the
             ``state_dict``, or a predicate; others become constants. By default those that require a gradient.
         metrics: name -> function of outputs and targets (of outputs alone without ``loss``) that

@@ -164,6 +164,32 @@ def export(model, sample=None, **settings):
     return torch2ort.export_training(model, sample, **settings)
 
 
+def plain(parameters, gradients, state, lr):
+    assert state == {}
+    return {name: value - lr * gradients[name] for name, value in parameters.items()}, state
+
+
+def filling(parameters, gradients, state, lr):
+    mean = state.setdefault("mean", {name: 0.1 * value for name, value in gradients.items()})
+    return {name: value - lr * mean[name] for name, value in parameters.items()}, state
+
+
+def test_an_own_optimizer_without_init_starts_from_an_empty_state(tmp_path):
+    torch.manual_seed(3)
+    model, x, y = torch.nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+    export(model, (x, y), loss=F.mse_loss, optimizer=plain).save(tmp_path)
+    session = TrainingSession(tmp_path)
+    assert session.description.optimizer == {}
+    session.lr = 0.1
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = F.mse_loss(model(x), y)
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+        assert session.step((x.numpy(), y.numpy()))["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
 def forgetful(parameters, gradients, state, lr):
     return {}, state
 
@@ -270,6 +296,12 @@ def named(name):
             lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=forgetful),
             ExportError,
             "the optimizer gave parameters []; expected ['bias', 'weight'], as it got them",
+        ),
+        (
+            lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=filling),
+            ExportError,
+            "the optimizer gave states ['optimizer.mean.bias', 'optimizer.mean.weight']; expected [], as it "
+            "got them. One that fills its state needs an attribute init(parameters) that gives the first",
         ),
         (
             lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, optimizer=stateless),

@@ -217,10 +217,11 @@ def _optimize(
         given = iter(tensors)
         own = {name: next(given) for name in parameters}
         found = {name: next(given) for name in gradients}
-        kept = _nested(state, {name: next(given) for name in states})
+        kept = {name: next(given) for name in states}
         with torch.no_grad():
-            new, after = _pair(optimizer(own, found, kept, lr))
-        return [*_checked("parameter", own, new), *_checked("state", flat_state(kept), flat_state(after))]
+            # In a dict of its own, which it may write to.
+            new, after = _pair(optimizer(dict(own), found, _nested(state, kept), lr))
+        return [*_checked("parameter", own, new), *_checked("state", kept, flat_state(after))]
 
     given = [rate, *parameters.values(), *gradients.values(), *states.values()]
     names = [*parameters, *states]
@@ -260,8 +261,10 @@ def _checked(
         ExportError: it does not.
     """
     if before.keys() != after.keys():
+        fills = what == "state" and not before
         raise ExportError(
             f"the optimizer gave {what}s {sorted(after)}; expected {sorted(before)}, as it got them"
+            f"{'. One that fills its state needs an attribute init(parameters) that gives the first' * fills}"
         )
     for name, value in before.items():
         new = after[name]
