@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -379,3 +380,34 @@ def test_mixed_precision_has_a_dynamic_scale_by_default_and_leaves_the_given_opt
     scaler = tried.options.mixed_precision.loss_scaler
     assert (type(scaler), scaler.loss_scale) == (amp.DynamicLossScaler, 65536.0)
     assert given.mixed_precision.loss_scaler is None
+
+
+class TwoHeads(Net):
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.last(hidden), hidden
+
+
+def test_a_loss_function_gets_all_that_the_model_returns():
+    """A tuple as it is, as a loss of one output alone is the model's own to choose."""
+
+    def loss_fn(outputs, label):
+        assert type(outputs) is tuple
+        logits, hidden = outputs
+        return cross_entropy(logits, label) + hidden.square().mean()
+
+    torch.manual_seed(5)
+    model = TwoHeads()
+    twin, (x, label) = copy.deepcopy(model), next(batches(1))
+    description = {
+        "inputs": DESCRIPTION["inputs"],
+        "outputs": [*DESCRIPTION["outputs"], ("hidden", ["batch", 6])],
+    }
+    made = ORTTrainer(model, description, optim.SGDConfig(lr=0.1), loss_fn, options())
+    loss, logits, hidden = made.train_step(x, label)
+    outputs = twin(x)
+    expected = loss_fn(outputs, label)
+    expected.backward()
+    torch.testing.assert_close([loss, logits, hidden], [expected.detach(), *(o.detach() for o in outputs)])
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    assert_same(model, twin)
