@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,6 +110,81 @@ def test_an_operator_that_onnx_has_not_for_complex_numbers_is_refused():
         f"with complex numbers, of which an ONNX graph has pairs of real ones, and ONNX has none for these. "
         f"{INSIDE}"
     )
+
+
+MAKES_COMPLEX = {
+    "a number is added": lambda model, h: torch.view_as_real(torch.view_as_complex(h.view(2, 2, 2)) + 1.0),
+    "ones": lambda model, h: torch.view_as_real(
+        torch.ones(2, dtype=torch.complex64) * torch.view_as_complex(h.view(2, 2, 2))
+    ),
+    "a number by itself": lambda model, h: (torch.full((4,), 2j) * torch.complex(h, h)).real,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("run", [torch2ort.export, lambda model, x: torch2ort.ORTModule(model)(x)])
+@pytest.mark.parametrize("name", MAKES_COMPLEX)
+def test_complex_numbers_of_onnx_itself_are_refused(name, run):
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        run(Around(MAKES_COMPLEX[name]).eval(), X)
+    source, first = inspect.getsourcelines(Around.forward)
+    assert str(caught.value) == (
+        f"an operator at {inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()} computes "
+        f"with complex numbers, of which an ONNX graph has pairs of real ones, and ONNX has none for these. "
+        f"{INSIDE}"
+    )
+
+
+def rotated(model, h):
+    """As Llama's reference code rotates queries."""
+    return torch.view_as_real(torch.view_as_complex(h.reshape(2, 2, 2)) * model.turns).flatten(-2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("run", [torch2ort.export, lambda model, x: torch2ort.ORTModule(model)(x)])
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_a_complex_weight_that_is_read_is_refused(is_buffer, run):
+    model, turns = Around(rotated).eval(), torch.polar(torch.ones(2), torch.randn(2))
+    model.register_buffer("turns", turns) if is_buffer else model.register_parameter(
+        "turns", torch.nn.Parameter(turns)
+    )
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        run(model, X)
+    source, first = inspect.getsourcelines(Around.forward)
+    assert str(caught.value) == (
+        f"aten.mul.Tensor at {inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()} reads a "
+        f"tensor of the model's of torch.complex64, of which an ONNX graph has pairs of real numbers. Keep "
+        f"torch.view_as_real(x) in its place, and call torch.view_as_complex of it in forward"
+    )
+
+
+@torch.no_grad()
+def test_pairs_in_the_place_of_a_complex_weight_are_turned_back_in_forward():
+    model = Around(lambda model, h: rotated(SimpleNamespace(turns=torch.view_as_complex(model.pairs)), h))
+    model.eval().register_buffer("pairs", torch.view_as_real(torch.polar(torch.ones(2), torch.randn(2))))
+    for run in (torch2ort.export(model, X), torch2ort.ORTModule(model)):
+        torch.testing.assert_close(run(X), model(X))
+
+
+@torch.no_grad()
+def test_an_inverse_transform_is_exported():
+    """Of an index in int32, which ``unfold_backward`` makes, and ONNX does not take."""
+    window = torch.hann_window(16)
+
+    class Inverse(torch.nn.Module):
+        def forward(self, x):
+            frames = torch.stft(x, 16, 8, window=window, return_complex=True)
+            return torch.istft(frames, 16, 8, window=window)
+
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(torch2ort.export(Inverse().eval(), x)(x), Inverse()(x))
+
+
+@torch.no_grad()
+def test_a_complex_buffer_that_nobody_reads_is_none_of_the_graphs():
+    model = Around(lambda model, h: h * 2).eval()
+    model.register_buffer("turns", torch.polar(torch.ones(2), torch.randn(2)))
+    torch.testing.assert_close(torch2ort.export(model, X)(X), model(X))
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ from torch2ort.symbolics.special_numbers import keep_nan
 from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
-from torch2ort.symbolics.unheld import refuse_complex_arguments
+from torch2ort.symbolics.unheld import refuse_complex_arguments, refuse_complex_values
 
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18
@@ -95,6 +95,7 @@ def translate(
     given_up: set[str] = set()
     while True:
         model, mutations = _to_onnx(prepared, target, table, given_up)
+        refuse_complex_values(model, program)
         cleanup(model)
         count_axes_from_the_front(model)
         keep_nan(model, differentiated=target.differentiates)

@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Sequence
 
-import onnx
 import onnx_ir as ir
 import torch
 
@@ -28,6 +27,8 @@ from torch2ort.symbolics.naming import name_interface, separate_outputs
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.site_nodes import SiteNodes, shown_sites
 from torch2ort.symbolics.target import Target
+from torch2ort.symbolics.type_check import refuse_mistyped
+from torch2ort.symbolics.unheld import refuse_complex_weight
 
 
 def lower(
@@ -71,7 +72,7 @@ def lower(
     with phase(SHAPES), shown_sites(graph, sites):
         shape_infer.infer(translated.model, size_names)
     proto = ir.to_proto(translated.model)
-    onnx.checker.check_model(proto)
+    refuse_mistyped(proto, translated.model)
     report_unmatched(site.function for site in traced.sites.values() if site.function is not None)
     outputs = tuple(value.name for value in proto.graph.output)
     count = len(traced.tracked)
@@ -157,6 +158,7 @@ def _lift_weights(
         tensor = live.get(origin, constants.get(origin))
         if tensor is None:
             continue
+        refuse_complex_weight(value, tensor)
         del model.graph.initializers[name]
         value.const_value = None
         model.graph.inputs.append(value)

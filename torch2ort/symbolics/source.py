@@ -59,3 +59,14 @@ def fx_name(node: ir.Node) -> str:
     """Name of the FX node that ``node`` was translated from, or its own."""
     scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
     return scopes.rsplit("'", 2)[-2] if scopes and "'" in scopes else str(node.name)
+
+
+def operator_of(node: ir.Node) -> str:
+    """PyTorch's operator that ``node`` was translated from, or its own."""
+    classes = node.metadata_props.get("pkg.torch.onnx.class_hierarchy")
+    return classes.rsplit("'", 2)[-2] if classes and "'" in classes else node.op_type
+
+
+def line_of(node: ir.Node) -> str:
+    """As :func:`source_line`, of a node of a graph."""
+    return describe(node.metadata_props.get("pkg.torch.onnx.stack_trace", ""))

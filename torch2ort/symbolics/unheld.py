@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import onnx_ir as ir
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import ONNX_TYPES, makes_quantised, site_by_key
-from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.source import fx_name, line_of, operator_of, source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _INSIDE = "Put all that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels"
@@ -89,10 +90,60 @@ def refuse_complex_arguments(node: torch.fx.Node) -> None:
         UnsupportedOperatorError: says its line, and what to do.
     """
     if any(tensor.is_complex() for value in node.all_input_nodes for tensor in _tensors(value)):
+        raise _no_pairs(node)
+
+
+def refuse_complex_values(model: ir.Model, program: torch.export.ExportedProgram) -> None:
+    """Refuse a translation to complex numbers themselves, of which ONNX's operators take none.
+
+    torch.onnx makes them of a number beside complex tensors, and of tensors that are made complex
+    (``torch.ones(2, dtype=torch.complex64)``).
+
+    Raises:
+        UnsupportedOperatorError: says the operator's line, and what to do.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    for made in ir.traversal.RecursiveGraphIterator(model.graph):
+        if any(kind in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128) for kind in _types_of(made)):
+            raise _no_pairs(nodes.get(fx_name(made)))
+
+
+def _types_of(node: ir.Node) -> Iterator[ir.DataType | None]:
+    """Those of its values and of what its attributes hold, which may contradict each other."""
+    for value in (*node.inputs, *node.outputs):
+        if value is not None:
+            yield value.dtype if value.const_value is None else value.const_value.dtype
+    if "value" in node.attributes:
+        yield node.attributes["value"].as_tensor().dtype
+    if node.op_type == "Cast":
+        yield ir.DataType(node.attributes["to"].as_int())
+
+
+def refuse_complex_weight(value: ir.Value, tensor: torch.Tensor) -> None:
+    """Refuse a weight of complex numbers: a session is fed with it as it is, and its readers expect pairs.
+
+    Args:
+        value: the graph's input that is fed with it.
+        tensor: the weight.
+
+    Raises:
+        UnsupportedOperatorError: names a reader, its line, and what to do.
+    """
+    if tensor.is_complex() and value.uses():
+        reader = next(iter(value.uses())).node
         raise UnsupportedOperatorError(
-            f"an operator at {source_line(node)} computes with complex numbers, of which an ONNX graph has "
-            f"pairs of real ones, and ONNX has none for these. {_INSIDE}"
+            f"{operator_of(reader)} at {line_of(reader)} reads a tensor of the model's of "
+            f"{tensor.dtype}, of which an ONNX graph has pairs of real numbers. Keep torch.view_as_real(x) "
+            f"in its place, and call torch.view_as_complex of it in forward"
         )
+
+
+def _no_pairs(node: torch.fx.Node | None) -> UnsupportedOperatorError:
+    where = "an unknown line of the model" if node is None else source_line(node)
+    return UnsupportedOperatorError(
+        f"an operator at {where} computes with complex numbers, of which an ONNX graph has "
+        f"pairs of real ones, and ONNX has none for these. {_INSIDE}"
+    )
 
 
 def _tensors(node: torch.fx.Node) -> Iterator[torch.Tensor]:

@@ -30,6 +30,18 @@ def index_put(
     return NotImplemented if wide is None else aten.index_put(self, wide, values, accumulate)
 
 
+@decomposes(aten._unsafe_index_put.default)
+def unsafe_index_put(
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+) -> torch.Tensor:
+    """As :func:`index_put`; torch's own decomposition of ``unfold_backward`` makes one, with int32."""
+    wide = _wide(indices)
+    return NotImplemented if wide is None else aten._unsafe_index_put(self, wide, values, accumulate)
+
+
 @decomposes(aten.index_add.default)
 def index_add(
     self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
