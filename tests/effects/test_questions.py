@@ -96,3 +96,33 @@ def test_a_parameter_of_the_model_is_a_leaf_in_each_call():
     model.asks = lambda x: model.layer.weight.is_leaf
     x = leaf()
     assert_same(torch2ort.ORTModule(model)(x), model(x), "result")
+
+
+class Retains(nn.Module):
+    """Keeps the gradient of what it computes, or of its argument, where that does nothing."""
+
+    def __init__(self, *, of_argument: bool) -> None:
+        super().__init__()
+        self.layer, self.of_argument = nn.Linear(4, 4), of_argument
+
+    def forward(self, x):
+        h = self.layer(x)
+        (x if self.of_argument else h).retain_grad()
+        return h
+
+
+def test_a_gradient_that_forward_keeps_is_refused_by_name():
+    line = Retains.forward.__code__.co_firstlineno + 2
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.ORTModule(Retains(of_argument=False))(leaf())
+    assert str(caught.value) == (
+        f"Retains: {__file__}:{line} in forward ((x if self.of_argument else h).retain_grad()) keeps the "
+        f"gradient of a tensor (retain_grad), which a graph cannot do. Call the original model to look at "
+        f"gradients inside of it"
+    )
+
+
+def test_the_gradient_of_a_leaf_is_kept_anyway():
+    model = Retains(of_argument=True)
+    x = leaf()
+    assert_same(torch2ort.ORTModule(model)(x), model(x), "result")

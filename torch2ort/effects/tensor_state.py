@@ -60,6 +60,11 @@ def refuse_state(
     elif function in _REQUIRES and tensor.requires_grad and False in (*arguments[1:], *keywords.values()):
         place = _place(model, tensor)
         what = f"switches the requires_grad of {place}, which a graph cannot do. Switch it before the call"
+    elif function == torch.Tensor.retain_grad and tensor.requires_grad and not tensor.is_leaf:
+        what = (
+            "keeps the gradient of a tensor (retain_grad), which a graph cannot do. Call the original model "
+            "to look at gradients inside of it"
+        )
     elif (asked := _asked(model, function, tensor)) is not None:
         what = (
             f"asks for the {asked} of a tensor, which a graph answers by the call that it was made from. "
