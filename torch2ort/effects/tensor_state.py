@@ -25,10 +25,8 @@ _GRADIENT: tuple[Any, ...] = tuple(
 )
 
 # Of an argument, two calls that a graph takes for equal may answer these otherwise.
-_OF_HISTORY: dict[Any, str] = {
-    torch.Tensor.is_leaf.__get__: "is_leaf",  # type: ignore[attr-defined]
-    torch.Tensor.grad_fn.__get__: "grad_fn",  # type: ignore[attr-defined]
-}
+_TENSOR: Any = torch.Tensor
+_OF_HISTORY: dict[Any, str] = {_TENSOR.is_leaf.__get__: "is_leaf", _TENSOR.grad_fn.__get__: "grad_fn"}
 
 
 def refuse_state(

@@ -98,9 +98,9 @@ def _storage(tensor: torch.Tensor) -> int:
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of a tensor in its storage, and the one behind its last."""
     size = tensor.element_size()
-    first = tensor.storage_offset() * size
+    first = int(tensor.storage_offset()) * size
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return first, first + (last + 1) * size
+    return first, first + (int(last) + 1) * size
 
 
 def _bytes(taken: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

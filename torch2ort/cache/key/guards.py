@@ -295,7 +295,7 @@ class Armed:
         index = self._native.first_changed()
         if index < 0:
             return _ALL_HOLD
-        alike = []
+        alike: list[int] = []
         while index >= 0:
             change = self._change(index, self._guards[index])
             if change is not None:
