@@ -358,3 +358,39 @@ def test_a_region_that_nobody_compiled_is_refused(libraries):
         "a fused region of the graph is not compiled in this process. Delete the export cache, or set "
         "Options(fuse=False)"
     )
+
+
+def _call(operator, *arguments):
+    return encode_call(operator, list(arguments), {}, random=False)
+
+
+ROWS = [(torch.float32, (4, 8))]
+SINE = _call(torch.ops.aten.sin.default, {"tensor": 0})
+TIMES_0 = _call(torch.ops.aten.mul.Tensor, {"tensor": 0}, 0.0)
+PLUS = _call(torch.ops.aten.add.Tensor, {"tensor": 0}, {"tensor": 1})
+GELU = _call(torch.ops.aten.gelu.default, {"tensor": 0})
+NORM = _call(torch.ops.aten.native_layer_norm.default, {"tensor": 0}, [8], None, None, 1e-5)
+
+
+def test_code_that_drops_what_is_multiplied_by_zero_is_not_used():
+    text = encode_region(ROWS, [(SINE, [0], ()), (TIMES_0, [1], ()), (PLUS, [2, 0], ())], [3])
+    says = "output 0 differs from that of PyTorch's kernels of infinite numbers"
+    assert (
+        difference(text, lambda tensors: [tensors[0] + torch.where(tensors[0].isnan(), tensors[0], 0)])
+        == says
+    )
+
+
+def test_a_gelu_of_infinity_is_that_of_pytorchs_own_kernel():
+    text = encode_region(ROWS, [(GELU, [0], ())], [1])
+    assert difference(text, lambda tensors: [tensors[0] * 0.5 * (1 + torch.erf(tensors[0] * 0.5**0.5))]) == ""
+
+
+def test_the_mean_of_a_row_with_an_infinity_is_no_number_of_either_kind():
+    def by_sums(tensors):
+        mean = tensors[0].sum(1, keepdim=True) / 8
+        away = tensors[0] - mean
+        rstd = torch.rsqrt(away.square().sum(1, keepdim=True) / 8 + 1e-5)
+        return [away * rstd, mean, rstd]
+
+    assert difference(encode_region(ROWS, [(NORM, [0], ())], [1, 2, 3]), by_sums) == ""

@@ -40,8 +40,8 @@ from torch2ort.startup import SESSION, timed
 
 _LIBRARY = "regions.so"
 _PACKAGE = "region.pt2"
-# How the functions of a library are called; another number for another way.
-_FORM = "2"
+# How the functions of a library are called, and on what they were compared; another number for another way.
+_FORM = "3"
 # For sizes that vary: large, so that inductor adds up with care, and primes, so that it sees no pattern.
 _HINTS = (4099, 4111, 4127, 4129, 4133, 4139, 4153, 4157)
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]

@@ -29,6 +29,10 @@ _POWER = re.compile(r"\b[A-Za-z]\w*\*\*\d\b(?!\*\*)")
 _PLAIN = re.compile(r"(?!.*(?:\*\*|\d{19}))[\w+\-*/%(), ]{1,400}")
 # What compiled code takes a size that varies to be at least, as torch does: 0 and 1 have rules of their own.
 SMALLEST = 2
+# Numbers that a region is tried on besides random ones, one set after the other: what an infinity makes of a
+# row would hide the others.
+ORDINARY = (math.nan, 0.0, -0.0, 50.0, -50.0)
+INFINITE = (math.inf, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -102,15 +106,20 @@ class Region:
         return all(value >= SMALLEST for value in self.values(tensors).values())
 
     def samples(
-        self, generator: torch.Generator, values: Mapping[str, int] | None = None
+        self,
+        generator: torch.Generator,
+        values: Mapping[str, int] | None = None,
+        special: Sequence[float] = ORDINARY,
     ) -> list[torch.Tensor]:
         """Random inputs, with a few special numbers among floating-point ones.
 
         Args:
             generator: gives the numbers.
             values: of the sizes that vary, by name.
+            special: numbers; of few, the first.
         """
-        return [_sample(dtype, shape_of(sizes, values or {}), generator) for dtype, sizes in self.inputs]
+        shapes = [(dtype, shape_of(sizes, values or {})) for dtype, sizes in self.inputs]
+        return [_sample(dtype, shape, generator, special) for dtype, shape in shapes]
 
 
 def shape_of(sizes: Iterable[Size], values: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -228,12 +237,14 @@ def calls_of(text: str) -> list[str]:
     return [call for call, *_ in json.loads(text)["calls"]]
 
 
-def _sample(dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _sample(
+    dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator, special: Sequence[float]
+) -> torch.Tensor:
     if not dtype.is_floating_point:
         return torch.randint(2, shape, generator=generator, device="cpu").to(dtype)
     values = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
     flat = values.view(-1)
     # At the end of the first row, so that other rows of a normalisation stay numbers.
-    special = [math.nan, 0.0, -0.0, 50.0, -50.0][: max(flat.numel() // 8, 0)]
+    special = special[: max(flat.numel() // 8, min(flat.numel(), 2) if special is INFINITE else 0)]
     flat[: len(special)] = torch.tensor(special, dtype=dtype, device="cpu")
     return values
