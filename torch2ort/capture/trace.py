@@ -120,11 +120,9 @@ class FlatCall(torch.nn.Module):
         with_hooks: bool,
         leaves: bool,
         numbers: frozenset[int] = frozenset(),
-        has_originals: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
-        self.has_originals = has_originals
         self._numbers = numbers
         self._leaves = leaves
         self._with_hooks = with_hooks
@@ -233,18 +231,10 @@ def trace(
     check_interception()
     dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
     sample = Sample()
-    sample.sizes_needed = fixed_sizes
+    sample.sizes_needed, sample.has_originals = fixed_sizes, has_originals
 
     def call() -> FlatCall:
-        return FlatCall(
-            model,
-            signature,
-            schema,
-            with_hooks=with_hooks,
-            leaves=leaves,
-            numbers=numbers,
-            has_originals=has_originals,
-        )
+        return FlatCall(model, signature, schema, with_hooks=with_hooks, leaves=leaves, numbers=numbers)
 
     def eager() -> contextlib.AbstractContextManager[Callable[[], Any]]:
         return eager_runs(model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers)
@@ -367,7 +357,7 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
                 training=model.training,
                 model=model,
                 sample=sample,
-                originals=Originals(model, tensors) if call.has_originals else None,
+                originals=Originals(model, tensors) if sample.has_originals else None,
             )
         )
         call.capture = capture

@@ -234,7 +234,8 @@ def is_plain(value: Any) -> bool:
 
 def own_module(value: Any) -> Any:
     """The module that a trace's proxy stands for; anything else as it is."""
-    return value.get_base() if isinstance(value, _AttrProxy) else value
+    proxy: Any = value
+    return proxy.get_base() if isinstance(value, _AttrProxy) else value
 
 
 @contextlib.contextmanager

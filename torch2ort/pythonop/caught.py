@@ -21,6 +21,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # What it catches it raises again.
 _TORCH = os.path.dirname(torch.__file__)
 _Place = tuple[str, int]
+_TRIES: Any = tuple(getattr(ast, name) for name in ("Try", "TryStar") if hasattr(ast, name))
 
 
 class Handler(NamedTuple):
@@ -82,7 +83,7 @@ def _entries(node: ast.AST) -> Iterator[tuple[int, int, tuple[ast.expr | None, .
             call = item.context_expr
             if isinstance(call, ast.Call) and ast.unparse(call.func) in ("suppress", "contextlib.suppress"):
                 yield *_lines(node.body), tuple(call.args), node.lineno
-    elif hasattr(node, "handlers"):
+    elif isinstance(node, _TRIES):
         for handler in node.handlers:
             if not isinstance(handler.body[-1], ast.Raise):
                 yield *_lines(node.body), (handler.type,), handler.lineno

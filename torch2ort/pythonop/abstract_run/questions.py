@@ -8,7 +8,7 @@ is compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,10 +51,12 @@ class Questions(TorchFunctionMode):
         output: position of an output that was, and what for.
     """
 
-    def __init__(self, arguments: Mapping[int, torch.Tensor], outputs: _Values | None = None) -> None:
+    def __init__(
+        self, arguments: Mapping[int, torch.Tensor], outputs: Sequence[torch.Tensor | None] = ()
+    ) -> None:
         super().__init__()
         self._positions = {id(t): p for p, t in arguments.items()}
-        self._outputs = {id(t): i for i, t in enumerate(outputs or ())}
+        self._outputs = {id(t): i for i, t in enumerate(outputs) if t is not None}
         self.layout = False
         self.history: tuple[int, str] | None = None
         self.output: tuple[int, str] | None = None

@@ -34,11 +34,13 @@ class Sample:
         calls: the tensors of each call, in order, of the Functions that were recorded.
         sizes_needed: whether a trace failed that knew no sizes of what ran on real tensors only.
         real_only: Functions whose runs on fake tensors are left out.
+        has_originals: whether runs give Functions the model's own tensors, and its caller's.
     """
 
     def __init__(self, *, in_one_trace: bool = False) -> None:
         self.calls: dict[type, list[list[torch.Tensor]]] = {}
         self.sizes_needed = False
+        self.has_originals = False
         self.real_only: set[type] = set()
         self._in_one_trace = in_one_trace
 

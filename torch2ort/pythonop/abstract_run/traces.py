@@ -14,7 +14,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -28,8 +28,6 @@ from torch2ort.pythonop.abstract_run.state import Holder, Items, Named, Snapshot
 from torch2ort.pythonop.abstract_run.undone import Undone, places
 from torch2ort.pythonop.site import TENSOR, Site
 from torch2ort.sizes.symbols import environment_of
-
-_Found = TypeVar("_Found")
 
 
 class Unknown:
@@ -272,8 +270,10 @@ def _same_generators() -> Iterator[None]:
 
 
 def results(
-    site: Site, tensors: list[torch.Tensor], run: Callable[[Site, list[torch.Tensor]], _Found] = results_of
-) -> _Found:
+    site: Site,
+    tensors: list[torch.Tensor],
+    run: Callable[[Site, list[torch.Tensor]], list[torch.Tensor]] = results_of,
+) -> list[torch.Tensor]:
     """What ``run`` gives for real tensors, out of the same state and random numbers at each call."""
     traces = _open.get(site) or Traces()
     with (
