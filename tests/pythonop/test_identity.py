@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -247,3 +248,74 @@ def test_a_gradient_is_added_to_an_attribute_of_its_parameter() -> None:
         module(x).square().sum().backward()
         twin(x).square().sum().backward()
     assert_same(model.weight.main_grad, twin.weight.main_grad, "main_grad")
+
+
+class Tagged(Function):
+    """Looks for an attribute of its argument, and sets one on its output."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x * (2 if getattr(x, "tag", None) else 3)
+        y.mark = 1
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def tagged(model, h):
+    h.tag = True
+    return Tagged.apply(h)
+
+
+def marked(model, h):
+    y = Tagged.apply(h)
+    return y * 2 if getattr(y, "mark", None) else y
+
+
+class AddsInto(Function):
+    """Writes to its first argument and reads the other."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        return x, x + y
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return a * 2 + b, b
+
+
+def added(model, h):
+    h = h * 1
+    return sum(AddsInto.apply(h, h))
+
+
+REFUSED = {
+    tagged: "Tagged: argument 0 was computed and has the attribute tag, which a graph does not hand on. Pass "
+    "its value as an argument of its own",
+    added: "AddsInto: forward writes to argument 0, which is argument 1, too, and a graph gives it two "
+    "tensors. Pass a clone() as one of them",
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_what_a_graph_does_not_hand_on_is_refused(call) -> None:
+    with pytest.raises(torch2ort.ExportError, match=f"^{re.escape(f'{__name__}.{REFUSED[call]}')}$"):
+        torch2ort.ORTModule(Calling(call))(torch.randn(2, 4))
+
+
+def test_an_attribute_of_an_output_that_the_model_reads_is_refused() -> None:
+    message = (
+        f"the model reads the attribute mark of output 0 after {__name__}.Tagged.forward wrote to it; a "
+        "graph does not hold what a Function leaves in Python objects. Return it from forward, as a tensor "
+        "where it varies"
+    )
+    with pytest.raises(torch2ort.ExportError, match=f"^{re.escape(message)}$"):
+        torch2ort.ORTModule(Calling(marked))(torch.randn(2, 4))
+
+
+def test_an_attribute_of_an_output_that_nobody_reads_is_no_matter() -> None:
+    assert_trains_alike(Calling(lambda model, h: Tagged.apply(h)), "ORTModule")

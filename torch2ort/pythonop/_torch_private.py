@@ -232,6 +232,17 @@ def is_plain(value: Any) -> bool:
     return not traced and not is_traceable_wrapper_subclass(value)
 
 
+@functools.cache
+def _attributes_of_fakes() -> frozenset[str]:
+    with without_modes(), FakeTensorMode():
+        return frozenset((*vars(torch.empty(0)), "elem", "_is_param"))
+
+
+def users_attributes(tensor: torch.Tensor) -> list[str]:
+    """Names of the attributes that code set on ``tensor``."""
+    return [name for name in vars(tensor) if name not in _attributes_of_fakes()]
+
+
 def own_module(value: Any) -> Any:
     """The module that a trace's proxy stands for; anything else as it is."""
     proxy: Any = value

@@ -28,6 +28,7 @@ from torch2ort.pythonop.abstract_run.module_proxies import without_proxies
 from torch2ort.pythonop.abstract_run.observe import UserError, holds_tensor
 from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.sample import Sample, place
+from torch2ort.pythonop.abstract_run.state import names_attribute
 from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
 from torch2ort.pythonop.abstract_run.unseen_tensors import find_unseen
 from torch2ort.pythonop.autocast import Autocast
@@ -135,6 +136,7 @@ class Capture:
         self.sites[site.key] = site
         open_traces(site, self._traces)
         self._traces.originals.find(site, values)
+        _refuse_attributes(site, values)
         if any(required) and torch.is_grad_enabled():
             self._traces.will_train(site)
         if self._sample is not None:
@@ -146,6 +148,7 @@ class Capture:
             del self.sites[site.key]
             self._raised = site.func_name, carrier.error
             raise carrier.error from None
+        _refuse_shared_writes(site, values)
         if any(required) and torch.is_grad_enabled():
             _refuse_saved(values[p] for p in site.known_result.saved)
         return _returned(site, values, outputs)
@@ -224,6 +227,30 @@ def _refuse_record_in_inference_mode(function: type, required: Sequence[bool]) -
         )
 
 
+def _refuse_shared_writes(site: Site, values: Sequence[Any]) -> None:
+    """Refuse a forward that writes to an argument that is another one, too, and that sees it in eager."""
+    for written in site.known_result.mutated:
+        for position in site.tensor_positions:
+            if position != written and values[position] is values[written]:
+                raise ExportError(
+                    f"{site.func_name}: forward writes to argument {written}, which is argument {position}, "
+                    f"too, and a graph gives it two tensors. Pass a clone() as one of them"
+                )
+
+
+def _refuse_attributes(site: Site, values: Sequence[Any]) -> None:
+    """Refuse a Function whose code names an attribute that the model set on a tensor that it computed."""
+    for position, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or position in site.originals:
+            continue
+        for name in private.users_attributes(value):
+            if names_attribute(site.function, name):
+                raise ExportError(
+                    f"{site.func_name}: argument {position} was computed and has the attribute {name}, which "
+                    f"a graph does not hand on. Pass its value as an argument of its own"
+                )
+
+
 def _refuse_saved(tensors: Iterable[torch.Tensor]) -> None:
     """Refuse what eager PyTorch refuses to save for backward."""
     if any(tensor.is_inference() for tensor in tensors):
@@ -285,6 +312,8 @@ def _returned(site: Site, arguments: tuple[Any, ...], outputs: Sequence[torch.Te
             argument.copy_(output)
             output = argument
         values.append(output)
+    for i, name in result.attributes:
+        setattr(values[i], name, Unknown(f"the attribute {name} of output {i}", site.func_name))
     for i, last in result.repeated:
         values[i] = values[last]
     for position, output in zip(result.hidden, outputs[next(supply) :], strict=True):

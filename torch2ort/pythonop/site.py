@@ -73,6 +73,8 @@ class Result:
             ``forward``; ``None`` if nobody looked.
         sizes: of each tensor output, where the graph holds for these only and each run checks them; else
             empty.
+        attributes: output position and name of each attribute that ``forward`` sets on an output; for a trace
+            alone, as ``saved``.
         repeated: output position -> last position at which ``forward`` returns the same tensor, which alone
             gets its gradient.
     """
@@ -94,6 +96,7 @@ class Result:
     backward_map: tuple[tuple[int, int], ...] = ()
     kept_results: tuple[int, ...] | None = None
     sizes: tuple[tuple[Size, ...], ...] = ()
+    attributes: tuple[tuple[int, str], ...] = field(default=(), compare=False)
     repeated: tuple[tuple[int, int], ...] = ()
 
     @property

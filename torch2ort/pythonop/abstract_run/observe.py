@@ -277,6 +277,12 @@ def _describe(
         hidden=hidden,
         saved=tuple(p for p, storage in zip(positions, storages, strict=True) if storage in saved),
         uses_rng=watch.uses_rng,
+        attributes=tuple(
+            (i, name)
+            for i, v in enumerate(values)
+            if isinstance(v, torch.Tensor) and id(v) not in where
+            for name in private.users_attributes(v)
+        ),
         repeated=_repeated(values, where),
     )
     aliases = frozenset(

@@ -488,6 +488,25 @@ def names_global(function: types.FunctionType, name: str) -> bool:
     return not _is_foreign(function.__module__) and name in _names(function.__code__)[0]
 
 
+def names_attribute(kind: type | None, name: str) -> bool:
+    """Whether a method of a class names an attribute, by itself or as a text."""
+    methods = (
+        inspect.getattr_static(kind, method, None) for method in ("forward", "setup_context", "backward")
+    )
+    functions = (inspect.unwrap(getattr(m, "__func__", m)) for m in methods if m is not None)
+    return any(
+        name in _names(f.__code__)[1] or name in _texts(f.__code__)
+        for f in functions
+        if isinstance(f, types.FunctionType)
+    )
+
+
+def _texts(code: types.CodeType) -> set[str]:
+    """The texts among the constants of ``code``, and of what is defined in it."""
+    inner = [_texts(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return {constant for constant in code.co_consts if isinstance(constant, str)}.union(*inner)
+
+
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The globals that ``code`` reads or writes, and the attributes."""
