@@ -282,17 +282,33 @@ def _concrete(function: type, position: int, value: Any) -> Any:
             f"it; autograd does "
             f"not see those, and neither can a graph. Pass the tensors as arguments of their own"
         )
-    if type(value) in (list, tuple):
-        made = [_concrete(function, position, v) for v in value]
+    if isinstance(value, (list, tuple, dict)):
+        values = list(value.values() if isinstance(value, dict) else value)
+        made = [_concrete(function, position, v) for v in values]
         # The very same object where nothing in it is of the trace: forward may write to it.
-        return value if all(map(operator.is_, made, value)) else type(value)(made)
+        return value if all(map(operator.is_, made, values)) else _rebuilt(function, position, value, made)
     place = find_unseen(f"argument {position}", value)
     if place is not None:
         raise ExportError(
-            f"{qualified_name(function)}: {place} is a tensor that the model computes with; autograd does "
-            f"not see it there, and neither can a graph. Pass the tensor as an argument of its own"
+            f"{qualified_name(function)}: {place} that the model computes with; autograd does "
+            f"not see it there, and neither can a graph. Pass it as an argument of its own"
         )
     return value
+
+
+def _rebuilt(function: type, position: int, container: Any, values: list[Any]) -> Any:
+    """A container of the same kind that holds ``values``."""
+    kind = type(container)
+    if kind in (list, tuple, torch.Size):
+        return kind(values)
+    if kind in (dict, collections.OrderedDict):
+        return kind(zip(container, values, strict=True))
+    if hasattr(container, "_fields"):
+        return kind(*values)
+    raise ExportError(
+        f"{qualified_name(function)}: argument {position} is a {kind.__name__} with sizes of tensors in it, "
+        f"which a graph does not put into one. Pass the sizes as arguments of their own"
+    )
 
 
 def _returned(site: Site, arguments: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> Any:

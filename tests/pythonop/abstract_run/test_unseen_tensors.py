@@ -1,15 +1,16 @@
-"""Tensors that a Function's argument holds where neither autograd nor a graph sees them."""
+"""Tensors and sizes that a Function's argument holds where neither autograd nor a graph sees them."""
 
 from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import torch2ort
-from tests.support.comparison import assert_trains_like_eager
+from tests.support.comparison import assert_same, assert_trains_like_eager
 
 
 class Through(torch.autograd.Function):
@@ -34,6 +35,25 @@ class Scaled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * ctx.held.scale, None
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Rows(torch.autograd.Function):
+    """Multiplies by a size in what it is given."""
+
+    @staticmethod
+    def forward(ctx, x, held):
+        sizes = getattr(held, "__dict__", held)
+        ctx.rows = next(iter(sizes.values())) if isinstance(sizes, dict) else sizes[0]
+        return x * ctx.rows
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.rows, None
 
 
 class Model(torch.nn.Module):
@@ -81,8 +101,25 @@ def test_a_tensor_of_the_call_is_refused(name):
         torch2ort.ORTModule(Model(call))(torch.randn(3, 4))
     assert str(refused.value) == (
         f"{__name__}.{place} is a tensor that the model computes with; autograd does not see it there, and "
-        f"neither can a graph. Pass the tensor as an argument of its own"
+        f"neither can a graph. Pass it as an argument of its own"
     )
+
+
+SIZES = {
+    "size": lambda x: x.shape,
+    "namedtuple": lambda x: Pair(x.shape[0], 1),
+    "dictionary": lambda x: {"rows": x.shape[0]},
+    "object": lambda x: SimpleNamespace(rows=x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_in_an_argument_are_those_of_the_call(name):
+    model = Model(lambda model, x: Rows.apply(x, SIZES[name](x)))
+    module = torch2ort.ORTModule(model)
+    for rows in (3, 5, 4):
+        x = torch.randn(rows, 4)
+        assert_same(module(x), model(x), "output")
 
 
 @pytest.mark.parametrize("held", [lambda model: model, lambda model: model.held], ids=["module", "object"])

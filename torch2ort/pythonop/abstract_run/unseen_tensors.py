@@ -1,4 +1,4 @@
-"""Tensors of a trace that an argument of a Function holds where a graph does not see them."""
+"""Tensors and sizes of a trace that an argument of a Function holds where a graph does not see them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch2ort.pythonop.abstract_run.state import Snapshot
 
 
 def find_unseen(path: str, argument: Any) -> str | None:
-    """Where an argument that is no tensor holds one that only the trace has.
+    """Where an argument that is no tensor holds one, or a size, that only the trace has.
 
     Those that a module holds as parameters and buffers are its own again after the trace.
 
@@ -20,7 +20,7 @@ def find_unseen(path: str, argument: Any) -> str | None:
         argument: the argument.
 
     Returns:
-        The path to the first tensor; ``None`` if there is none.
+        The path to the first one, and its kind; ``None`` if there is none.
     """
     found = _Held(path, argument).paths
     return found[0] if found else None
@@ -38,5 +38,7 @@ class _Held(Snapshot):
         if isinstance(value, torch.nn.Module):
             self._tables |= {id(value._parameters), id(value._buffers)}
         elif isinstance(value, torch.Tensor) and private.is_fake(value):
-            self.paths.append(path)
+            self.paths.append(f"{path} is a tensor")
+        elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self.paths.append(f"{path} is a number")
         super()._visit(path, value)
