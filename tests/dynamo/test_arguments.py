@@ -164,3 +164,67 @@ def test_a_tensor_inside_of_an_argument_is_refused_by_name(name: str) -> None:
         kept(lambda x: Told.apply(x, wrap(x * 2)))(torch.ones(4))
     assert isinstance(caught.value.inner_exception, ExportError)
     assert str(caught.value.inner_exception).startswith(f"tests.dynamo.test_arguments.Told: {expected}")
+
+
+class Last(torch.autograd.Function):
+    """Reads in NumPy where a sequence ends."""
+
+    @staticmethod
+    def forward(ctx, x, length):
+        ctx.shape = x.shape
+        return torch.from_numpy(x.detach().numpy()[:, : int(length[0])][:, -1].copy())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad[:, None].expand(ctx.shape), None
+
+
+def test_a_length_that_forward_reads_is_the_callers() -> None:
+    def function(x, length):
+        return Last.apply((x * 2)[None], length)
+
+    for length in (2, 3):
+        assert_same(
+            results(kept(function), torch.tensor([length])),
+            results(function, torch.tensor([length])),
+            "output and gradient",
+        )
+
+
+def test_a_forward_that_raises_for_made_up_numbers_runs_between_graphs() -> None:
+    def function(x, length):
+        return Last.apply((x * 2)[None], length + 1)
+
+    length = torch.tensor([2])
+    compiled = kept(function, fullgraph=False)
+    assert_same(results(compiled, length), results(function, length), "output and gradient")
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, sizes):
+        ctx.size = next(iter(sizes.values())) if isinstance(sizes, dict) else sizes[0]
+        return x * ctx.size
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.size, None
+
+
+SIZES = {
+    "size": lambda x: x.shape,
+    "tuple": lambda x: (x.shape[0], 1),
+    "namedtuple": lambda x: Pair(x.shape[0], "a"),
+    "dictionary": lambda x: {"rows": x.shape[0]},
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_in_an_argument_are_those_of_the_call(name: str) -> None:
+    def function(x):
+        return Scaled.apply(x * 2, SIZES[name](x))
+
+    compiled = kept(function)
+    for rows in (3, 4, 5):
+        x = torch.linspace(-1, 1, rows)
+        assert_same(compiled(x), function(x), "output")

@@ -64,8 +64,8 @@ def _refuse_writes(joint: torch.fx.GraphModule, outputs: int, backward: Collecti
     if written is not None:
         raise UnsupportedOperatorError(
             f"backward writes to a tensor that the compiled code is given (a {_kind(written)}), which no "
-            f"graph here does. Write to it in forward, or keep the Function out of the compiled code, with "
-            f"torch.compiler.disable"
+            f"graph here does. Have the Function that does so called as it is, with "
+            f"options={{'keep_functions': True}}, or write to the tensor in forward"
         )
 
 
