@@ -171,6 +171,12 @@ PROGRAMS = {
     ),
     "resize by a factor": lambda m, x, h: F.interpolate(h.view(-1, 1, 2, 2), scale_factor=2, mode="bilinear"),
     "resize to a size": lambda m, x, h: F.interpolate(h[:, None], size=7),
+    "affine grid": lambda m, x, h: F.affine_grid(
+        h.repeat(1, 3).view(-1, 2, 6)[..., :3], (x.shape[0], 1, 2, 3), align_corners=False
+    ),
+    "affine grid of a volume": lambda m, x, h: F.affine_grid(
+        h.repeat(1, 3).view(-1, 3, 4), (x.shape[0], 1, 2, 3, 2), align_corners=True
+    ),
     "pooling": lambda m, x, h: F.avg_pool1d(h[None], 2) + F.max_pool1d(h[None], 2),
     "attention": lambda m, x, h: F.scaled_dot_product_attention(h[None], h[None], h[None], is_causal=True),
     "random numbers": lambda m, x, h: F.dropout(h, 0.5) * torch.rand_like(h) + torch.rand(x.shape[0], 1),
@@ -179,12 +185,12 @@ PROGRAMS = {
 # Of these others of the table are the like.
 ALIKE = frozenset(
     {
-        "arange of the size", "expand", "gather", "outer product", "parts", "pooling", "scatter", "slices",
-        "stack", "transposed convolution of a batch", "triangle",
+        "affine grid of a volume", "arange of the size", "expand", "gather", "outer product", "parts",
+        "pooling", "scatter", "slices", "stack", "transposed convolution of a batch", "triangle",
     }
 )  # fmt: skip
 # The other engine has a graph for each size of these.
-JOINTLY = frozenset({"resize by a factor", "resize to a size"})
+JOINTLY = frozenset({"affine grid", "affine grid of a volume", "resize by a factor", "resize to a size"})
 # What holds for one size alone.
 ALONE = {
     "a size that Python reads": lambda m, x, h: h * int(x.shape[0]),

@@ -116,14 +116,14 @@ class SizeSpace:
         self._names = size_names(tensors[0]) if tensors else {}
         self._values: dict[str, Any] = {}
         # Those of the arguments as they are: of a view's size no dimension may have the symbol itself.
-        self._given: dict[Any, torch.SymInt] = {}
+        self._given: dict[Any, Any] = {}
         for size in (d for t in tensors for d in t.shape if not isinstance(d, int)):
             expression = self.expression(size)
             self._given.setdefault(expression, size)
             if isinstance(expression, sympy.Symbol):
                 self._values[expression.name] = self._given[expression]
-        for size in self._given.values():
-            for symbol in private.expression(size).free_symbols:
+        for given in self._given.values():
+            for symbol in private.expression(given).free_symbols:
                 self._note(symbol)
 
     def expression(self, size: int | torch.SymInt) -> int | sympy.Expr:
@@ -143,7 +143,8 @@ class SizeSpace:
         if isinstance(dim, int):
             return dim
         if dim in self._given:
-            return self._given[dim]
+            known: torch.SymInt = self._given[dim]
+            return known
         values = {s.name: self._value(s.name) for s in dim.free_symbols}
         size: int | torch.SymInt = sizes.evaluate(dim, values)
         return size

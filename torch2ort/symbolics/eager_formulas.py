@@ -7,7 +7,7 @@ resizes, shrinks, dropout. The parts round elsewhere, and compare numbers in ano
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,10 @@ def eager_formulas(*, has_kernels: bool) -> Iterator[None]:
         has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, a resize is
             what its parts are.
     """
-    formulas: dict[OpOverload, Callable[..., Any] | None] = {aten.dropout.default: _dropout}
+    formulas: dict[OpOverload, Callable[..., Any] | None] = {
+        aten.dropout.default: _dropout,
+        aten.affine_grid_generator_backward.default: _grid_differentiated,
+    }
     if has_kernels:
         formulas |= dict.fromkeys(private.taken_apart())
         formulas |= {operator: _resized(operator) for operator in private.resizes()}
@@ -54,6 +57,24 @@ def _resized(operator: OpOverload) -> Callable[..., torch.Tensor]:
         return kernel(given["input"], size, *corners, *(scales or [None] * len(size)))  # type: ignore[no-any-return]
 
     return resized
+
+
+def _grid_differentiated(grad: torch.Tensor, size: Sequence[Any], align_corners: bool) -> torch.Tensor:
+    """What PyTorch computes in C++, which takes no sizes that vary."""
+    batch, space = size[0], list(size[2:])
+    lines = [_from_minus_one(grad, steps, align_corners) for steps in space]
+    # The last dimension has the first coordinate.
+    lines = [line.view([-1] + [1] * i) for i, line in enumerate(reversed(lines))]
+    points = torch.stack([line.expand(space) for line in (*lines, grad.new_ones(()))], -1)
+    points = points.view(-1, len(space) + 1).expand(batch, -1, -1)
+    return points.transpose(1, 2).bmm(grad.reshape(batch, -1, len(space))).transpose(1, 2)
+
+
+def _from_minus_one(like: torch.Tensor, steps: Any, align_corners: bool) -> torch.Tensor:
+    if steps <= 1:
+        return like.new_zeros(1)
+    line = torch.linspace(-1, 1, steps, dtype=like.dtype, device=like.device)
+    return line if align_corners else line * (steps - 1) / steps
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
