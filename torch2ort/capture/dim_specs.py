@@ -14,11 +14,14 @@ from torch2ort.errors import ExportError
 _DIMENSIONS = "a dict such as {0: 'batch'}, or one entry for each of its {count} dimensions"
 
 
+class SizeName(torch.export.Dim):
+    """A size that has a name and no bounds, as ``dynamic_shapes`` of ``torch.onnx.export`` gives them."""
+
+
 def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
     """``dynamic_shapes`` as ``torch.export.export`` takes it, laid along the flat tensors.
 
-    A text in the place of a ``torch.export.Dim`` stands for the Dim of that name, as it does for
-    ``torch.onnx.export``.
+    A text in the place of a ``torch.export.Dim`` is a :class:`SizeName`, as it is for ``torch.onnx.export``.
 
     Args:
         bound: the call's arguments by name.
@@ -45,9 +48,31 @@ def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) ->
     return specs
 
 
+def without_names(specs: Sequence[DimSpec]) -> tuple[list[DimSpec], list[dict[int, str]]]:
+    """``specs`` with the bounds of each :class:`SizeName` left to torch.export.
+
+    Returns:
+        The specs, and per tensor, dimension -> name.
+    """
+    found: list[DimSpec] = []
+    names: list[dict[int, str]] = []
+    for spec in specs:
+        entries = dict(spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()))
+        names.append({axis: dim.__name__ for axis, dim in entries.items() if isinstance(dim, SizeName)})
+        loose = {axis: torch.export.Dim.AUTO for axis in names[-1]}
+        found.append({**entries, **loose} if loose else spec)
+    return found, names
+
+
+def are_bound(error: BaseException) -> bool:
+    """Whether torch.export says with ``error`` that sizes cannot be all that ``dynamic_shapes`` says."""
+    # The second where it fails to suggest a bound that is no whole number.
+    return "Constraints violated" in str(error) or "Expected op to be '=='" in str(error)
+
+
 def advice(error: Exception) -> str:
     """What to write for sizes of which torch.export says with ``error`` that they are bound; or nothing."""
-    if "Constraints violated" not in str(error):
+    if not are_bound(error):
         return ""
     return (
         "\nIn dynamic_shapes give sizes that are equal one name, and a size its bounds, as in "
@@ -115,7 +140,7 @@ def _dim(entry: Any, path: str) -> Any:
             f"dynamic_shapes for '{path}': {entry!r} names a size and has to be a name as Python has them "
             f"(letters, digits and _); write {_identifier(entry)!r}"
         )
-    return torch.export.Dim(entry)
+    return SizeName(entry)
 
 
 def _identifier(text: str) -> str:

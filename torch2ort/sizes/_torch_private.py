@@ -184,6 +184,13 @@ def named_symbols(environment: Any) -> dict[sympy.Symbol, str]:
     }
 
 
+def name_symbol(environment: Any, symbol: sympy.Symbol, name: str) -> None:
+    """Have :func:`named_symbols` give ``name`` for a symbol that torch chose itself."""
+    for source, variable in environment.source_to_var.items():
+        if variable == symbol:
+            environment.source_name_to_debug_name[source] = name
+
+
 def size_of(symbol: sympy.Symbol, environment: Any) -> int | torch.SymInt:
     """The size that ``symbol`` stands for in a trace."""
     size: int | torch.SymInt = environment.create_symintnode(symbol, hint=None)

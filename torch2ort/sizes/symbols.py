@@ -88,6 +88,30 @@ def program_size_names(program: torch.export.ExportedProgram) -> dict[str, sympy
     return {}
 
 
+def name_sizes(inputs: Sequence[torch.Tensor], names: Sequence[Mapping[int, str]]) -> bool:
+    """Give sizes of a trace's inputs, which torch chose symbols for, the names of ``dynamic_shapes``.
+
+    Args:
+        inputs: of the trace.
+        names: of each, dimension -> name.
+
+    Returns:
+        Whether the sizes vary as the names say; if not, none has got a name.
+    """
+    symbols: dict[str, sympy.Basic] = {}
+    for tensor, named_dimensions in zip(inputs, names, strict=True):
+        for dimension, name in named_dimensions.items():
+            size = tensor.shape[dimension]
+            symbol = None if isinstance(size, int) else private.expression(size)
+            if not isinstance(symbol, sympy.Symbol) or symbols.setdefault(name, symbol) != symbol:
+                return False
+    if len(set(symbols.values())) < len(symbols):
+        return False
+    for name, symbol in symbols.items():
+        private.name_symbol(private.environment(inputs[0]), symbol, name)
+    return True
+
+
 def named(size: int | torch.SymInt, names: Mapping[str, sympy.Expr]) -> int | str:
     """``size`` as a graph writes it."""
     return size if isinstance(size, int) else sizes.text(sizes.plain(private.expression(size), names))
