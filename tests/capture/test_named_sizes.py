@@ -77,7 +77,12 @@ def test_an_export_out_of_the_cache_has_the_name_and_the_bound(tmp_path):
 
 FIXED = {
     "a number": (lambda h: h + torch.zeros(10, 1, 1), X, {0: "n"}, "to be a constant (10)"),
-    "another name": (lambda h: h + h.transpose(0, 1), X[:4], {0: "n", 1: "m"}, "m = size(0, 1) and n = size(0, 0) must always be equal"),
+    "another name": (
+        lambda h: h + h.transpose(0, 1),
+        X[:4],
+        {0: "n", 1: "m"},
+        "m = size(0, 1) and n = size(0, 0) must always be equal",
+    ),
 }
 
 
