@@ -130,3 +130,12 @@ def test_a_compiled_module_drops_no_number() -> None:
     x = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
     expected, found = model(x), torch.compile(model, backend="torch2ort")(x)
     torch.testing.assert_close(found, expected, rtol=2e-7, atol=0)
+
+
+def test_what_is_nearly_a_gelu_is_none() -> None:
+    class NearlyGelu(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 0.5 * x * (1.000005 + torch.erf(x / math.sqrt(2)))
+
+    model, x = NearlyGelu(), torch.tensor([-6.0, -5.0, -1.0, 0.5, 3.0])
+    torch.testing.assert_close(torch2ort.export(model, x)(x), model(x), rtol=1e-2, atol=0)
