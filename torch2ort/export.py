@@ -53,8 +53,7 @@ def export(
         kwargs: keyword arguments beside a tuple ``sample``.
         dynamic_shapes: as for ``torch.export.export``, or with names of sizes as for ``torch.onnx.export``:
             ``{"x": {0: "batch"}}``, ``{"x": ["batch", None]}``. A name takes the bounds that the model needs,
-            which are said at INFO; those of a ``Dim`` have to hold. ``None`` takes every size from the
-            sample.
+            said at INFO; those of a ``Dim`` have to hold. ``None`` takes every size from the sample.
         training: export that mode; ``None`` takes ``model.training``.
         opset: ONNX opset, 18 to 21; 18 by default.
         cache_dir: folder of the export cache.

@@ -10,7 +10,7 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +22,9 @@ from torch2ort.capture.autocast import noted
 from torch2ort.capture.call import DimSpec
 from torch2ort.capture.constants import connect_constants
 from torch2ort.capture.dead_ends import DeadEnd, dead_ends_of, has_dead_end
-from torch2ort.capture.dim_specs import advice, are_bound, without_names
+from torch2ort.capture.dim_specs import advice
 from torch2ort.capture.modes import same_grad_mode
+from torch2ort.capture.named_sizes import NamedSizes
 from torch2ort.capture.numbers import with_numbers
 from torch2ort.capture.ordinary import ordinary_tensors
 from torch2ort.capture.origins import Origin, origins_of
@@ -53,7 +54,6 @@ from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
 from torch2ort.sizes.guessed import Conditions, conditions, expands_unknown, takes_for_equal
-from torch2ort.sizes.symbols import name_sizes, named_symbol, program_size_names
 from torch2ort.warning import warn
 
 # What torch.export says of itself in its errors, and nobody can do who calls torch2ort.
@@ -230,9 +230,7 @@ def trace(
             code arrives as it is.
     """
     check_interception()
-    dynamic = (tuple(dim_specs),) if any(spec for spec in dim_specs) else None
-    names: list[dict[int, str]] = []
-    bound: ExportError | None = None
+    sizes = NamedSizes(dim_specs)
     sample = Sample()
     sample.sizes_needed, sample.has_originals = fixed_sizes, has_originals
 
@@ -245,16 +243,15 @@ def trace(
     with _in_mode(model, training), _same_rng():
         while True:
             try:
-                traced = _trace(call(), tensors, dynamic, sample)
+                traced = _trace(call(), tensors, sizes.dynamic, sample)
                 if sample.calls and not sample.sizes_needed and _guesses_a_size(traced):
                     sample.sizes_needed = True
                     continue
-                if bound is not None and not _named(type(model).__name__, traced, names):
-                    raise bound
+                sizes.settle(type(model).__name__, traced.program, traced.guards)
                 if not traced.effects:
                     return traced
                 reads = Reads(traced.effects.writes)
-                effects = _with_reads(traced.effects, reads, call(), tensors, dynamic, sample)
+                effects = _with_reads(traced.effects, reads, call(), tensors, sizes.dynamic, sample)
                 if effects.need_a_trial:
                     with eager() as run:
                         writes = tried(model, effects.writes, effects.unread, run)
@@ -270,11 +267,8 @@ def trace(
                     f"{type(model).__name__}: {line or 'forward'} {error.what}, {error.remedy}"
                 ) from None
             except Exception as error:
-                if bound is None and isinstance(error, ExportError) and are_bound(error):
-                    specs, names = without_names(dim_specs)
-                    if any(names):
-                        dynamic, bound = (tuple(specs),), error
-                        continue
+                if sizes.loosened(error):
+                    continue
                 if sample.sizes_needed or not sample.calls:
                     with eager() as run:
                         refused = _in_eagers_words(model, error, run)
@@ -317,21 +311,6 @@ def _is_of_forward(error: Exception) -> bool:
     files = {(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)}
     registered = any(file == answers.__file__ for file, _ in files)
     return not registered and (__file__, FlatCall.forward.__name__) in files
-
-
-def _named(name: str, traced: Trace, names: Sequence[Mapping[int, str]]) -> bool:
-    """Give the sizes of a trace, whose bounds torch.export found, their names; whether that can be."""
-    values = {node.name: node.meta["val"] for node in traced.program.graph.nodes if node.op == "placeholder"}
-    inputs = [values[one] for one in traced.program.graph_signature.user_inputs]
-    if not name_sizes(inputs, names):
-        return False
-    known = program_size_names(traced.program)
-    ranges = [
-        f"{bounds.lower} <= {named_symbol(symbol, known)} <= {bounds.upper}".replace(" <= int_oo", "")
-        for symbol, bounds in traced.program.range_constraints.items()
-    ]
-    logger.info("%s takes sizes for which %s", name, " and ".join([*ranges, *traced.guards]))
-    return True
 
 
 def _guesses_a_size(traced: Trace) -> bool:

@@ -113,9 +113,10 @@ def _types_of(node: ir.Node) -> Iterator[ir.DataType | None]:
     for value in (*node.inputs, *node.outputs):
         if value is not None:
             yield value.dtype if value.const_value is None else value.const_value.dtype
-    if "value" in node.attributes:
-        yield node.attributes["value"].as_tensor().dtype
-    if node.op_type == "Cast":
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+            yield attribute.as_tensor().dtype
+    if node.op_type == "Cast" and not node.domain:
         yield ir.DataType(node.attributes["to"].as_int())
 
 
