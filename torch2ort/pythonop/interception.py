@@ -284,7 +284,9 @@ def _concrete(function: type, position: int, value: Any) -> Any:
         )
     if isinstance(value, (list, tuple, dict)):
         values = list(value.values() if isinstance(value, dict) else value)
-        made = [_concrete(function, position, v) for v in values]
+        # Functions may hand on in a dictionary what one of them wrote there.
+        passed = isinstance(value, dict)
+        made = [v if passed and isinstance(v, Unknown) else _concrete(function, position, v) for v in values]
         # The very same object where nothing in it is of the trace: forward may write to it.
         return value if all(map(operator.is_, made, values)) else _rebuilt(function, position, value, made)
     place = find_unseen(f"argument {position}", value)
