@@ -9,7 +9,11 @@ from torch import nn
 from tests.support.functions import Square
 from tests.support.memory import bytes_left_by
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
+pytestmark = [
+    pytest.mark.joint("the other engine has no part in torch.compile"),
+    # Thousands of steps, on a machine that does other things besides.
+    pytest.mark.timeout(900),
+]
 
 # Above what a measurement is in error by, and below what a tensor takes.
 NOTHING = 128
