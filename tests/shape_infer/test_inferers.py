@@ -146,8 +146,7 @@ def test_a_forward_that_reads_a_size_does_not_fix_it():
             return x.new_zeros(int(x.shape[0]), 4) + x
 
     call = Fixes.apply
-    with pytest.raises(torch2ort.ExportError, match="batch"):
-        export(Model(call=call))
+    assert not {"batch", 4} & set(output_of(export(Model(call=call))))
     torch2ort.register_shape_inferer(Fixes, lambda node, shapes, dtypes: (shapes, dtypes))
     assert output_of(export(Model(call=call))) == ["batch", 4]
 
