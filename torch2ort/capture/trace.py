@@ -252,20 +252,11 @@ def trace(
                     return traced
                 reads = Reads(traced.effects.writes)
                 effects = _with_reads(traced.effects, reads, call(), tensors, sizes.dynamic, sample)
-                if effects.need_a_trial:
-                    with eager() as run:
-                        writes = tried(model, effects.writes, effects.unread, run)
-                    effects = effects.of(writes)
-                effects.forget()
-                return replace(traced, effects=effects)
+                return replace(traced, effects=_tried(model, effects, eager))
             except NeedsSample as need:
                 sample.calls[need.function] = []
             except EffectError as error:
-                with eager() as run:
-                    line = line_of(model, error.key, run)
-                raise ExportError(
-                    f"{type(model).__name__}: {line or 'forward'} {error.what}, {error.remedy}"
-                ) from None
+                raise _refused(model, error, eager) from None
             except Exception as error:
                 if sizes.loosened(error):
                     continue
@@ -279,6 +270,26 @@ def trace(
                 sample.sizes_needed = True
                 continue
             run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks, numbers=numbers)
+
+
+_EagerRuns = Callable[[], contextlib.AbstractContextManager[Callable[[], Any]]]
+
+
+def _tried(model: torch.nn.Module, effects: Effects, eager: _EagerRuns) -> Effects:
+    """``effects`` that need no trial any more."""
+    if effects.need_a_trial:
+        with eager() as run:
+            writes = tried(model, effects.writes, effects.unread, run)
+        effects = effects.of(writes)
+    effects.forget()
+    return effects
+
+
+def _refused(model: torch.nn.Module, error: EffectError, eager: _EagerRuns) -> ExportError:
+    """The error with the line of the effect."""
+    with eager() as run:
+        line = line_of(model, error.key, run)
+    return ExportError(f"{type(model).__name__}: {line or 'forward'} {error.what}, {error.remedy}")
 
 
 def _in_eagers_words(model: torch.nn.Module, error: Exception, run: Callable[[], Any]) -> Exception | None:

@@ -8,7 +8,8 @@
 | torch._dynamo.variables: VariableTracker (visit, is_python_constant, source), TensorVariable | 2.13.0 |
 | torch._dynamo.variables.functions.BaseUserFunctionVariable | 2.13.0 |
 | torch._dynamo.guards (GuardBuilder.ID_MATCH, install_guard) | 2.13.0 |
-| torch._dynamo.exc (BackendCompilerFailed, unimplemented), root_tx.one_graph of an output | 2.13.0 |
+| torch._dynamo.exc (BackendCompilerFailed, TorchRuntimeError, unimplemented) | 2.13.0 |
+| torch._dynamo.output_graph.OutputGraph.root_tx (one_graph) | 2.13.0 |
 | torch._C._functorch.is_functorch_wrapped_tensor | 2.11-2.15.0 |
 | torch.utils._pytree.tree_map | 2.13.0 |
 | torch._dynamo.variables.builder.wrap_fx_proxy | 2.11-2.15.0 |
@@ -50,7 +51,7 @@ from torch2ort.versions import private_names
 with private_names("torch"):
     from functorch.compile import default_partition as default_partition  # public, but without types
     from torch._dynamo.backends.common import aot_autograd as aot_autograd
-    from torch._dynamo.exc import BackendCompilerFailed, unimplemented
+    from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, unimplemented
     from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.utils import get_metrics_context, numpy_to_tensor_wrapper, proxy_args_kwargs
     from torch._dynamo.variables import TensorVariable
@@ -317,9 +318,14 @@ def stand_in_for_apply(backend: Callable[..., Any], stand_in: StandIn) -> None:
         with _as_the_backends(tx):
             try:
                 proxy = tx.output.create_proxy("call_function", held.filling(call), tuple(held.given), {})
+                return wrap_fx_proxy(tx=tx, proxy=proxy)
             except NotImplementedError as error:
                 _end_graph(f"{self.fn_cls.__name__}: no graph holds an {error}")
-            return wrap_fx_proxy(tx=tx, proxy=proxy)
+            except (TorchRuntimeError, IndexError) as error:
+                if _named(error) is not None or tx.output.root_tx.one_graph:
+                    raise
+                # Its own error, or that of made-up numbers. Eager PyTorch raises it, or runs.
+                _end_graph(f"{self.fn_cls.__name__}: forward raised {error!r}")
 
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
 

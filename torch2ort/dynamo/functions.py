@@ -86,10 +86,10 @@ def _call_of(
     references = {i: weakref.ref(tensor) for i, tensor in inputs.items()}
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        sample = Sample(in_one_trace=True)
-        # Nobody knows what the call gets. Where it must run on real tensors, it gets made-up ones.
-        sample.calls[function], sample.sizes_needed = [], True
         alive = {i: tensor for i, reference in references.items() if (tensor := reference()) is not None}
+        sample = Sample(alive)
+        # Nobody knows what else the call gets. Where it must run on real tensors, it gets made-up ones.
+        sample.calls[function], sample.sizes_needed = [], True
         # dynamo itself asks for the outputs alone, and gives no error by its name.
         originals = Originals.of_call(alive, is_trained=_tracing.sites is not None)
         with Capture(

@@ -34,6 +34,7 @@ from torch2ort.pythonop.abstract_run.observe import (
 )
 from torch2ort.pythonop.abstract_run.questions import refuse_history, refuse_layout
 from torch2ort.pythonop.abstract_run.sample import (
+    known_arguments,
     leave_out_fake_runs,
     runs_on_fake_tensors,
     sample_of,
@@ -275,11 +276,19 @@ def _like(size: int, now: int, axis: int, given: Mapping[int, torch.Tensor], num
 def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
     with private.without_fake_mode(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
-            return observed(site, sample_of(site, inputs) or [real_like(t) for t in inputs])
+            return observed(site, sample_of(site, inputs) or _made_up(site, inputs))
         except Torch2OrtError:
             raise
         except Exception as error:
             raise UserError(error) from error
+
+
+def _made_up(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    known = known_arguments(site)
+    return [
+        known[position].detach().clone() if position in known else real_like(tensor)
+        for position, tensor in zip(site.tensor_positions, inputs, strict=True)
+    ]
 
 
 def _made_up_run(site: Site, inputs: Sequence[torch.Tensor], number: _Numbers) -> Observation | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,6 +71,15 @@ class Watch(private.TorchDispatchMode):
         self.found: set[StorageWeakRef] = set()
         self.made: list[weakref.ref[torch.Tensor]] = []
         self.quantised: list[torch.Tensor] = []
+
+    @staticmethod
+    @contextlib.contextmanager
+    def ending() -> Iterator[None]:
+        """Raise a :class:`LongRunError` where a run inside was ended."""
+        try:
+            yield
+        except _EndedRun as end:
+            raise LongRunError(str(end)) from None
 
     def _end_if_long(self) -> None:
         """End a run on fake tensors that goes past the bounds."""
@@ -242,11 +251,8 @@ def _describe(
     versions = [private.version_of(t) for t in tensors]
     by_position = dict(zip(positions, tensors, strict=True))
     watch, asked = Watch(storages, decided_sizes(tensors)), Questions(by_position)
-    try:
-        with watch, asked, around:
-            returned = run_forward(site, context, site.call_arguments(tensors))
-    except _EndedRun as end:
-        raise LongRunError(str(end)) from None
+    with watch.ending(), watch, asked, around:
+        returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
     if any(private.is_value(v, ()) for v in values):
         raise TypeError("forward returns a number that depends on values")
@@ -277,12 +283,7 @@ def _describe(
         hidden=hidden,
         saved=tuple(p for p, storage in zip(positions, storages, strict=True) if storage in saved),
         uses_rng=watch.uses_rng,
-        attributes=tuple(
-            (i, name)
-            for i, v in enumerate(values)
-            if isinstance(v, torch.Tensor) and id(v) not in where
-            for name in private.users_attributes(v)
-        ),
+        attributes=_attributes(values, where),
         repeated=_repeated(values, where),
     )
     aliases = frozenset(
@@ -322,6 +323,16 @@ def refuse_backpropagation(site: Site, tensors: Mapping[int, torch.Tensor], meth
                 f"to what computed it in eager PyTorch, and ends there in a graph. Call it on a detach() of "
                 f"the argument, or take torch.autograd.grad"
             )
+
+
+def _attributes(values: Sequence[Any], arguments: Container[int]) -> tuple[tuple[int, str], ...]:
+    """Position of a new tensor and name of an attribute that somebody set on it; ``arguments``: ids."""
+    return tuple(
+        (i, name)
+        for i, v in enumerate(values)
+        if isinstance(v, torch.Tensor) and id(v) not in arguments
+        for name in private.users_attributes(v)
+    )
 
 
 def _repeated(values: Sequence[Any], arguments: Container[int]) -> tuple[tuple[int, int], ...]:

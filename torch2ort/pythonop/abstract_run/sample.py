@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,21 +28,23 @@ class Sample:
     """What Functions got in one eager run of the model.
 
     Args:
-        in_one_trace: whether there is no other trace after one that :class:`NeedsSample` ended.
+        known: arguments of the call, by position, that are known without such a run. There is no other trace
+            then after one that :class:`NeedsSample` ended.
 
     Attributes:
         calls: the tensors of each call, in order, of the Functions that were recorded.
         sizes_needed: whether a trace failed that knew no sizes of what ran on real tensors only.
         real_only: Functions whose runs on fake tensors are left out.
         has_originals: whether runs give Functions the model's own tensors, and its caller's.
+        known: see above.
     """
 
-    def __init__(self, *, in_one_trace: bool = False) -> None:
+    def __init__(self, known: Mapping[int, torch.Tensor] | None = None) -> None:
         self.calls: dict[type, list[list[torch.Tensor]]] = {}
         self.sizes_needed = False
         self.has_originals = False
         self.real_only: set[type] = set()
-        self._in_one_trace = in_one_trace
+        self.known = known
 
     def leave_out_fake_runs(self, function: type) -> None:
         """Begin another trace, which does not run a Function on fake tensors; does nothing in the only one.
@@ -50,7 +52,7 @@ class Sample:
         Raises:
             NeedsSample: always, but in the only trace.
         """
-        if not self._in_one_trace:
+        if self.known is None:
             self.real_only.add(function)
             raise NeedsSample(function)
 
@@ -72,6 +74,11 @@ def place(site: Site, sample: Sample, number: int) -> None:
 def sizes_needed(site: Site) -> bool:
     """Whether ``site``'s outputs must have the sizes that they had on the sample."""
     return site in _places and _places[site][0].sizes_needed
+
+
+def known_arguments(site: Site) -> Mapping[int, torch.Tensor]:
+    """Arguments of a call, by position, that are known where no run of the model was recorded."""
+    return (_places[site][0].known if site in _places else None) or {}
 
 
 def runs_on_fake_tensors(site: Site) -> bool:
