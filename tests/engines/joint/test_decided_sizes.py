@@ -129,9 +129,12 @@ def test_selections_by_masks_that_may_differ_are_refused_where_they_meet():
         wrapped(model)(x, torch.ones(3, dtype=torch.bool))
 
 
-def test_what_autograd_cannot_trace_of_such_sizes_is_refused():
-    message = (
-        r"^PyTorch's autograd does not differentiate the program that torch\.export traced \(Could not guard"
-    )
-    with pytest.raises(UnsupportedOperatorError, match=message):
-        wrapped(Model(lambda m, h, k: F.dropout(h[k])))(torch.randn(3, 4), torch.ones(3, dtype=torch.bool))
+def test_a_dropout_of_such_a_size_is_eagers():
+    x, keep = torch.randn(3, 4), torch.tensor([True, False, True])
+    model = Model(lambda m, h, k: F.dropout(h[k]))
+    gradients = []
+    for run in (model, wrapped(model)):
+        torch.manual_seed(5)
+        run(x, keep).square().sum().backward()
+        gradients.append([p.grad for p in run.parameters()])
+    torch.testing.assert_close(*gradients)
