@@ -286,12 +286,7 @@ def _describe(
         attributes=_attributes(values, where),
         repeated=_repeated(values, where),
     )
-    aliases = frozenset(
-        (i, p)
-        for i, v in enumerate(values)
-        for p, storage in zip(positions, storages, strict=True)
-        if isinstance(v, torch.Tensor) and _begins(v, storage)
-    )
+    aliases = _aliases(values, dict(zip(positions, storages, strict=True)))
     contiguous = frozenset(p for p, t in zip(positions, tensors, strict=True) if is_contiguous(t))
     storages_out = tuple(StorageWeakRef(t.untyped_storage()) for t in all_outputs)
     made = (*watch.made, *map(weakref.ref, tensors))
@@ -332,6 +327,16 @@ def _attributes(values: Sequence[Any], arguments: Container[int]) -> tuple[tuple
         for i, v in enumerate(values)
         if isinstance(v, torch.Tensor) and id(v) not in arguments
         for name in private.users_attributes(v)
+    )
+
+
+def _aliases(values: Sequence[Any], storages: Mapping[int, StorageWeakRef]) -> frozenset[tuple[int, int]]:
+    """Position of each output that begins where an argument does, and that of the argument."""
+    return frozenset(
+        (i, p)
+        for i, v in enumerate(values)
+        for p, storage in storages.items()
+        if isinstance(v, torch.Tensor) and _begins(v, storage)
     )
 
 
