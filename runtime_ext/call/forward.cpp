@@ -83,10 +83,10 @@ class ForwardCall {
   SmallArray<Access, 8> access_;  // of this call: another thread's call may change the site's
   SmallArray<Span, 8> spans_;     // memory of the arguments that an output must not share
   SmallArray<DLDevice, 8> devices_;
-  SmallArray<int, 8> exports_;      // outputs that are declared to be an input's memory
+  SmallArray<int, 8> exports_;             // outputs that are declared to be an input's memory
   SmallArray<long, 8> original_versions_;  // of arguments that are the caller's own tensors, else -1
-  long passed_version_ = 0;         // of the tensor that the site before passed
-  SmallArray<PyObject*, 12> args_;  // ctx and the arguments; borrowed
+  long passed_version_ = 0;                // of the tensor that the site before passed
+  SmallArray<PyObject*, 12> args_;         // ctx and the arguments; borrowed
   Ref context_;
   bool in_run_ = false;  // the run holds the context
   Ref argument_tuple_;
@@ -283,8 +283,8 @@ void ForwardCall::Abandon() {
   PyObject* error = TakeRaised();
   SmallArray<Ref, 8> watched(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    bool borrowed = tensors_[i] && access_[i] == Access::kShared && !Passed(i) && !Original(i) &&
-                    loans_[i]->borrowed();
+    bool borrowed =
+        tensors_[i] && access_[i] == Access::kShared && !Passed(i) && !Original(i) && loans_[i]->borrowed();
     if (borrowed) watched[i] = WatchStorage(tensors_[i].get());
   }
   outputs_->clear();

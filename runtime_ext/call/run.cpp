@@ -278,7 +278,8 @@ PyObject* FeedAt(const void* address) {
 
 PyObject* OriginalAt(int number) {
   PyObject* originals = current_run == nullptr ? nullptr : AsRun(current_run)->originals;
-  bool known = originals != nullptr && PyTuple_Check(originals) && number >= 0 && number < PyTuple_Size(originals);
+  bool known =
+      originals != nullptr && PyTuple_Check(originals) && number >= 0 && number < PyTuple_Size(originals);
   PyObject* tensor = known ? PyTuple_GetItem(originals, number) : nullptr;
   return tensor != nullptr && IsTensor(tensor) ? tensor : nullptr;
 }

@@ -168,7 +168,8 @@ bool ParseOriginals(Site* site, const Given& given) {
   Py_ssize_t cursor = 0, argument, number;
   while (given.originals != nullptr && PyDict_Next(given.originals, &cursor, &key, &value)) {
     if (!ParseInt(key, &argument) || !ParseInt(value, &number)) return false;
-    int i = Lookup(*site->input_index, argument, "originals must map positions of tensor arguments to numbers");
+    int i =
+        Lookup(*site->input_index, argument, "originals must map positions of tensor arguments to numbers");
     if (i < 0) return false;
     (*site->inputs)[static_cast<size_t>(i)].original = static_cast<int>(number);
   }
@@ -307,14 +308,14 @@ PyObject* SiteNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   given.probed = 1;
   if (!CheckConfigured()) return nullptr;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!pO!O!:Site", const_cast<char**>(names), &given.name,
-          &given.key, &given.forward, &given.setup_context, &given.backward, &PyTuple_Type, &given.arguments,
-          &PyTuple_Type, &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad, &PyTuple_Type,
-          &given.input_dtypes, &PyTuple_Type, &given.outputs, &PyTuple_Type, &given.tensor_outputs,
-          &PyTuple_Type, &given.output_dtypes, &PyTuple_Type, &given.output_ranks, &given.returns_tuple,
-          &given.training, &PyTuple_Type, &given.non_differentiable, &PyTuple_Type, &given.mutated,
-          &PyTuple_Type, &given.protected_inputs, &PyDict_Type, &given.forward_map, &PyDict_Type,
-          &given.backward_map, &given.probed, &PyTuple_Type, &given.overwritten, &PyDict_Type,
+          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!pO!O!:Site", const_cast<char**>(names),
+          &given.name, &given.key, &given.forward, &given.setup_context, &given.backward, &PyTuple_Type,
+          &given.arguments, &PyTuple_Type, &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad,
+          &PyTuple_Type, &given.input_dtypes, &PyTuple_Type, &given.outputs, &PyTuple_Type,
+          &given.tensor_outputs, &PyTuple_Type, &given.output_dtypes, &PyTuple_Type, &given.output_ranks,
+          &given.returns_tuple, &given.training, &PyTuple_Type, &given.non_differentiable, &PyTuple_Type,
+          &given.mutated, &PyTuple_Type, &given.protected_inputs, &PyDict_Type, &given.forward_map,
+          &PyDict_Type, &given.backward_map, &given.probed, &PyTuple_Type, &given.overwritten, &PyDict_Type,
           &given.originals) ||
       !CheckGiven(given)) {
     return nullptr;
