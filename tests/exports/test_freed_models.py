@@ -45,6 +45,7 @@ def export(model: nn.Module, x: torch.Tensor) -> None:
     torch2ort.export(model, x)(x)
 
 
+@pytest.mark.joint("onnxruntime-training 1.19.2 keeps a session's kernels, and Functions' arguments")
 @pytest.mark.parametrize("use", [train, infer, export])
 def test_parameters_are_freed_with_their_model(use):
     model = Model()

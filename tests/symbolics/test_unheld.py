@@ -167,6 +167,7 @@ def test_pairs_in_the_place_of_a_complex_weight_are_turned_back_in_forward():
 
 
 @torch.no_grad()
+@pytest.mark.joint("onnxruntime-training 1.19.2 has no inverse DFT of one side")
 def test_an_inverse_transform_is_exported():
     """Of an index in int32, which ``unfold_backward`` makes, and ONNX does not take."""
     window = torch.hann_window(16)
