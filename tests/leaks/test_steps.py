@@ -17,7 +17,7 @@ from tests.ops.snippets import GROUPS
 from tests.ops.sweep import Several, sample
 from tests.ops.test_snippets import REFUSED, UNTRACEABLE
 from tests.support.memory import bytes_left_by
-from torch2ort import Options, optim
+from torch2ort import optim
 from torch2ort.artifacts import TrainingSession
 
 # Above what a measurement is in error by, and below what a tensor takes.
@@ -28,7 +28,7 @@ Step = Callable[[], object]
 
 def training(model: nn.Module, *args: torch.Tensor) -> Step:
     """A training step of ``model`` on ONNX Runtime, over every output that has a gradient."""
-    module = torch2ort.ORTModule(model, options=Options(log_level="error"))
+    module = torch2ort.ORTModule(model)
 
     def step() -> None:
         torch.manual_seed(1)
@@ -93,7 +93,7 @@ def calls_of_an_export() -> Step:
 
 
 def forwards_alone() -> Step:
-    module = torch2ort.ORTModule(Calling(functions.Saves), options=Options(log_level="error"))
+    module = torch2ort.ORTModule(Calling(functions.Saves))
     return lambda: module(torch.randn(3, 4))
 
 

@@ -8,33 +8,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import io
-import logging
 import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
 from torch2ort.effects.reached import OfFunction
-from torch2ort.places import is_pythons_module
 from torch2ort.pythonop import Site
+from torch2ort.pythonop.abstract_run.outside import in_front_of_calls_outside
 from torch2ort.pythonop.abstract_run.traces import Generators, change
 from torch2ort.pythonop.abstract_run.undone import Undone, places
 from torch2ort.symbolics import _torch_private as private
 
-# What is written in C and speaks with the world: files, clocks, other processes.
-_OUTSIDE = frozenset(("_io", "io", "nt", "posix", "time", "_posixsubprocess", "_socket", "_warnings"))
-_PURE = frozenset(("fspath", "StringIO", "BytesIO"))
-_SPEAKS: frozenset[Any] = frozenset((print, open, input))
-# Called for what is logged, and not for what a level leaves out.
-_LOGS = logging.Logger.makeRecord.__code__
-# Of libraries that trace: what they do for themselves while the Function runs.
-_TRACES = ("torch", "torch2ort")
 # A state that no Function sets by chance.
 _SEED = 0x70726F6265
 
@@ -92,30 +80,20 @@ class Watched:
     @contextlib.contextmanager
     def _running(self, method: str) -> Iterator[None]:
         """Have a method of the Function run inside."""
-        before = sys.getprofile()
         torch.default_generator.manual_seed(_SEED)
         with Undone() as undone, _no_collection():
-            sys.setprofile(functools.partial(self._look, method))
             try:
-                yield
+                with in_front_of_calls_outside(functools.partial(self._end, method)):
+                    yield
             finally:
-                sys.setprofile(before)
                 if torch.initial_seed() != _SEED:
                     self._note(f"its {method} sets torch's random state")
                 if undone.has_writes():
                     self._note(f"its {method} writes to a tensor that is none of its arguments")
 
-    def _look(self, method: str, frame: FrameType, event: str, argument: Any) -> None:
-        """What Python calls when a function is called or returns."""
-        name = ""
-        if event == "c_call":
-            if argument in _SPEAKS or _is_outside(argument):
-                name = argument.__name__
-        elif event == "call" and frame.f_code is _LOGS:
-            name = "a logger"
-        if name and _is_functions(frame if event == "c_call" else frame.f_back):
-            self._note(f"its {method} calls {name}, which no graph does")
-            raise SpeaksError
+    def _end(self, method: str, called: str) -> None:
+        self._note(f"its {method} calls {called}, which no graph does")
+        raise SpeaksError
 
 
 @contextlib.contextmanager
@@ -128,27 +106,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _is_outside(called: Any) -> bool:
-    if called.__name__ in _PURE:
-        return False
-    of = getattr(called, "__self__", None)
-    if isinstance(of, io.IOBase):
-        return not isinstance(of, (io.StringIO, io.BytesIO))
-    return called.__module__ in _OUTSIDE or getattr(of, "__module__", None) == "datetime"
-
-
-def _is_functions(frame: FrameType | None) -> bool:
-    """Whether a frame is of the Function's code, or of Python's that it called, and not of what traces it."""
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] in _TRACES:
-            return False
-        if not is_pythons_module(name):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _with_watch(

@@ -5,8 +5,6 @@ A gradient of a graph is contiguous, a saved tensor has no history, and a write 
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch2ort.errors import ExportError
 from torch2ort.log import logger
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.observe import Left, Watch, refuse_backpropagation, run_forward
+from torch2ort.pythonop.abstract_run.outside import in_front_of_calls_outside
 from torch2ort.pythonop.abstract_run.questions import Questions, is_alike, refuse_history
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site
@@ -30,7 +29,10 @@ _WAY_OUT = "Write to a buffer that forward only reads, or return the value from 
 
 
 class GivenUpError(BaseException):
-    """Ends a run of ``backward`` that is long or waits for others. No code of a user's may catch it."""
+    """Ends a run of ``backward`` that is long, waits for others or speaks with the world.
+
+    No code of a user's may catch it.
+    """
 
 
 class _Bounded(Watch):
@@ -80,7 +82,7 @@ def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors)
     outputs = [reference() for reference in left.outputs]
     watch, asked, ended = _Bounded(), Questions(arguments, outputs), False
     try:
-        with watch, asked, contextlib.redirect_stdout(io.StringIO()):
+        with watch, asked:
             _run(site, left.context, result, gradients)
         ended = True
     except (Exception, GivenUpError) as error:
@@ -99,8 +101,12 @@ def _run(site: Site, context: native.Context, result: Result, gradients: _Tensor
     for i, (position, gradient) in enumerate(zip(_tensors_of(result), gradients, strict=False)):
         if i not in result.non_differentiable or context.materialize_grads:
             given[position] = gradient
-    with private.with_autograd(), torch.no_grad():
+    with private.with_autograd(), torch.no_grad(), in_front_of_calls_outside(_give_up):
         return backward_of(site.function)(context, *given)
+
+
+def _give_up(called: str) -> None:
+    raise GivenUpError(f"it calls {called}")
 
 
 def _tensors_of(result: Result) -> list[int]:
@@ -144,7 +150,7 @@ def gradients_of(
         laid_out: of a gradient of an output, the same numbers elsewhere in memory.
     """
     context = native.Context(site.needs_input_grad)
-    with _Bounded(), contextlib.redirect_stdout(io.StringIO()):
+    with _Bounded():
         returned = run_forward(site, context, site.call_arguments(list(tensors)))
         values = returned if isinstance(returned, tuple) else (returned,)
         outputs = [v for v in values if isinstance(v, torch.Tensor)]

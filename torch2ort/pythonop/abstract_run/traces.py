@@ -252,12 +252,24 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
         # Of numpy's memory nobody tells that it is new, but what is new ends with the run.
         written += ["a tensor" for memory in seen.found if not memory.expired()]
         if traces.is_trained(site):
-            with state.unchanged(), _same_generators(), traces.originals.same_gradients():
+            with _as_before(state), traces.originals.same_gradients():
                 gradients = [like_gradient(t) for t in seen.outputs]
                 ended, layout = refuse_backward(site, left, seen.result, gradients)
             seen = replace(seen, backward=(ended or not fake, layout))
         del left
     return replace(seen, result=replace(seen.result, effects=bool(written)))
+
+
+@contextlib.contextmanager
+def _as_before(state: Snapshot) -> Iterator[None]:
+    """Leave no trace of what runs inside, which is no part of ``forward``."""
+    tensors = places(state.values())
+    try:
+        with state.unchanged(), _same_generators():
+            yield
+    finally:
+        for _, place in tensors:
+            place.restore()
 
 
 @contextlib.contextmanager

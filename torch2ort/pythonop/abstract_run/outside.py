@@ -1,0 +1,68 @@
+"""Calls by which a Function's code speaks with the world: files, logs, clocks, other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from torch2ort.places import is_pythons_module
+
+# What is written in C and speaks with the world.
+_OUTSIDE = frozenset(("_io", "io", "nt", "posix", "time", "_posixsubprocess", "_socket", "_warnings"))
+_PURE = frozenset(("fspath", "StringIO", "BytesIO"))
+_SPEAKS: frozenset[Any] = frozenset((print, open, input))
+# Called for what is logged, and not for what a level leaves out.
+_LOGS = logging.Logger.makeRecord.__code__
+# Of libraries that trace: what they do for themselves while the Function runs.
+_TRACES = ("torch", "torch2ort")
+
+
+@contextlib.contextmanager
+def in_front_of_calls_outside(found: Callable[[str], None]) -> Iterator[None]:
+    """Call ``found`` with the name of what code of a Function's calls inside, in front of each such call.
+
+    What ``found`` raises ends that code.
+    """
+
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        name = ""
+        if event == "c_call":
+            if argument in _SPEAKS or _is_outside(argument):
+                name = argument.__name__
+        elif event == "call" and frame.f_code is _LOGS:
+            name = "a logger"
+        if name and _is_functions(frame if event == "c_call" else frame.f_back):
+            found(name)
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _is_outside(called: Any) -> bool:
+    if called.__name__ in _PURE:
+        return False
+    of = getattr(called, "__self__", None)
+    if isinstance(of, io.IOBase):
+        return not isinstance(of, (io.StringIO, io.BytesIO))
+    return called.__module__ in _OUTSIDE or getattr(of, "__module__", None) == "datetime"
+
+
+def _is_functions(frame: FrameType | None) -> bool:
+    """Whether a frame is of the Function's code, or of Python's that it called, and not of what traces it."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] in _TRACES:
+            return False
+        if not is_pythons_module(name):
+            return True
+        frame = frame.f_back
+    return False
