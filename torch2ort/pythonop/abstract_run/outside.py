@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import sys
@@ -26,7 +27,8 @@ _TRACES = ("torch", "torch2ort")
 def in_front_of_calls_outside(found: Callable[[str], None]) -> Iterator[None]:
     """Call ``found`` with the name of what code of a Function's calls inside, in front of each such call.
 
-    What ``found`` raises ends that code.
+    What ``found`` raises ends that code. Finalizers of unreachable objects, which may call whatever they like
+    and are no part of it, wait until it has ended.
     """
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
@@ -39,12 +41,15 @@ def in_front_of_calls_outside(found: Callable[[str], None]) -> Iterator[None]:
         if name and _is_functions(frame if event == "c_call" else frame.f_back):
             found(name)
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(look)
     try:
         yield
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
 
 
 def _is_outside(called: Any) -> bool:
