@@ -80,7 +80,7 @@ def writes(tensor: Tensor) -> int:
     """
 
 def form(tensors: list[Tensor], parameter_type: type[Tensor], /) -> bytes | None:
-    """What a graph is chosen by of plain tensors: types, sizes, strides, devices, which require gradients.
+    """What a graph is chosen by of plain tensors: types, sizes, strides, devices, gradients, identity.
 
     Equal for tensors that are equal in all of this. ``None`` if one is of another class than ``torch.Tensor``
     and ``parameter_type``, or not a strided tensor.

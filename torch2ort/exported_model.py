@@ -126,7 +126,7 @@ class ExportedModel:
         tensors, bound = self._interface.tensors(args, kwargs)
         weights = [self._weights[name] for name in self._graph.weights]
         if self._graph.mutations:
-            written = WrittenMemory(self._graph.inputs, self._graph.mutations)
+            written = WrittenMemory(self._graph.inputs, self._graph.mutations, self._interface.same)
             written.refuse_shared(type(self).__name__, tensors, [*self._graph.weights.values()], weights)
         feeds = [*tensors, *weights]
         fetched = self._engine().run(feeds)

@@ -39,8 +39,10 @@ PyObject* Form(PyObject*, PyObject* args) {
     }
     int differentiated = Asks(tensor, requires_grad);
     if (differentiated < 0) return nullptr;
-    form.insert(form.end(), {view.dtype.code, view.dtype.bits, view.device.device_type, view.device.device_id,
-                             differentiated, parameter, view.ndim});
+    Py_ssize_t first = 0;  // position of the same object
+    while (PyList_GetItem(tensors, first) != tensor) ++first;
+    form.insert(form.end(), {first, view.dtype.code, view.dtype.bits, view.device.device_type,
+                             view.device.device_id, differentiated, parameter, view.ndim});
     form.insert(form.end(), view.shape, view.shape + view.ndim);
     if (view.strides == nullptr && view.ndim > 0) Py_RETURN_NONE;
     form.insert(form.end(), view.strides, view.strides + view.ndim);

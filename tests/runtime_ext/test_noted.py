@@ -91,6 +91,11 @@ def test_tensors_that_a_graph_tells_apart_differ_in_form(other):
     assert form(torch.ones(2, 3)) != form(other)
 
 
+def test_one_tensor_twice_differs_in_form_from_two():
+    x = torch.ones(3)
+    assert form(x, x) == form(*[torch.zeros(3)] * 2) != form(x, torch.ones(3))
+
+
 class Mine(torch.Tensor):
     """A class of the user's."""
 

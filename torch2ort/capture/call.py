@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
+from torch2ort.graph.identical import Identical
 
 # What torch.export takes for one tensor: nothing, or a Dim (or None) for some of its dimensions.
 DimSpec = Mapping[int, Any] | Sequence[Any] | None
@@ -24,6 +25,7 @@ class Call:
         schema: the structure around them.
         dim_specs: per tensor, which dimensions vary.
         numbers: positions of the tensors that stand for numbers.
+        same: which of the tensors are the same object; by default each is an input of its own.
     """
 
     signature: io_schema.Signature
@@ -31,3 +33,4 @@ class Call:
     schema: io_schema.Schema
     dim_specs: Sequence[DimSpec]
     numbers: frozenset[int] = frozenset()
+    same: Identical = ()

@@ -10,6 +10,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture.numbers import with_values
+from torch2ort.graph.identical import Identical, as_passed
 from torch2ort.pythonop.abstract_run.sample import Sample
 from torch2ort.pythonop.abstract_run.traces import Generators, untouched
 from torch2ort.pythonop.abstract_run.undone import Undone
@@ -17,32 +18,24 @@ from torch2ort.pythonop.interception import Sampling
 
 
 def run_on_sample(
+    name: str,
     model: torch.nn.Module,
-    signature: io_schema.Signature,
-    tensors: Sequence[torch.Tensor],
-    schema: io_schema.Schema,
     sample: Sample,
-    *,
-    with_hooks: bool,
-    numbers: frozenset[int] = frozenset(),
+    runs: contextlib.AbstractContextManager[Callable[[], Any]],
 ) -> None:
     """Run ``model`` as eager PyTorch does, and leave no trace but in ``sample``.
 
     Args:
+        name: what people call the model.
         model: in the mode that is exported.
-        signature: of its forward.
-        tensors: of the sample call; they are not written to.
-        schema: of the sample call.
         sample: gets what Functions get.
-        with_hooks: whether hooks of the model itself run.
-        numbers: positions of the tensors that stand for numbers.
+        runs: see :func:`eager_runs`.
 
     Raises:
         Exception: whatever the model raises.
     """
-    name, generators = type(model).__name__, Generators()
+    generators = Generators()
     try:
-        runs = eager_runs(model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers)
         with untouched(name, model, code=True), Sampling(sample), runs as run:
             run()
     finally:
@@ -58,6 +51,7 @@ def eager_runs(
     *,
     with_hooks: bool,
     numbers: frozenset[int],
+    same: Identical,
 ) -> Iterator[Callable[[], Any]]:
     """A function that runs ``model`` on its sample; what it writes to tensors is undone behind it.
 
@@ -68,8 +62,9 @@ def eager_runs(
         schema: of the sample call.
         with_hooks: whether hooks of the model itself run.
         numbers: positions of the tensors that stand for numbers.
+        same: which of the tensors are the same object.
     """
-    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    copies = as_passed([t.detach().clone().requires_grad_(t.requires_grad) for t in tensors], same)
     args, kwargs = signature.unbind(io_schema.unflatten(with_values(copies, numbers), schema))
     with _other_buffers(model), Undone(copies):
         yield lambda: (model if with_hooks else model.forward)(*args, **kwargs)

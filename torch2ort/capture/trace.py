@@ -44,6 +44,7 @@ from torch2ort.effects import (
     tried,
 )
 from torch2ort.errors import ExportError, Torch2OrtError
+from torch2ort.graph.identical import Identical, as_passed
 from torch2ort.log import DEVINFO, logger
 from torch2ort.pythonop import Site, check_interception
 from torch2ort.pythonop.abstract_run import answers
@@ -121,10 +122,11 @@ class FlatCall(torch.nn.Module):
         with_hooks: bool,
         leaves: bool,
         numbers: frozenset[int] = frozenset(),
+        same: Identical = (),
     ) -> None:
         super().__init__()
         self.model = model
-        self._numbers = numbers
+        self._numbers, self._same = numbers, same
         self._leaves = leaves
         self._with_hooks = with_hooks
         self._signature = signature
@@ -136,6 +138,7 @@ class FlatCall(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on ``tensors``, one per leaf of its input schema."""
+        tensors = tuple(as_passed(tensors, self._same))
         if self.capture is not None:
             self.capture.restart(tensors)
         self._attributes.hang_on(self.model)
@@ -215,6 +218,7 @@ def trace(
     training: bool | None,
     with_hooks: bool = True,
     numbers: frozenset[int] = frozenset(),
+    same: Identical = (),
     leaves: bool = False,
     fixed_sizes: bool = False,
     has_originals: bool = False,
@@ -235,10 +239,14 @@ def trace(
     sample.sizes_needed, sample.has_originals = fixed_sizes, has_originals
 
     def call() -> FlatCall:
-        return FlatCall(model, signature, schema, with_hooks=with_hooks, leaves=leaves, numbers=numbers)
+        return FlatCall(
+            model, signature, schema, with_hooks=with_hooks, leaves=leaves, numbers=numbers, same=same
+        )
 
     def eager() -> contextlib.AbstractContextManager[Callable[[], Any]]:
-        return eager_runs(model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers)
+        return eager_runs(
+            model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers, same=same
+        )
 
     with _in_mode(model, training), _same_rng():
         while True:
@@ -269,7 +277,7 @@ def trace(
                 # A size that nobody knows breaks code that runs with any number.
                 sample.sizes_needed = True
                 continue
-            run_on_sample(model, signature, tensors, schema, sample, with_hooks=with_hooks, numbers=numbers)
+            run_on_sample(type(model).__name__, model, sample, eager())
 
 
 _EagerRuns = Callable[[], contextlib.AbstractContextManager[Callable[[], Any]]]

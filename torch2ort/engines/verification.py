@@ -13,6 +13,7 @@ from torch2ort import io_schema
 from torch2ort.capture.ordinary import ordinary, ordinary_tensors
 from torch2ort.effects import EffectError, Watched
 from torch2ort.errors import EngineError
+from torch2ort.graph.identical import as_passed, identical
 from torch2ort.pythonop.abstract_run.state import Snapshot
 from torch2ort.pythonop.abstract_run.traces import Generators, untouched
 from torch2ort.pythonop.abstract_run.undone import Undone
@@ -43,7 +44,8 @@ class Verification:
     ) -> None:
         with ordinary_tensors(model):
             eager = copy.deepcopy(model)
-        self._inputs = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        copies = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        self._inputs = as_passed(copies, identical(tensors))
         args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
         held = Snapshot([(type(eager).__name__, eager)], code=False).values()
         self._own = [*self._inputs, *(t for _, t in held if isinstance(t, torch.Tensor))]

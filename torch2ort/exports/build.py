@@ -72,6 +72,7 @@ def build(
         "operators of libraries": target.has_libraries,
         "hooks of the model": with_hooks,
         "numbers as inputs": sorted(call.numbers),
+        "identical inputs": list(call.same),
         INLINES_FUNCTIONS: target.inlines_functions,
     }
 
@@ -121,6 +122,7 @@ def _export(
             training=training,
             with_hooks=with_hooks,
             numbers=call.numbers,
+            same=call.same,
             leaves=not with_hooks,
             fixed_sizes=target.keeps_program,
             has_originals=not with_hooks and (target.keeps_program or not target.is_trained),
@@ -143,10 +145,9 @@ def _export(
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     if logger.isEnabledFor(DEVINFO):
         logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, report(graph))
-    nodes = len(graph.proto.graph.node)
-    logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, nodes, len(graph.sites))
-    sizes = sizes_of(traced, graph.inputs)
-    interface = Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned)
+    counts = len(graph.proto.graph.node), len(graph.sites)
+    logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, *counts)
+    interface = _interface(call, traced, graph)
     mode = model.training if training is None else training
     source = None if program is None else source_of(program, traced, graph)
     return Built(
@@ -161,6 +162,11 @@ def _export(
         effects=traced.effects,
         program=None if source is None else Program(lambda: source),
     )
+
+
+def _interface(call: Call, traced: Trace, graph: Graph) -> Interface:
+    sizes = sizes_of(traced, graph.inputs)
+    return Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned, call.same)
 
 
 def _lowered(

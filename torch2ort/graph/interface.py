@@ -11,6 +11,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort.errors import SchemaError, SchemaMismatchError
 from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.identical import Identical, identical
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Interface:
         outputs: schema of what the model returns.
         sizes: the input sizes that the graph accepts.
         returned: which caches among the outputs are caches of the call.
+        same: which of the tensors are the same object in each call; empty if none need be.
     """
 
     signature: io_schema.Signature
@@ -30,6 +32,7 @@ class Interface:
     outputs: io_schema.Schema
     sizes: Sizes
     returned: io_schema.Returned = ()
+    same: Identical = ()
 
     def result(self, bound: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
         """What the call of these arguments returns, out of the graph's outputs."""
@@ -41,7 +44,8 @@ class Interface:
         """The call's tensors, in the order of the graph's inputs, and its arguments by name.
 
         Raises:
-            SchemaMismatchError: structure, dtype, rank, a constant or a size differs.
+            SchemaMismatchError: structure, dtype, rank, a constant or a size differs, or two tensors
+                are given where the exported call had one.
         """
         try:
             bound = self.signature.bind(args, kwargs)
@@ -57,4 +61,11 @@ class Interface:
         mismatch = self.sizes.mismatch([t.shape for t in tensors])
         if mismatch is not None:
             raise SchemaMismatchError(f"the call does not fit the exported model: {mismatch}")
+        if self.same and self.same != identical(tensors):
+            names = [leaf.name for leaf in self.inputs.leaves]
+            pairs = [f"'{names[i]}' is '{names[j]}'" for i, j in enumerate(self.same) if i != j]
+            raise SchemaMismatchError(
+                f"the call does not fit the exported model, in whose call {', '.join(pairs)}, the "
+                f"same tensor. Pass one tensor again, or export a call with different ones"
+            )
         return tensors, bound

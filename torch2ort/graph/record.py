@@ -23,6 +23,7 @@ def record(graph: Graph, interface: Interface) -> dict[str, Any]:
         "ranges": {name: list(bounds) for name, bounds in sizes.ranges.items()},
         "guards": list(sizes.guards),
         "returned": [list(pair) for pair in interface.returned],
+        "same": list(interface.same),
         "graph_inputs": list(graph.inputs),
         "graph_outputs": list(graph.outputs),
         "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
@@ -68,4 +69,4 @@ def recorded_interface(
     ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
     sizes = Sizes(tuple(data["graph_inputs"]), data["dims"], ranges, data["guards"])
     returned = tuple((int(output), int(given)) for output, given in data.get("returned", ()))
-    return Interface(signature, inputs, outputs, sizes, returned)
+    return Interface(signature, inputs, outputs, sizes, returned, tuple(data.get("same", ())))

@@ -28,7 +28,7 @@ from torch2ort.pythonop.abstract_run.module_proxies import without_proxies
 from torch2ort.pythonop.abstract_run.observe import UserError, holds_tensor
 from torch2ort.pythonop.abstract_run.originals import Originals
 from torch2ort.pythonop.abstract_run.sample import Sample, place
-from torch2ort.pythonop.abstract_run.state import names_attribute
+from torch2ort.pythonop.abstract_run.state import compares_objects, names_attribute
 from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
 from torch2ort.pythonop.abstract_run.unseen_tensors import find_unseen
 from torch2ort.pythonop.autocast import Autocast
@@ -137,6 +137,7 @@ class Capture:
         open_traces(site, self._traces)
         self._traces.originals.find(site, values)
         _refuse_attributes(site, values)
+        _refuse_comparison(site, values)
         if any(required) and torch.is_grad_enabled():
             self._traces.will_train(site)
         if self._sample is not None:
@@ -248,6 +249,19 @@ def _refuse_attributes(site: Site, values: Sequence[Any]) -> None:
                 raise ExportError(
                     f"{site.func_name}: argument {position} was computed and has the attribute {name}, which "
                     f"a graph does not hand on. Pass its value as an argument of its own"
+                )
+
+
+def _refuse_comparison(site: Site, values: Sequence[Any]) -> None:
+    """Refuse a Function that compares objects, where it gets one tensor as two arguments."""
+    positions = site.tensor_positions
+    for i, one in enumerate(positions):
+        for other in positions[i + 1 :]:
+            if values[one] is values[other] and compares_objects(site.function):
+                raise ExportError(
+                    f"{site.func_name}: arguments {one} and {other} are the same tensor, for which a graph "
+                    f"passes two, and its code compares objects by `is` or id(). Pass a clone() of one of "
+                    f"them"
                 )
 
 

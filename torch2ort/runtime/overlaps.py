@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from torch2ort.errors import ExportError
+from torch2ort.graph.identical import Identical
 from torch2ort.graph.mutation import Mutation
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -22,10 +23,11 @@ class WrittenMemory:
     Args:
         inputs: the graph's inputs of the call, in order.
         mutations: what it writes to.
+        same: which of the inputs are the same object, of which the first one is the graph's.
     """
 
-    def __init__(self, inputs: Sequence[str], mutations: Iterable[Mutation]) -> None:
-        self._inputs = inputs
+    def __init__(self, inputs: Sequence[str], mutations: Iterable[Mutation], same: Identical = ()) -> None:
+        self._inputs, self._same = inputs, same or range(len(inputs))
         targets = {kind: {m.target for m in mutations if m.kind == kind} for kind in ("input", "buffer")}
         self._written = [i for i, name in enumerate(inputs) if name in targets["input"]]
         self._buffers = targets["buffer"]
@@ -55,7 +57,7 @@ class WrittenMemory:
                     self._refuse(model, i, f"the model's '{name}'")
         for i in self._written:
             for j, place in enumerate(places):
-                if i != j and place == places[i] and overlap(tensors[i], tensors[j]):
+                if i != self._same[j] and place == places[i] and overlap(tensors[i], tensors[j]):
                     self._refuse(model, i, f"the argument '{self._inputs[j]}'")
 
     def _by_storage(

@@ -11,6 +11,7 @@ from torch2ort import io_schema
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.capture.modes import Modes
 from torch2ort.capture.numbers import Numbers, ReadInPythonError
+from torch2ort.graph.identical import Identical, identical
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
@@ -21,8 +22,9 @@ from torch2ort.variants.given import Direct, Given
 from torch2ort.variants.new_graph import export_variant
 from torch2ort.warning import warn
 
-# A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers.
-_Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int]]
+# A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers,
+# and which are the same tensor.
+_Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int], Identical]
 _MANY_SETTINGS = 5
 
 
@@ -142,8 +144,8 @@ class Choice:
         return given.tensors, assumed, variant
 
     def _variant(self, given: Given) -> tuple[Assumed, Variant]:
-        tensors, schema = given.tensors, given.schema
-        key = schema, tuple([t.requires_grad for t in tensors]), given.modes, given.numbers
+        tensors, schema, same = given.tensors, given.schema, identical(given.tensors)
+        key = schema, tuple([t.requires_grad for t in tensors]), given.modes, given.numbers, same
         assumed, count = self.assumptions.now(key, tensors, schema)
         if count == 1:
             self._warn_of_constants(key)
@@ -154,7 +156,11 @@ class Choice:
             )
         shapes: Shapes = tuple([t.shape for t in tensors])
         variant = assumed.family.find(shapes)
-        return (assumed, variant) if variant is not None else self._exported(key, given, shapes)
+        return (
+            (assumed, variant)
+            if variant is not None
+            else self._exported(key, given._replace(same=same), shapes)
+        )
 
     @exclusive.looking()
     def _exported(self, key: _Key, given: Given, shapes: Shapes) -> tuple[Assumed, Variant]:

@@ -76,7 +76,8 @@ class Variant:
     def written(self) -> WrittenMemory | None:
         """What the graph writes to; ``None`` if it writes to nothing."""
         mutations = self.built.graph.mutations
-        return WrittenMemory(self.built.graph.inputs, mutations) if mutations else None
+        same = self.built.interface.same
+        return WrittenMemory(self.built.graph.inputs, mutations, same) if mutations else None
 
     def anew(self) -> Variant:
         """The same graph, with an engine of its own whose sessions are made now; this one has its engine."""

@@ -9,6 +9,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture.modes import Modes
+from torch2ort.graph.identical import Identical
 
 
 class Given(NamedTuple):
@@ -20,6 +21,7 @@ class Given(NamedTuple):
         schema: the structure around them.
         modes: PyTorch's switches.
         numbers: positions of the tensors that stand for numbers.
+        same: which of the tensors are the same object.
     """
 
     signature: io_schema.Signature
@@ -27,6 +29,7 @@ class Given(NamedTuple):
     schema: io_schema.Schema
     modes: Modes
     numbers: frozenset[int] = frozenset()
+    same: Identical = ()
 
 
 class Direct(NamedTuple):

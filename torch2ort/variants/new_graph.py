@@ -141,7 +141,7 @@ def _built(
 ) -> Built:
     # Of its own for each attempt: torch.export leaves marks on them when it fails.
     samples = [ordinary(t) for t in given.tensors]
-    call = Call(given.signature, samples, given.schema, dim_specs, given.numbers)
+    call = Call(given.signature, samples, given.schema, dim_specs, given.numbers, given.same)
     # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
     trained = given.modes.gradients and any(
         t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())

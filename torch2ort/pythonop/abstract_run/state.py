@@ -489,16 +489,32 @@ def names_global(function: types.FunctionType, name: str) -> bool:
 
 
 def names_attribute(kind: type | None, name: str) -> bool:
-    """Whether a method of a class names an attribute, by itself or as a text."""
-    methods = (
-        inspect.getattr_static(kind, method, None) for method in ("forward", "setup_context", "backward")
-    )
-    functions = (inspect.unwrap(getattr(m, "__func__", m)) for m in methods if m is not None)
-    return any(
-        name in _names(f.__code__)[1] or name in _texts(f.__code__)
-        for f in functions
-        if isinstance(f, types.FunctionType)
-    )
+    """Whether a method of a Function's class names an attribute, by itself or as a text."""
+    return any(name in _names(code)[1] or name in _texts(code) for code in _methods(kind))
+
+
+def compares_objects(kind: type | None) -> bool:
+    """Whether a method of a Function's class asks whether two variables hold one object: ``is``, id()."""
+    return any("id" in _names(code)[0] or _compares_variables(code) for code in _methods(kind))
+
+
+def _methods(kind: type | None) -> Iterator[types.CodeType]:
+    """The code of a Function."""
+    for name in ("forward", "setup_context", "backward"):
+        method = inspect.getattr_static(kind, name, None)
+        function = inspect.unwrap(getattr(method, "__func__", method)) if method is not None else None
+        if isinstance(function, types.FunctionType):
+            yield function.__code__
+
+
+def _compares_variables(code: types.CodeType) -> bool:
+    before = ""
+    for instruction in dis.get_instructions(code):
+        # None, a class or a dtype is no variable.
+        if instruction.opname == "IS_OP" and before.startswith(("LOAD_FAST", "LOAD_DEREF")):
+            return True
+        before = instruction.opname
+    return any(_compares_variables(inner) for inner in code.co_consts if isinstance(inner, types.CodeType))
 
 
 def _texts(code: types.CodeType) -> set[str]:

@@ -1,0 +1,25 @@
+"""One tensor that a call passes more than once: ``x is y`` is true in forward, as in eager PyTorch.
+
+A graph has an input for each of them and reads the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+# Per tensor of a call, the first position of the same object; empty if all are different ones.
+Identical = tuple[int, ...]
+_T = TypeVar("_T")
+
+
+def identical(tensors: Sequence[Any]) -> Identical:
+    """The positions of the same objects among ``tensors``."""
+    first: dict[int, int] = {}
+    found = tuple([first.setdefault(id(tensor), i) for i, tensor in enumerate(tensors)])
+    return found if len(first) < len(tensors) else ()
+
+
+def as_passed(tensors: Sequence[_T], same: Identical) -> list[_T]:
+    """``tensors``, one object at all positions that were passed one object."""
+    return [tensors[i] for i in same] if same else list(tensors)
