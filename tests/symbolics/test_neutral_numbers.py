@@ -140,3 +140,14 @@ def test_what_is_nearly_a_gelu_is_none() -> None:
 
     model, x = NearlyGelu(), torch.tensor([-6.0, -5.0, -1.0, 0.5, 3.0])
     torch.testing.assert_close(torch2ort.export(model, x)(x), model(x), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("way", ["export", "ORTModule"])
+def test_a_factor_is_multiplied_in_front_of_a_product(way: str) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x * 1e-30) @ y
+
+    x, y = torch.full((2, 3), 1e20), torch.full((3, 2), 1e25)
+    run = torch2ort.export(Scaled(), (x, y)) if way == "export" else torch2ort.ORTModule(Scaled())
+    torch.testing.assert_close(run(x, y), Scaled()(x, y))

@@ -33,9 +33,11 @@ from torch2ort.log import no_new_handlers
 # it, where a Gemm reads the third output of a node or a later one (training 1.19.2, stock 1.31.1).
 # NoopElimination reads the first number of a constant that has none, and may leave a sum without a node that
 # gives it (1.19.2 to 1.26.0; not 1.31.1). Fusions of a GELU that is written out take 1.000005 for 1, and
-# 1.4142 for the root of 2 (GeluFusion 1.19.2, GeluFusionL1 and L2 1.31.1).
+# 1.4142 for the root of 2 (GeluFusion 1.19.2, GeluFusionL1 and L2 1.31.1). MatMulScaleFusion multiplies a
+# product instead of its factor, so that (x * 1e-30) @ y overflows where x @ y does (1.19.2, 1.31.1).
 DISABLED_OPTIMIZERS = (
-    "GemmSumFusion", "NoopElimination", "GeluFusion", "GeluFusionL1", "GeluFusionL2", "FastGeluFusion"
+    "GemmSumFusion", "NoopElimination", "GeluFusion", "GeluFusionL1", "GeluFusionL2", "FastGeluFusion",
+    "MatMulScaleFusion",
 )  # fmt: skip
 
 _TRAINING_HINT = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -81,7 +80,7 @@ class Watched:
     def _running(self, method: str) -> Iterator[None]:
         """Have a method of the Function run inside."""
         torch.default_generator.manual_seed(_SEED)
-        with Undone() as undone, _no_collection():
+        with Undone() as undone:
             try:
                 with in_front_of_calls_outside(functools.partial(self._end, method)):
                     yield
@@ -94,18 +93,6 @@ class Watched:
     def _end(self, method: str, called: str) -> None:
         self._note(f"its {method} calls {called}, which no graph does")
         raise SpeaksError
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Hold back the garbage collector, whose callbacks would look like the code that they interrupt."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _with_watch(

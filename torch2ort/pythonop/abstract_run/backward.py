@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
 from torch2ort.pythonop import _torch_private as private
-from torch2ort.pythonop.abstract_run.observe import Left, Watch, refuse_backpropagation, run_forward
+from torch2ort.pythonop.abstract_run.observe import EndedRun, Left, Watch, refuse_backpropagation, run_forward
 from torch2ort.pythonop.abstract_run.outside import in_front_of_calls_outside
 from torch2ort.pythonop.abstract_run.questions import Questions, is_alike, refuse_history
 from torch2ort.pythonop.native import native
@@ -23,30 +23,7 @@ from torch2ort.pythonop.site import TENSOR, Result, Site
 _Tensors = Sequence[torch.Tensor]
 # A backward of more operators than these is not looked at to its end.
 _MOST_OPERATORS = 5_000
-# Operators that other processes wait for.
-_COLLECTIVE = frozenset({"c10d", "_c10d_functional", "symm_mem"})
 _WAY_OUT = "Write to a buffer that forward only reads, or return the value from forward"
-
-
-class GivenUpError(BaseException):
-    """Ends a run of ``backward`` that is long, waits for others or speaks with the world.
-
-    No code of a user's may catch it.
-    """
-
-
-class _Bounded(Watch):
-    """Notices what operators write to, and ends a run that goes too far."""
-
-    def __init__(self) -> None:
-        super().__init__(())
-        self._left = _MOST_OPERATORS
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._left -= 1
-        if self._left < 0 or func.namespace in _COLLECTIVE:
-            raise GivenUpError
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def backward_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -80,12 +57,12 @@ def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors)
     """
     arguments = {p: t for p, reference in left.arguments.items() if (t := reference()) is not None}
     outputs = [reference() for reference in left.outputs]
-    watch, asked, ended = _Bounded(), Questions(arguments, outputs), False
+    watch, asked, ended = Watch(most=_MOST_OPERATORS), Questions(arguments, outputs), False
     try:
         with watch, asked:
             _run(site, left.context, result, gradients)
         ended = True
-    except (Exception, GivenUpError) as error:
+    except (Exception, EndedRun) as error:
         # As text: a record of the log would hold the frames, and the tensors in them.
         logger.debug("%s: backward was not seen to its end at export (%s)", site.func_name, str(error))
     refuse_history(site, asked, "backward")
@@ -106,7 +83,7 @@ def _run(site: Site, context: native.Context, result: Result, gradients: _Tensor
 
 
 def _give_up(called: str) -> None:
-    raise GivenUpError(f"it calls {called}")
+    raise EndedRun(f"it calls {called}")
 
 
 def _tensors_of(result: Result) -> list[int]:
@@ -150,7 +127,7 @@ def gradients_of(
         laid_out: of a gradient of an output, the same numbers elsewhere in memory.
     """
     context = native.Context(site.needs_input_grad)
-    with _Bounded():
+    with Watch(most=_MOST_OPERATORS):
         returned = run_forward(site, context, site.call_arguments(list(tensors)))
         values = returned if isinstance(returned, tuple) else (returned,)
         outputs = [v for v in values if isinstance(v, torch.Tensor)]
@@ -199,7 +176,7 @@ def refuse_gradient_layout(
     try:
         one = found(arguments, not_in_rows)
         other = found([t.contiguous() for t in arguments], torch.Tensor.contiguous)
-    except (Exception, GivenUpError):
+    except (Exception, EndedRun):
         # Of made-up numbers it need not make sense.
         return
     if len(one) != len(other) or not all(map(is_alike, one, other)):

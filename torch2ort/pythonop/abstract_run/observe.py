@@ -40,14 +40,16 @@ class LongRunError(Exception):
     """``forward`` does more on fake tensors than a trace has time for."""
 
 
-class _EndedRun(BaseException):
-    """Ends a run of ``forward``. No code of a user's may catch it."""
+class EndedRun(BaseException):
+    """Ends a run of a Function's code. No code of a user's may catch it."""
 
 
 # An operator takes a millisecond on tensors of symbolic sizes. A size that values decide, as each mask makes
 # one, is compared with all others. These are counts, as a graph must not depend on how busy a machine is.
 _MOST_OPERATORS = 3000
 _MOST_DECIDED_SIZES = 8
+# Namespaces of operators that other processes wait for.
+_COLLECTIVE = frozenset({"c10d", "_c10d_functional", "symm_mem"})
 
 
 class Watch(private.TorchDispatchMode):
@@ -58,12 +60,21 @@ class Watch(private.TorchDispatchMode):
     Args:
         own: the memory of the tensors that ``forward`` gets.
         decided: how many sizes there are that values decide, in the trace that the tensors are of; ``None``
-            for real tensors, on which a run may be of any length.
+            for real tensors.
+        most: how many operators a run may have, without those that other processes wait for; by default any
+            number of all of them on real tensors.
     """
 
-    def __init__(self, own: Sequence[StorageWeakRef], decided: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        own: Sequence[StorageWeakRef] = (),
+        decided: Callable[[], int] | None = None,
+        most: int | None = None,
+    ) -> None:
         super().__init__()
-        self._operators, self._decided = 0, decided
+        self._most = _MOST_OPERATORS if most is None and decided is not None else most
+        self._operators = 0
+        self._is_alone, self._decided = most is not None, decided
         self._decided_before = 0 if decided is None else decided()
         self.uses_rng = False
         self.written: set[StorageWeakRef] = set()
@@ -78,21 +89,21 @@ class Watch(private.TorchDispatchMode):
         """Raise a :class:`LongRunError` where a run inside was ended."""
         try:
             yield
-        except _EndedRun as end:
+        except EndedRun as end:
             raise LongRunError(str(end)) from None
 
-    def _end_if_long(self) -> None:
-        """End a run on fake tensors that goes past the bounds."""
-        if self._decided is None:
-            return
+    def _end_beyond_bounds(self, func: Any) -> None:
+        """End a run that goes past the bounds."""
         self._operators += 1
-        if self._operators > _MOST_OPERATORS:
-            raise _EndedRun(f"it runs more than {_MOST_OPERATORS} operators")
-        if self._decided() - self._decided_before > _MOST_DECIDED_SIZES:
-            raise _EndedRun(f"it makes more than {_MOST_DECIDED_SIZES} sizes that values decide")
+        if self._most is not None and self._operators > self._most:
+            raise EndedRun(f"it runs more than {self._most} operators")
+        if self._is_alone and func.namespace in _COLLECTIVE:
+            raise EndedRun(f"it calls {func}")
+        if self._decided is not None and self._decided() - self._decided_before > _MOST_DECIDED_SIZES:
+            raise EndedRun(f"it makes more than {_MOST_DECIDED_SIZES} sizes that values decide")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._end_if_long()
+        self._end_beyond_bounds(func)
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.uses_rng = True
