@@ -817,6 +817,22 @@ def test_the_clock_is_refused():
         torch2ort.ORTModule(Model(stamps))(X)
 
 
+@pytest.mark.parametrize("write", [lambda b, h: b.copy_(h.sum(0)), lambda b, h: b[1:].add_(h.sum())])
+def test_a_gradient_that_is_written_into_a_buffer_is_refused(write):
+    def writes(m, h):
+        write(m.seen, h)
+        return h
+
+    model = Model(writes, seen=nn.Buffer(torch.zeros(4)))
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.ORTModule(model)(X)
+    assert str(caught.value) == (
+        "Model: forward writes a value that requires a gradient into Model.seen, which a graph does not "
+        "carry from call to call. Write its detach()"
+    )
+    assert not model.seen.requires_grad
+
+
 def test_an_attribute_of_a_weight_is_refused():
     def leaves(m, h):
         m.layer.weight.note = h

@@ -111,6 +111,12 @@ class Watch:
             )
         for name, tensor, required, attributes in self._tensors:
             place = f"{type(self._model).__name__}.{name}"
+            if tensor.requires_grad and not tensor.is_leaf:
+                raise EffectError(
+                    f"writes a value that requires a gradient into {place}",
+                    "which a graph does not carry from call to call. Write its detach()",
+                    None,
+                )
             if tensor.requires_grad != required:
                 tensor.requires_grad_(required)
                 raise EffectError(
