@@ -74,6 +74,11 @@ def view_before_the_write(h):
     return half
 
 
+NOT_SEEN = (
+    " writes into a tensor that requires a gradient, where autograd does not see it: inside "
+    "torch.no_grad() or through a detached tensor. Eager PyTorch keeps the gradient of what was there "
+    "before, and a graph cannot. Compute a new tensor instead of writing into that one"
+)
 HIDDEN = [
     *(under_no_grad, part_under_no_grad, through_detach, through_data, through_a_view_of_detach),
     *(inside_a_function, view_before_the_write),
@@ -84,11 +89,21 @@ HIDDEN = [
 def test_a_hidden_write_is_refused_before_a_step(write):
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
         torch2ort.ORTModule(Around(write))(torch.randn(3, 4))
-    assert str(caught.value).endswith(
-        " writes into a tensor that requires a gradient, where autograd does not see it: inside "
-        "torch.no_grad() or through a detached tensor. Eager PyTorch keeps the gradient of what was there "
-        "before, and a graph cannot. Compute a new tensor instead of writing into that one"
-    )
+    assert str(caught.value).endswith(NOT_SEEN)
+
+
+def test_a_hidden_write_into_an_argument_is_refused_where_a_view_from_before_is_returned():
+    class Views(torch.nn.Module):
+        def forward(self, y):
+            half = y[:2]
+            with torch.no_grad():
+                y.mul_(0.5)
+            return half
+
+    with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
+        torch2ort.ORTModule(Views())(torch.ones(4, requires_grad=True))
+    assert str(caught.value).startswith("aten.mul_.Tensor at ")
+    assert str(caught.value).endswith(NOT_SEEN)
 
 
 def argument_of(h):

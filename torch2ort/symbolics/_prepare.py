@@ -98,9 +98,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         inline_calls(program.graph_module, every=target.inlines_functions)
     refuse_shared_elements(program.graph_module.graph)
     draw_in_order_of_memory(program.graph_module.graph)
-    if target.differentiates:
-        refuse_hidden_writes(program.graph_module.graph)
     if target.is_trained:
+        refuse_hidden_writes(program.graph_module.graph)
         keep_overwritten(program.graph_module.graph)
     settle_bounds(program.graph_module.graph)
     settle_numbers(program.graph_module.graph)

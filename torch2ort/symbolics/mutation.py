@@ -22,6 +22,11 @@ _KINDS: dict[OutputKind, Literal["buffer", "input"]] = {
 def refuse_other_mutations(program: torch.export.ExportedProgram) -> None:
     """Raise :class:`UnsupportedOperatorError` if ``forward`` writes into what a graph cannot update."""
     for spec in program.graph_signature.output_specs:
+        if spec.kind == OutputKind.TOKEN:
+            raise UnsupportedOperatorError(
+                "forward calls an operator that has an effect besides its results, as torch's print, and a "
+                "graph has no order in which such effects come. Put the call into a torch.autograd.Function"
+            )
         if spec.kind != OutputKind.USER_OUTPUT and spec.kind not in _KINDS:
             raise UnsupportedOperatorError(
                 f"forward writes into {spec.target!r}, which is no buffer and no input "
