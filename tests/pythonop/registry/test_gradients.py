@@ -104,6 +104,35 @@ def test_an_operator_of_torch_has_the_gradient_of_its_translation():
     assert_same(found, [expected.t() @ x, expected.sum(0)], "gradients")
 
 
+@pytest.mark.joint("the other engine follows a gradient beside its own")
+def test_other_operators_of_the_model_keep_their_gradients():
+    torch2ort.register_gradient("Tanh", lambda g, inputs, outputs, grads: g.op("Mul", grads[0], 5))
+    model, x = Layer(lambda h: torch.tanh(h.exp()).sin()), torch.randn(3, 4)
+
+    class Fivefold(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, h):
+            return torch.tanh(h)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 5
+
+    expected = Layer(lambda h: Fivefold.apply(h.exp()).sin())
+    expected.load_state_dict(model.state_dict())
+    assert_same(gradients(torch2ort.ORTModule(model), x), gradients(expected, x), "gradients")
+
+
+@pytest.mark.joint("the other engine follows a gradient beside its own")
+def test_a_call_with_other_operators_keeps_the_functions_own():
+    torch2ort.register_exporter(
+        Mapped, lambda g, x: g.op("Mul", g.op("Mul", one_after_the_other(g, x), 2), 0.5)
+    )
+    torch2ort.register_gradient("Celu", lambda g, inputs, outputs, grads, alpha: g.op("Mul", grads[0], 7))
+    torch2ort.register_gradient("Elu", elu_gradient)
+    assert_trains_like_eager(Layer(Mapped.apply), [(torch.randn(3, 4),)], steps=2)
+
+
 class Scaled(torch.autograd.Function):
     """A product with a row, whose gradient is a sum."""
 
