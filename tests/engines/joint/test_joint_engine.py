@@ -450,21 +450,6 @@ def test_the_other_engine_is_named_where_it_is_not() -> None:
         module(torch.randn(2, 4))
 
 
-def test_a_write_into_what_requires_a_gradient_is_refused() -> None:
-    def writes(h, y):
-        result = h + y
-        with torch.no_grad():
-            y.add_(1)
-        return result
-
-    message = (
-        "forward writes into 'more_0', which requires a gradient or gets a value that does, and the joint "
-        "engine takes no such write. Return the value instead, or train with engine='ort_training'"
-    )
-    with pytest.raises(UnsupportedOperatorError, match=f"^{re.escape(message)}$"):
-        torch2ort.ORTModule(Then(writes))(torch.randn(2, 4), torch.randn(4, requires_grad=True))
-
-
 @pytest.mark.parametrize(
     ("draw", "name"),
     [

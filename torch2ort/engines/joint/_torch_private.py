@@ -11,6 +11,7 @@
 | torch._dynamo.source.ConstantSource | 2.13.0 |
 | torch._check | 2.11-2.15.0 |
 | torch._dispatch.python.enable_python_dispatcher | 2.13.0 |
+| torch._C._dispatch_has_kernel_for_dispatch_key | 2.13.0 |
 | torch._functorch.predispatch, whose functions begin and end transforms in a trace | 2.13.0, 2.15.0 |
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.versions import private_names
+from torch2ort.versions import need, private_names
 
 with private_names("torch"):
     from torch._dispatch.python import enable_python_dispatcher
@@ -46,10 +47,21 @@ with private_names("torch"):
         _constrain_range_for_size,
     )
 
+    need(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+
 
 def is_of_transform(target: object) -> bool:
     """Whether a node begins or ends ``vmap`` or ``jvp``, or takes a tensor into one or out of it."""
     return getattr(target, "__module__", None) == predispatch.__name__
+
+
+def has_formula(operator: OpOverload, device: torch.device) -> bool:
+    """Whether autograd has a formula for an operator on a device, or goes into what it is composed of.
+
+    Where it has none, it goes through the kernel in eager PyTorch, and differentiates what it finds there.
+    """
+    keys = ("Autograd", f"Autograd{device.type.upper()}", "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys)
 
 
 def python_formulas() -> contextlib.AbstractContextManager[Any]:

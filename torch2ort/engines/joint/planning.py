@@ -192,7 +192,7 @@ def _written(
         is_buffer = mutation.kind == "buffer"
         # A buffer that is written over before anybody reads it is none of the graph's weights.
         name = names.get(mutation.target, _OWNED + mutation.target) if is_buffer else mutation.target
-        if name not in written or name in requires_grad:
+        if name not in written:
             refuse_write(mutation.target)
         found[name] = written[name]
     for feed in (source.feeds[i] for i in joint.written):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
@@ -31,15 +31,15 @@ from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.sizes.symbols import is_number
 from torch2ort.symbolics.eager_formulas import eager_formulas
 from torch2ort.symbolics.grad_regions import inline_grad_regions
-from torch2ort.symbolics.gradients import makes_constants
-from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
+from torch2ort.symbolics.gradients import carrying, makes_constants
 from torch2ort.symbolics.operators import checked_index, extreme, must_compute, number_as_sizes
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 from torch2ort.symbolics.selected import select_by_tensors
-from torch2ort.symbolics.shared_memory import writes_outside
+from torch2ort.symbolics.shared_memory import sources_of, writes_outside, written_by
 from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import draw_in_order_of_memory
+from torch2ort.symbolics.tracked_memory import DETACHES
 from torch2ort.symbolics.unread_checks import keep_unread_checks
 from torch2ort.symbolics.value_checks import drop_guesses
 
@@ -126,7 +126,7 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
     Raises:
         UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
     """
-    program, sites, unread = _prepared(source, required, has_kernels=has_kernels)
+    program, sites, written = _prepared(source, required, has_kernels=has_kernels)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
     # Autograd's graph is of what the caller's threads and modes do not change.
@@ -151,13 +151,19 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
     described = _described(joint, source, _shared(results, again), len(results))
     pairs = [(t.meta["val"], described.outputs[i].meta["val"]) for t, i in described.tangents.items()]
     refuse_assumed(joint.graph, pairs, flat.checked)
-    outputs = described.outputs[: len(results) - unread]
-    checked = frozenset(map(without_names, flat.checked))
-    described = replace(described, outputs=outputs, sites=sites, checked=checked)
+    own = len(cast("tuple[Any, ...]", source.graph_module.graph.output_node().args[0]))
+    new = dict(zip(written, described.outputs[own:], strict=False))
+    described = replace(
+        described,
+        outputs=described.outputs[:own],
+        written={**described.written, **new},
+        sites=sites,
+        checked=frozenset(map(without_names, flat.checked)),
+    )
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
         raise UnsupportedOperatorError(
-            "the joint trace and autograd disagree on which outputs require a gradient. Train with "
-            "onnxruntime-training (engine='ort_training')"
+            "the joint trace and autograd disagree on which outputs require a gradient. Put the part of the "
+            "model that computes them into a torch.autograd.Function, or detach those that need none"
         )
     return described, reach
 
@@ -176,36 +182,36 @@ def _named_errors() -> Iterator[None]:
     except Exception as error:
         raise UnsupportedOperatorError(
             f"PyTorch's autograd does not differentiate the program that torch.export traced "
-            f"({str(error).partition(_MORE)[0]}). "
+            f"({str(error).partition(_MORE)[0].rstrip('.')}). "
             f"Put the part of the model that it names into a torch.autograd.Function"
         ) from error
 
 
 def _prepared(
     source: Source, required: Sequence[bool], *, has_kernels: bool
-) -> tuple[torch.fx.GraphModule, list[Site], int]:
+) -> tuple[torch.fx.GraphModule, list[Site], list[int]]:
     """The program as autograd is to see it.
 
     Returns:
-        The program, sites that it calls besides the source's, and the number of results that nobody reads
-        behind its own.
+        The program, sites that it calls besides the source's, and positions of inputs whose new values it
+        returns behind its own results.
 
     Raises:
         UnsupportedOperatorError: it has something that was not compared with eager PyTorch.
     """
     program = copy.deepcopy(source.graph_module)
     inline_grad_regions(program)
-    refuse_hidden_writes(program.graph)
     draw_in_order_of_memory(program.graph)
     read_from_copies(program.graph)
     select_by_tensors(program.graph)
     keep_unread_checks(program.graph)
     drop_guesses(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
-    differentiated = (n for n, r in zip(placeholders, required, strict=True) if r)
+    differentiated = [n for n, r in zip(placeholders, required, strict=True) if r]
     take_read_numbers(program.graph)
     sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
-    _refuse(program, _device_of(placeholders) if has_kernels else torch.device("cpu"))
+    device = _device_of(placeholders) if has_kernels else torch.device("cpu")
+    _refuse(program.graph, device, carrying(program.graph, differentiated))
     for node in program.graph.nodes:
         if node.target is _PYTHON_OP:
             node.target = DIFFERENTIABLE_PYTHON_OP
@@ -214,9 +220,10 @@ def _prepared(
             program.graph.erase_node(node)
     share_positions(program.graph)
     _stop_gradients(program.graph)
-    unread = _give_unread(program.graph)
+    written = _give_written(program.graph, required)
+    _give_unread(program.graph)
     program.recompile()
-    return program, sites, unread
+    return program, sites, written
 
 
 def _stop_gradients(graph: torch.fx.Graph) -> None:
@@ -233,12 +240,34 @@ def _stop_gradients(graph: torch.fx.Graph) -> None:
             node.replace_input_with(read, stopped)
 
 
-def _give_unread(graph: torch.fx.Graph) -> int:
-    """Have the program return what it draws and nobody reads, as the joint trace would drop the draw.
+def _give_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
+    """Have the program return what it writes into inputs that require a gradient, and write into copies.
+
+    Autograd does not see these writes, and yet the joint trace would ask for a gradient of the new value.
 
     Returns:
-        The number of results that there are more, behind the others.
+        Positions of these inputs, whose new values are behind the program's own results.
     """
+    given = graph.find_nodes(op="placeholder")
+    written, seen = set[torch.fx.Node](), set[torch.fx.Node]()
+    for target in (target for node in graph.nodes for target in written_by(node)):
+        *_, memory = way = list(sources_of(target))
+        (seen if all(node.target not in DETACHES for node in way) else written).add(memory)
+    positions = [i for i, r in enumerate(required) if r and given[i] in written - seen]
+    result, first = graph.output_node(), next(n for n in graph.nodes if n.op != "placeholder")
+    for node in (given[i] for i in positions):
+        with graph.inserting_before(first):
+            copied = graph.call_function(aten.clone.default, (node,))
+        copied.meta = dict(node.meta)
+        node.replace_all_uses_with(copied, delete_user_cb=lambda user, made=copied: user is not made)
+        with graph.inserting_before(result):
+            new = graph.call_function(_DETACH, (copied,))
+        result.args = ((*cast("tuple[Any, ...]", result.args[0]), new),)
+    return positions
+
+
+def _give_unread(graph: torch.fx.Graph) -> None:
+    """Have the program return what it draws and nobody reads, as the joint trace would drop the draw."""
     result = graph.output_node()
     read = {result}
     for node in reversed(graph.nodes):
@@ -252,7 +281,6 @@ def _give_unread(graph: torch.fx.Graph) -> int:
             first = graph.call_function(operator.getitem, (node, 0)) if _is_many(node) else node
             given.append(graph.call_function(_DETACH, (first,)))
     result.args = ((*cast("tuple[Any, ...]", result.args[0]), *given),)
-    return len(given)
 
 
 def _is_many(node: torch.fx.Node) -> bool:
@@ -267,8 +295,9 @@ def refuse_write(feed: object) -> NoReturn:
     """
     what = repr(feed) if isinstance(feed, str) else "a constant"
     raise UnsupportedOperatorError(
-        f"forward writes into {what}, which requires a gradient or gets a value that does, and the joint "
-        f"engine takes no such write. Return the value instead, or train with engine='ort_training'"
+        f"forward writes into {what}, and a graph that is trained carries on values without a gradient, in "
+        f"buffers and arguments. Write a detach(), make it a buffer with register_buffer, or return the "
+        f"value instead"
     )
 
 
@@ -288,36 +317,38 @@ def _described(
         if into is not None:
             refuse_write(source.feeds[into])
         if output is None:
-            raise UnsupportedOperatorError(
-                f"forward checks a value as it computes it ({node.meta['desc'].expr()}), which the joint "
-                f"engine does not take. Train with onnxruntime-training (engine='ort_training')"
-            )
+            _refuse_effect(node.meta["desc"])
         tangents[node] = output
     result = graph_module.graph.output_node()
     outputs: dict[int, torch.fx.Node] = {}
     written: dict[int, torch.fx.Node] = {}
     gradients: dict[int, torch.fx.Node] = {}
+    kinds = (
+        (outputs, private.output_position),
+        (written, private.written_input),
+        (gradients, private.gradient_of_input),
+    )
     for node, description in zip(cast("list[Any]", result.args[0]), result.meta["desc"], strict=True):
-        for found, read in (
-            (outputs, private.output_position),
-            (written, private.written_input),
-            (gradients, private.gradient_of_input),
-        ):
-            position = read(description)
+        positions = [(found, read(description)) for found, read in kinds]
+        if description is not None and all(position is None for _, position in positions):
+            _refuse_effect(description)
+        for found, position in positions:
             if position is not None and isinstance(node, torch.fx.Node):
                 found[position] = node
-    known = (
-        len(outputs)
-        + len(written)
-        + sum(d is None or private.gradient_of_input(d) is not None for d in result.meta["desc"])
-    )
-    if sorted(outputs) != list(range(count)) or known != len(result.meta["desc"]):
-        raise UnsupportedOperatorError(
-            "the joint trace gives outputs of a kind that the joint engine does not know. Use "
-            "engine='ort_training'"
-        )
     ordered = tuple(outputs[i] for i in range(count))
     return Joint(graph_module, inputs, tangents, ordered, written, gradients, shared)
+
+
+def _refuse_effect(description: Any) -> NoReturn:
+    """Refuse what passes through a joint graph besides the program's tensors, to keep effects in order.
+
+    Raises:
+        UnsupportedOperatorError: always.
+    """
+    raise UnsupportedOperatorError(
+        f"forward has an effect besides its results ({description.expr()}), which a graph that is trained "
+        f"does not have. Put what has it into a torch.autograd.Function"
+    )
 
 
 def _device_of(placeholders: Iterable[torch.fx.Node]) -> torch.device:
@@ -327,44 +358,47 @@ def _device_of(placeholders: Iterable[torch.fx.Node]) -> torch.device:
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
-def _refuse(program: torch.fx.GraphModule, device: torch.device) -> None:
-    """Refuse by name what the joint engine was not compared with eager PyTorch for.
+def _refuse(graph: torch.fx.Graph, device: torch.device, carried: Collection[torch.fx.Node]) -> None:
+    """Refuse by name what autograd does not differentiate as in eager PyTorch, or no graph computes.
 
     Args:
-        program: what is differentiated.
+        graph: what is differentiated.
         device: that its tensors are on. A number may be on the CPU, as in PyTorch.
+        carried: nodes that carry a gradient.
+
+    Raises:
+        UnsupportedOperatorError: there is something; names its line, and what to do.
     """
-    for node in program.graph.nodes:
+    for node in graph.nodes:
         values = node.meta.get("val")
-        flat = values if isinstance(values, (list, tuple)) else (values,)
-        for value in flat:
-            if (
-                isinstance(value, torch.Tensor)
-                and value.device != device
-                and (value.dim() or value.device.type != "cpu")
-            ):
-                what = f"is on {value.device}"
-            elif isinstance(value, torch.Tensor) and value.is_sparse:
-                what = "gives sparse numbers"
-            else:
-                continue
-            raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} {what}, which the joint engine does not take. Train "
-                f"with onnxruntime-training (engine='ort_training'), or in eager PyTorch"
-            )
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if isinstance(value, torch.Tensor) and _is_elsewhere(value, node, device):
+                raise UnsupportedOperatorError(
+                    f"{node.target} at {source_line(node)} gives a tensor on {value.device}, and a graph "
+                    f"that is trained runs on one device, here {device}. Make it there, or put all that "
+                    f"computes with it into one torch.autograd.Function"
+                )
         refuse_sparse_and_complex(node)
-        if is_number(node.meta.get("val")):
-            continue
-        if node.op not in ("placeholder", "call_function", "output") or not _is_known(node):
+        if not is_number(values) and not _is_known(node, device, is_differentiated=node in carried):
             raise UnsupportedOperatorError(
-                f"{node.target} at {source_line(node)} is no operator of ATen's, and the joint engine does "
-                f"not differentiate it. Train with onnxruntime-training (engine='ort_training'), or put it "
-                f"into a torch.autograd.Function"
+                f"{node.target} at {source_line(node)} has no derivative that PyTorch knows. Register one "
+                f"with torch.library.register_autograd, or put the call into a torch.autograd.Function"
             )
 
 
-def _is_known(node: torch.fx.Node) -> bool:
-    """Whether PyTorch itself says what a node computes and what its derivative is."""
-    if node.op != "call_function" or node.target in _OWN or private.is_of_transform(node.target):
+def _is_elsewhere(value: torch.Tensor, node: torch.fx.Node, device: torch.device) -> bool:
+    """Whether a tensor that ``node`` gives is on another device than a graph's."""
+    if value.device.type == "meta":
+        # It holds no numbers, and the program has the sizes that were read of it.
+        return any(user.op == "output" for user in node.users)
+    return value.device != device and (value.dim() > 0 or value.device.type != "cpu")
+
+
+def _is_known(node: torch.fx.Node, device: torch.device, *, is_differentiated: bool) -> bool:
+    """Whether PyTorch itself says what a node computes and what its derivative is, if it is asked for."""
+    if node.target in _OWN or private.is_of_transform(node.target):
         return True
-    return isinstance(node.target, private.OpOverload) and node.target.namespace == "aten"
+    if isinstance(node.target, private.OpOverload):
+        is_atens = node.target.namespace == "aten"
+        return is_atens or not is_differentiated or private.has_formula(node.target, device)
+    return node.op in ("placeholder", "output")
