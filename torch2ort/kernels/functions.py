@@ -37,10 +37,14 @@ _FORBIDDEN = frozenset({"from_file"})
 LIBRARY_OPERATORS = frozenset(
     {"transformers::grouped_mm_fallback", "transformers::grouped_mm_fallback_backward"}
 )
+# torch2ort's own, of which the same is true.
+_OWN_OPERATORS = frozenset({"torch2ort::python_number"})
 
 
 # What stands for a number that varies: see :class:`Call`.
 _OF_SIZES = ("size", "minus", "difference")
+# What stands for a tensor, or for what is in it.
+_OF_TENSORS = ("tensor", "permuted", "item")
 
 # Makes an argument of a call of its tensors.
 _Fill = Callable[[Sequence[torch.Tensor]], Any]
@@ -53,7 +57,8 @@ class Call:
     Attributes:
         operator: the overload to call.
         arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site,
-            ``{"permuted": [i, order]}`` for that tensor with its dimensions in another order, and
+            ``{"permuted": [i, order]}`` for that tensor with its dimensions in another order,
+            ``{"item": i}`` for the number in that tensor, and
             ``{"size": d}`` for a number that varies: dimension ``d`` of the last one, which has no elements;
             ``{"minus": d}`` for its negative, ``{"difference": [d, e]}`` for that of two dimensions.
         keywords: keyword arguments, likewise.
@@ -125,9 +130,9 @@ def encode_call(
     Args:
         operator: an overload of an operator, which a file may call if :func:`is_callable`.
         arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes, or ``{"permuted": [i,
-            order]}`` with its dimensions in that order, and ``{"size": d}``, ``{"minus": d}`` or
-            ``{"difference": [d, e]}`` where dimension ``d`` of the tensor behind them does, its negative, or
-            what it is more than dimension ``e``.
+            order]}`` with its dimensions in that order, ``{"item": i}`` its number, and ``{"size": d}``,
+            ``{"minus": d}`` or ``{"difference": [d, e]}`` where dimension ``d`` of the tensor behind them
+            does, its negative, or what it is more than dimension ``e``.
         keywords: keyword arguments, likewise.
         random: whether the operator draws from PyTorch's generator.
         orders: of each result the order of dimensions that it is given in; ``None`` for its own.
@@ -151,7 +156,7 @@ def encode_call(
 
 def is_callable(operator: OpOverload) -> bool:
     """Whether a file may call ``operator`` in PyTorch's kernel, or in that of its library."""
-    return operator.namespace == "aten" or operator.name() in LIBRARY_OPERATORS
+    return operator.namespace == "aten" or operator.name() in LIBRARY_OPERATORS | _OWN_OPERATORS
 
 
 def _packet(name: str) -> Any:
@@ -203,7 +208,7 @@ def _decoded(text: str, *, any_library: bool) -> Call:
     try:
         record = json.loads(text)
         base, _, overload = record["operator"].partition(".")
-        if "::" in base and not (any_library or base in LIBRARY_OPERATORS):
+        if "::" in base and not (any_library or base in LIBRARY_OPERATORS | _OWN_OPERATORS):
             raise KeyError(base)
         operator = getattr(_packet(base), overload or "default")
         arguments, keywords, random = record["arguments"], dict(record["keywords"]), bool(record["random"])
@@ -213,7 +218,7 @@ def _decoded(text: str, *, any_library: bool) -> Call:
     if base in _FORBIDDEN or operator._schema.is_mutable:
         raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
     views = any(r.alias_info is not None for r in operator._schema.returns)
-    tensors = _count([arguments, keywords], "tensor") + _count([arguments, keywords], "permuted")
+    tensors = sum(_count([arguments, keywords], kind) for kind in _OF_TENSORS)
     own = not views and not keywords and not orders and not is_stood_for(operator)
     own = own and [str(r.type) for r in operator._schema.returns] == ["Tensor"]
     front, rest = arguments[:tensors], tuple(arguments[tensors:])
@@ -463,7 +468,7 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [_encode(v) for v in value]
-    if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"tensor", "permuted", *_OF_SIZES}:
+    if isinstance(value, dict) and len(value) == 1 and value.keys() <= {*_OF_TENSORS, *_OF_SIZES}:
         return value
     for kind in (torch.dtype, torch.layout, torch.memory_format):
         if isinstance(value, kind):
@@ -489,9 +494,18 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tensors[-1].shape[content[0]] - tensors[-1].shape[content[1]]
     if kind == "permuted":
         return tensors[content[0]].permute(content[1])
+    if kind == "item":
+        return _item(tensors[content])
     if kind == "device":
         return torch.device(content)
     return getattr(torch, content)
+
+
+def _item(tensor: torch.Tensor) -> bool | int | float:
+    """The number in a tensor; any of its type where the tensor has none, as no size depends on it."""
+    if private.is_abstract([tensor]):
+        return torch.ones((), dtype=tensor.dtype, device="cpu").item()
+    return tensor.item()
 
 
 def _prepared(value: Any, tensors: int) -> tuple[Any, _Fill | None]:
@@ -511,7 +525,7 @@ def _prepared(value: Any, tensors: int) -> tuple[Any, _Fill | None]:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return None, itemgetter(content)
-    if kind == "permuted" or kind in _OF_SIZES:
+    if kind in ("permuted", "item") or kind in _OF_SIZES:
         return None, lambda given: _decode(value, given[:tensors])
     return _decode(value, ()), None
 

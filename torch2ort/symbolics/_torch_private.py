@@ -380,9 +380,9 @@ def decompose(
     for target, count in over_fixed_sizes.items():
         if target in decompositions:
             decompositions[target] = functools.partial(_of_fixed_sizes, decompositions[target], count)
-    bucketize = torch.ops.aten.bucketize.Tensor
-    if bucketize in decompositions:
-        decompositions[bucketize] = functools.partial(_of_an_axis, decompositions[bucketize])
+    for bucketize in (torch.ops.aten.bucketize.Tensor, torch.ops.aten.bucketize.Scalar):
+        if bucketize in decompositions:
+            decompositions[bucketize] = functools.partial(_of_an_axis, decompositions[bucketize])
     decompositions.update(own)
     from torch._inductor import config as inductor  # slow to import; a graph out of the cache needs none
 
@@ -409,11 +409,19 @@ def _of_fixed_sizes(
     return decomposition(input, *args, **kwargs)
 
 
-def _of_an_axis(decomposition: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _of_an_axis(
+    decomposition: Callable[..., Any],
+    input: torch.Tensor | float,
+    boundaries: torch.Tensor,
+    **kwargs: Any,
+) -> Any:
     """As ``decomposition``, which would ask a tensor without axes for its number."""
+    if not isinstance(input, torch.Tensor):
+        kind = torch.result_type(boundaries, input)
+        input = torch.scalar_tensor(input, dtype=kind, device=boundaries.device)
     if input.dim():
-        return decomposition(input, *args, **kwargs)
-    return decomposition(input.reshape(1), *args, **kwargs).reshape([])
+        return decomposition(input, boundaries, **kwargs)
+    return decomposition(input.reshape(1), boundaries, **kwargs).reshape([])
 
 
 # No arithmetic in them, or integers only.

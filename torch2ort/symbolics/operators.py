@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch2ort.kernels.formulas import computed_number
 from torch2ort.kernels.index_check import refuse_index
 from torch2ort.symbolics._torch_private import OpOverload
 
@@ -19,6 +20,7 @@ _library.define("must_compute(Tensor value) -> Tensor")
 _library.define("extreme(Tensor self, bool largest) -> Tensor")
 _library.define("of_sizes(Tensor self, SymInt[] sizes) -> Tensor")
 _library.define("number_as_sizes(Tensor number, int? low, int? high) -> Tensor")
+_library.define("python_number(Tensor[] numbers, ScalarType dtype, str formula) -> Tensor")
 
 # Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
 dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
@@ -36,6 +38,8 @@ of_sizes: OpOverload = torch.ops.torch2ort.of_sizes.default
 # An integer between two bounds as a tensor without elements, of the sizes (number, 0), or, if it may be
 # negative, (number, 0, 0) or (0, -number, 0): a number that is read again is another one to a trace.
 number_as_sizes: OpOverload = torch.ops.torch2ort.number_as_sizes.default
+# A number that Python itself computes of those of tensors, with its errors; see torch2ort.kernels.formulas.
+python_number: OpOverload = torch.ops.torch2ort.python_number.default
 
 
 @torch.library.register_fake("torch2ort::dropout_noise", lib=_library)
@@ -89,6 +93,16 @@ def _fake_number_as_sizes(number: torch.Tensor, low: int | None, high: int | Non
     if low is not None and low >= 0:
         return number.new_empty((new_size(min=low, max=high), 0))
     return number.new_empty((new_size(), new_size(), 0))
+
+
+@torch.library.register_fake("torch2ort::python_number", lib=_library)
+def _fake_python_number(numbers: list[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
+    return numbers[0].new_empty((), dtype=dtype)
+
+
+@torch.library.impl("torch2ort::python_number", "CompositeExplicitAutograd", lib=_library)
+def _python_number(numbers: list[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
+    return computed_number(numbers, dtype, formula)
 
 
 def _keep_extreme(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

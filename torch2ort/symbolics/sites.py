@@ -21,13 +21,14 @@ from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught import handlers_around
 from torch2ort.pythonop.interception import internal_site
-from torch2ort.sizes.symbols import size_hint
+from torch2ort.sizes.symbols import is_number, size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.library_calls import refuse_unfit_operator
 from torch2ort.symbolics.permuted import inverse, order_of, order_of_memory, unpermuted
 from torch2ort.symbolics.source import origin_of, places_of, source_line
+from torch2ort.symbolics.value_checks import READS
 
 # Operators that read tensors in any order of memory. Derivatives may not: native_group_norm_backward takes
 # its tensors to lie alike, which autograd sees to.
@@ -93,12 +94,16 @@ class SiteMaker:
         elif node.target is operators.checked_index:
             _, tensors, text = node.args
             outputs = self.call(node, IndexCheck, [text], tensors)  # type: ignore[arg-type]
-        elif node in self._needed and node.target in DERIVATIVES:
+        elif node in self._needed and node.target in DERIVATIVES and not _numbers_of(node):
             text, tensors, _ = _call_of(node, positional=True)
             outputs = self.call(node, PairedKernel, [text], tensors, differentiable=True)
         else:
             outputs = self._aten(node, autocast, any_order=any_order)
+        numbers = _numbers_of(node)
         self._hand_over(node, outputs)
+        for number in numbers:
+            if number.target in READS and not number.users:
+                self._graph.erase_node(number)
 
     def _aten(
         self, node: torch.fx.Node, autocast: Autocast | None, *, any_order: bool
@@ -108,6 +113,7 @@ class SiteMaker:
         is_library = self._has_libraries and is_of_library(node.target)
         if is_library:
             refuse_unfit_operator(node)
+        self._hold_numbers(node)
         text, tensors, sizes = _call_of(
             node,
             sizes_vary=alone,
@@ -135,6 +141,16 @@ class SiteMaker:
             if result is not None and order is not None:
                 outputs[i] = self._as_it_lies(result, outputs[i], order)
         return outputs
+
+    def _hold_numbers(self, node: torch.fx.Node) -> None:
+        """Have the call read each number with a fraction that the graph computes out of a tensor."""
+        for number in _numbers_of(node):
+            if number.target in READS or not isinstance(number.meta["val"], torch.SymFloat):
+                continue
+            kind = {"dtype": torch.float64}
+            with self._graph.inserting_before(node):
+                held = self._node(node, torch.ops.aten.scalar_tensor.default, (number,), kind)
+                node.replace_input_with(number, self._node(node, READS[0], (held,)))
 
     def of_sizes(self, node: torch.fx.Node, sizes: Sequence[torch.fx.Node]) -> torch.fx.Node:
         """A tensor before ``node`` without elements, of which a call reads its shape: ``sizes``, then 0."""
@@ -279,6 +295,7 @@ def _call_of(
     target = original(node.target)
     tensors: list[torch.fx.Node] = []
     sizes: list[torch.fx.Node] = []
+    numbers = _numbers_of(node)
 
     def convert(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
@@ -292,12 +309,11 @@ def _call_of(
                 tensors.append(source)
                 i = len(tensors) - 1
                 return {"tensor": i} if order is None else {"permuted": [i, order]}
-            if sizes_vary and isinstance(number, torch.SymInt) and private.is_known(number >= 0):
-                return {"size": _position(value, sizes)}
-            if sizes_vary and isinstance(number, torch.SymInt) and private.is_known(number <= 0):
-                return {"minus": _position(_negated(value), sizes)}
+            if value in numbers and value.target in READS:
+                tensors.append(value.all_input_nodes[0])
+                return {"item": len(tensors) - 1}
             if sizes_vary and isinstance(number, torch.SymInt):
-                return {"difference": [_position(part, sizes) for part in _parts(value)]}
+                return _size_in_call(value, number, sizes)
             raise UnsupportedOperatorError(
                 f"{target} at {source_line(node)} would run in PyTorch's kernel, which takes no size "
                 f"that varies as an argument ({value.name}). Export with that size fixed, or compute the "
@@ -323,6 +339,15 @@ def _call_of(
             f"{target} at {source_line(node)} has no translation to ONNX, and {error}. Use other operators, "
             f"or wrap the call in a torch.autograd.Function"
         ) from None
+
+
+def _size_in_call(node: torch.fx.Node, number: torch.SymInt, sizes: list[torch.fx.Node]) -> dict[str, Any]:
+    """What stands for a number that a node computes of sizes; ``sizes`` gets what it lacks of them."""
+    if private.is_known(number >= 0):
+        return {"size": _position(node, sizes)}
+    if private.is_known(number <= 0):
+        return {"minus": _position(_negated(node), sizes)}
+    return {"difference": [_position(part, sizes) for part in _parts(node)]}
 
 
 def _reads_any_order(node: torch.fx.Node, dtype: torch.dtype) -> bool:
@@ -403,6 +428,23 @@ def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
 def is_operator(node: torch.fx.Node) -> bool:
     """Whether ``node`` calls an operator of torch."""
     return isinstance(node.target, OpOverload)
+
+
+def _numbers_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a call of an operator takes as numbers that a run reads; no size of its result is told by them."""
+    if not is_operator(node):
+        return []
+    types = {argument.name: str(argument.type) for argument in node.target._schema.arguments}  # type: ignore[union-attr]
+    return [
+        value
+        for name, value in arguments_of(node).items()
+        # A number may be given as the other tensor, too.
+        if isinstance(value, torch.fx.Node) and is_number(value.meta["val"]) and _takes_numbers(types[name])
+    ]
+
+
+def _takes_numbers(kind: str) -> bool:
+    return "number" in kind or "Tensor" in kind
 
 
 def operator_name(node: torch.fx.Node) -> str:

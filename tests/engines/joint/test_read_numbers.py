@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import torch2ort
@@ -45,9 +48,18 @@ def compare(body, dtype=torch.float32, n=(2, -3, 5)):
     torch.testing.assert_close(found, expected)
 
 
+def largest(h):
+    return h.detach().abs().max().item()
+
+
 def quantised(h, n):
-    scale = h.detach().abs().max().item() / torch.tensor(127.0)
+    scale = largest(h) / 127
     return Square.apply((h / scale).round() * scale + h)
+
+
+def written(h, number):
+    h[:, 0] = number
+    return h
 
 
 BODIES = {
@@ -68,6 +80,30 @@ BODIES = {
     "integers": lambda h, n: h * ((h.detach() * 3).int() * n.item() + 1),
     "an integer that is compared": lambda h, n: torch.where(h * 4 > n.item(), h, -h),
     "in place": lambda h, n: (h * 1).mul_(h.detach().max().item()),
+    "a quotient": lambda h, n: h * (1 / largest(h)),
+    "a power": lambda h, n: h * (largest(h) ** 2 + largest(h) ** 0.5),
+    "a remainder": lambda h, n: h * (largest(h) % 0.25),
+    "an absolute number": lambda h, n: h * abs(h.detach().min().item()),
+    "a whole number below it": lambda h, n: h * math.floor(largest(h) * 10),
+    "the larger of two": lambda h, n: h / torch.sym_max(largest(h), 1e-8),
+    "one of two": lambda h, n: h * torch.sym_ite(largest(h) > 0.5, 2.0, 3.0),
+    "arithmetic of integers": lambda h, n: h * ((n.item() * 7 + 1) // 3 - abs(n.item()) % 4),
+    "integers beyond 64 bits on the way": lambda h, n: h * (n.item() * 2**62 // 2**61),
+    "a quotient of integers": lambda h, n: h * (n.item() / 3),
+    "a quotient of a number and a size": lambda h, n: h * (n.item() / h.shape[0]),
+    "how many there are": lambda h, n: h.sum() / (h.detach() < 9).sum().item(),
+    "a bool": lambda h, n: torch.where(h > 0, h, (n > 0).item()) * (n > 0).item(),
+    "an exponent": lambda h, n: h.abs() ** largest(h) + abs(n.item()) ** h,
+    "a slope": lambda h, n: F.leaky_relu(h, largest(h)),
+    "a factor of another term": lambda h, n: torch.add(h, h.exp(), alpha=largest(h)),
+    "a tensor": lambda h, n: torch.tensor(largest(h)) * h + h.new_full((4,), largest(h)),
+    "an index_fill": lambda h, n: h.index_fill(1, torch.tensor([0, 2]), largest(h)),
+    "an index_fill in place": lambda h, n: (h * 1).index_fill_(1, torch.tensor([0, 2]), n.item()),
+    "a scatter": lambda h, n: h.scatter(1, torch.tensor([[0, 2]] * 3), largest(h)),
+    "a column that is written": lambda h, n: written(h * 1, largest(h)),
+    "the end of a linspace": lambda h, n: h * torch.linspace(0, largest(h), 4),
+    "a bucket": lambda h, n: h * torch.bucketize(largest(h), torch.tensor([0.1, 0.5, 1.0])),
+    "a bucket of a number": lambda h, n: h * torch.bucketize(0.4, torch.tensor([0.1, 0.5, 1.0])),
 }
 
 
@@ -77,34 +113,78 @@ def test_a_step_is_eagers(body):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
-@pytest.mark.parametrize("name", ["a scale", "arithmetic", "an integer"])
+@pytest.mark.parametrize("name", ["a scale", "arithmetic", "an integer", "a factor of a sum", "a slope"])
 def test_a_step_in_another_precision_is_eagers(name, dtype):
     compare(BODIES[name], dtype)
 
 
-REFUSED = {
-    "a quotient of numbers": (
-        lambda h, n: h * (1.0 / h.detach().abs().max().item()),
-        "takes a number that <built-in function truediv> computed of one read out of a tensor",
+RAISING = {
+    "a quotient": (lambda h, n: h * (1 / n.item()), ZeroDivisionError),
+    "a quotient of floats": (lambda h, n: h * (1.0 / n.double().item()), ZeroDivisionError),
+    "a remainder": (lambda h, n: h * (7.5 % n.double().item()), ZeroDivisionError),
+    "a power": (lambda h, n: h * n.double().item() ** -1, ZeroDivisionError),
+    "a power that is too large": (lambda h, n: h * (n.double().item() + 99) ** 200, OverflowError),
+    "a quotient that nobody reads": (
+        lambda h, n: torch.zeros_like(h / (1 / n.item())) + h,
+        ZeroDivisionError,
     ),
-    "a sum of integers": (
-        lambda h, n: h * (n.item() + 1),
-        "takes a number that <built-in function add> computed of one read out of a tensor",
+    "a size": (lambda h, n: h[:, : 12 // n.item()], ZeroDivisionError),
+}
+
+
+@pytest.mark.parametrize(("body", "kind"), RAISING.values(), ids=RAISING)
+def test_where_python_raises_a_step_does(body, kind):
+    model = Model(body)
+    module = torch2ort.ORTModule(copy.deepcopy(model), options=OPTIONS)
+    messages = []
+    for run in (model, module):
+        with pytest.raises(kind) as raised:
+            run(torch.randn(3, 4), torch.tensor(0))
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_step_behind_one_in_which_python_raised_is_eagers():
+    model = Model(RAISING["a quotient"][0])
+    module = torch2ort.ORTModule(copy.deepcopy(model), options=OPTIONS)
+    with pytest.raises(ZeroDivisionError):
+        module(torch.randn(3, 4), torch.tensor(0))
+    calls = [(torch.randn(3, 4), torch.tensor(4))]
+    torch.testing.assert_close(steps(module, calls), steps(model, calls))
+
+
+ELSEWHERE = {
+    "an integer of more than 64 bits": (
+        lambda h, n: h * (n.item() * 2),
+        2**62,
+        OverflowError,
+        "a number that the model computes of one that it reads out of a tensor is 9223372036854775808, and a "
+        "graph holds integers of 64 bits; compute it with floating-point numbers",
     ),
-    "a number in half precision": (
-        lambda h, n: h.bfloat16().sum() * h.detach().max().item(),
-        "takes a number that is read out of a tensor",
+    "a complex number": (
+        lambda h, n: h * n.double().item() ** 0.5,
+        -4,
+        TypeError,
+        f"a number that the model computes of one that it reads out of a tensor is {(-4.0) ** 0.5}, of type "
+        "complex, and its graph was traced for float; compute it of tensors, as x.max() without .item()",
     ),
 }
 
 
-@pytest.mark.parametrize(("body", "what"), REFUSED.values(), ids=REFUSED)
-def test_where_no_tensor_can_stand_it_is_refused(body, what):
-    message = (
-        rf"^\S.* at .*test_read_numbers\.py:\d+, in .* {what}, which the joint engine does not take\. "
-        r"Keep it a tensor, as x\.max\(\) without \.item\(\), or train with onnxruntime-training "
-        r"\(engine='ort_training'\)$"
-    )
+@pytest.mark.parametrize(("body", "number", "kind", "message"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_number_that_a_graph_does_not_hold_raises(body, number, kind, message):
     module = torch2ort.ORTModule(Model(body), options=OPTIONS)
+    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+        module(torch.randn(3, 4), torch.tensor(number))
+
+
+def test_a_floor_division_of_floats_is_refused():
+    """torch.export takes it for the floor of a quotient, which is 10 for ``1.0 // 0.1`` instead of 9."""
+    module = torch2ort.ORTModule(Model(lambda h, n: h * (largest(h) // 0.1)), options=OPTIONS)
+    message = (
+        r"^aten\.mul\.Tensor at .*test_read_numbers\.py:\d+, in .* takes a number that <function sym_float "
+        r".*> computed of one read out of a tensor, which the joint engine does not take\. Keep it a tensor, "
+        r"as x\.max\(\) without \.item\(\), or put this part of the model into a torch\.autograd\.Function$"
+    )
     with pytest.raises(torch2ort.UnsupportedOperatorError, match=message):
         module(torch.randn(3, 4), torch.tensor(2))

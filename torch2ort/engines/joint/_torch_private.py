@@ -64,6 +64,14 @@ def has_formula(operator: OpOverload, device: torch.device) -> bool:
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys)
 
 
+def functional(target: OpOverload) -> OpOverload | None:
+    """An operator, or what gives the result that one writes in place; ``None`` if there is no such."""
+    if not target._schema.is_mutable:
+        return target
+    packet = getattr(torch.ops.aten, target._schema.name.partition("::")[2].removesuffix("_"), None)
+    return getattr(packet, target._overloadname, None)
+
+
 def python_formulas() -> contextlib.AbstractContextManager[Any]:
     """Context in which operators have the formulas that PyTorch, or somebody, wrote for them in Python."""
     return enable_python_dispatcher()

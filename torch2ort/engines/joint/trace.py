@@ -32,7 +32,13 @@ from torch2ort.sizes.symbols import is_number
 from torch2ort.symbolics.eager_formulas import eager_formulas
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import carrying, makes_constants
-from torch2ort.symbolics.operators import checked_index, extreme, must_compute, number_as_sizes
+from torch2ort.symbolics.operators import (
+    checked_index,
+    extreme,
+    must_compute,
+    number_as_sizes,
+    python_number,
+)
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 from torch2ort.symbolics.selected import select_by_tensors
 from torch2ort.symbolics.shared_memory import sources_of, writes_outside, written_by
@@ -49,7 +55,10 @@ _DETACH = aten.detach.default
 # Behind it PyTorch says what only who traces can do.
 _MORE = "\n\n"
 # What torch2ort itself says of them is not compared with a derivative.
-_OWN = (operator.getitem, _PYTHON_OP, MAPPED_CALL, checked_index, must_compute, extreme, number_as_sizes)
+_OWN = (
+    *(operator.getitem, _PYTHON_OP, MAPPED_CALL),
+    *(checked_index, must_compute, extreme, number_as_sizes, python_number),
+)
 
 
 @dataclass(frozen=True)
@@ -208,7 +217,7 @@ def _prepared(
     drop_guesses(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
     differentiated = [n for n, r in zip(placeholders, required, strict=True) if r]
-    take_read_numbers(program.graph)
+    take_read_numbers(program.graph, has_kernels=has_kernels)
     sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
     device = _device_of(placeholders) if has_kernels else torch.device("cpu")
     _refuse(program.graph, device, carrying(program.graph, differentiated))

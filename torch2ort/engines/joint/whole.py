@@ -18,6 +18,7 @@ from torch2ort.pythonop import Site
 from torch2ort.symbolics.gradients import carrying
 from torch2ort.symbolics.policy import CHECKING
 from torch2ort.symbolics.sites import SiteMaker, arguments_of
+from torch2ort.symbolics.value_checks import READS
 
 # Autograd asks a product how many zeros are in it, and goes another way in a trace, which cannot say. It
 # differs where the product is no number. So does the gradient of the smallest of all: in a trace it is
@@ -74,6 +75,8 @@ def keep_whole(
 def _stays_whole(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return False
+    if any(read.target in READS for read in node.all_input_nodes):
+        return True  # no half holds numbers
     return is_recurrent(node.target) or node.target in STAY_WHOLE or _is_bag_in_bfloat16(node)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,8 +15,11 @@ aten = torch.ops.aten
 
 
 @decomposes(aten.pow.Tensor_Scalar)
-def pow_everywhere(self: torch.Tensor, exponent: float) -> torch.Tensor:
+def pow_everywhere(self: torch.Tensor, exponent: Any) -> torch.Tensor:
     """Products, which wrap as eager's do, and roots, which a negative infinity has none of."""
+    if not isinstance(exponent, (int, float)):
+        # What a run reads out of a tensor.
+        return torch.pow(self, torch.scalar_tensor(exponent, dtype=torch.result_type(self, exponent)))
     if self.dtype.is_floating_point:
         return torch.sqrt(self) if exponent == 0.5 else NotImplemented
     if self.dtype is torch.bool or type(exponent) is not int:

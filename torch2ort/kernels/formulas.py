@@ -1,0 +1,100 @@
+"""What Python computes of numbers that a model reads out of tensors, as a text that a graph holds.
+
+Python's own arithmetic raises errors where tensors give infinity, and its integers have no end. So a formula
+is computed in Python, as a whole: what comes out of it alone has to be a number that a tensor holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.errors import ModelLoadError
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{
+        f"operator.{function.__name__}": function
+        for function in (
+            *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+            *(operator.pow, operator.neg, operator.pos, operator.abs),
+            *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
+            *(operator.and_, operator.or_),
+        )
+    },
+    "math.ceil": math.ceil,
+    "math.floor": math.floor,
+    "sym_float": torch.sym_float,
+    "sym_ite": torch.sym_ite,
+    "sym_max": torch.sym_max,
+    "sym_min": torch.sym_min,
+    "sym_not": torch.sym_not,
+}
+_NAMES: Mapping[Any, str] = {function: name for name, function in _FUNCTIONS.items()}
+_TYPES: Mapping[torch.dtype, type] = {torch.bool: bool, torch.int64: int, torch.float64: float}
+
+
+def name_of(function: Any) -> str | None:
+    """How a formula writes a function of numbers; ``None`` for one that it cannot hold."""
+    return _NAMES.get(function)
+
+
+def computed_number(numbers: Sequence[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
+    """The tensor of what Python computes.
+
+    Args:
+        numbers: tensors of one element.
+        dtype: of the result: bool, int64 or float64.
+        formula: JSON: ``[name, *operands]``, where an operand is a formula, a number, or ``{"number": i}``
+            for that of the i-th tensor.
+
+    Raises:
+        ArithmeticError, TypeError: what Python raises, or that no tensor of the type holds the result.
+        ModelLoadError: the formula is none.
+    """
+    made = _value(_decoded(formula), [tensor.item() for tensor in numbers])
+    if type(made) is not _TYPES[dtype]:
+        raise TypeError(
+            f"a number that the model computes of one that it reads out of a tensor is {made!r}, of type "
+            f"{type(made).__name__}, and its graph was traced for {_TYPES[dtype].__name__}; compute it of "
+            f"tensors, as x.max() without .item()"
+        )
+    if isinstance(made, int) and not -(1 << 63) <= made < 1 << 63:
+        raise OverflowError(
+            f"a number that the model computes of one that it reads out of a tensor is {made}, and a graph "
+            f"holds integers of 64 bits; compute it with floating-point numbers"
+        )
+    return torch.tensor(made, dtype=dtype, device=numbers[0].device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoded(formula: str) -> Any:
+    try:
+        return _checked(json.loads(formula))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"not a formula of numbers: {formula!r} ({error})") from None
+
+
+def _checked(formula: Any) -> Any:
+    if isinstance(formula, list):
+        name, *operands = formula
+        return (_FUNCTIONS[name], *map(_checked, operands))
+    if isinstance(formula, dict):
+        is_known = formula.keys() == {"number"} and type(formula["number"]) is int
+    else:
+        is_known = isinstance(formula, (bool, int, float))
+    if not is_known:
+        raise ValueError(f"{formula!r} is no operand")
+    return formula
+
+
+def _value(formula: Any, numbers: Sequence[bool | int | float]) -> Any:
+    if isinstance(formula, tuple):
+        function, *operands = formula
+        return function(*(_value(operand, numbers) for operand in operands))
+    return numbers[formula["number"]] if isinstance(formula, dict) else formula
