@@ -19,6 +19,7 @@ from torch2ort.sizes import expressions
 from torch2ort.sizes.guessed import assumed, forget_assumed, take_for_one
 from torch2ort.sizes.symbols import expression_of, has_hint, is_number, raw_expression, size_hint
 from torch2ort.symbolics.source import source_line
+from torch2ort.symbolics.unread_checks import have_computed
 from torch2ort.symbolics.value_checks import CONDITIONS, drop_conditions
 
 aten = torch.ops.aten
@@ -53,6 +54,18 @@ def settle_sizes(
             node.kwargs = torch.fx.map_arg(node.kwargs, settled)
     for node in reversed(computed):
         graph.erase_node(node)
+
+
+def keep_sizes(graph: torch.fx.Graph) -> None:
+    """Have each tensor computed that nodes read a size of which values decide: no other one may have it.
+
+    Args:
+        graph: of a program; changed in place.
+    """
+    sizes = graph.find_nodes(op="call_function", target=_SIZE)
+    for tensor in dict.fromkeys(node.args[0] for node in sizes if not has_hint(node.meta["val"])):
+        with graph.inserting_before(tensor.next):
+            have_computed(graph, tensor)
 
 
 def _settled(node: torch.fx.Node, way_out: str) -> int | torch.SymInt:
@@ -199,11 +212,18 @@ def without_names(condition: sympy.Basic) -> str:
 
 
 def _follows(condition: sympy.Basic, zeros: Iterable[sympy.Expr]) -> bool:
-    """Whether a condition is an equation that holds as one of some expressions is 0."""
-    if not isinstance(condition, sympy.Eq):
+    """Whether a condition on sizes, which are never below 0, holds as one of some expressions is 0."""
+    if isinstance(condition, sympy.Eq):
+        difference = condition.lhs - condition.rhs
+        return any(zero != 0 and sympy.cancel(difference / zero).is_Rational for zero in zeros)
+    if not isinstance(condition, (sympy.Le, sympy.Ge)):
         return False
-    difference = condition.lhs - condition.rhs
-    return any(zero != 0 and sympy.cancel(difference / zero).is_Rational for zero in zeros)
+    room = condition.gts - condition.lts
+    return any(
+        term.xreplace({s: expressions.symbol(s.name) for s in term.free_symbols}).is_nonnegative
+        for zero in zeros
+        for term in (room - zero, room + zero)
+    )
 
 
 def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool, checked: Collection[str] = ()) -> None:
@@ -309,7 +329,8 @@ class SizeNodes:
             if node is None:
                 raise UnsupportedOperatorError(
                     f"a size {name} that values in tensors decide is that of no tensor of the graph, which "
-                    f"the joint engine does not take. Train with onnxruntime-training (engine='ort_training')"
+                    f"the joint engine does not take. Put the part of the model that reads it into a "
+                    f"torch.autograd.Function"
                 )
             made = self._known[key] = self._graph.call_function(_SIZE, (node, axis))
             made.meta = {"val": node.meta["val"].shape[axis]}

@@ -18,7 +18,7 @@ from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.masks import share_positions
 from torch2ort.engines.joint.reach import Reach, traced_reach
 from torch2ort.engines.joint.read_numbers import take_read_numbers
-from torch2ort.engines.joint.sizes import Replay, refuse_assumed, settle_sizes, without_names
+from torch2ort.engines.joint.sizes import Replay, keep_sizes, refuse_assumed, settle_sizes, without_names
 from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.engines.no_gradient import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
@@ -218,6 +218,7 @@ def _prepared(
     placeholders = program.graph.find_nodes(op="placeholder")
     differentiated = [n for n, r in zip(placeholders, required, strict=True) if r]
     take_read_numbers(program.graph, has_kernels=has_kernels)
+    keep_sizes(program.graph)
     sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
     device = _device_of(placeholders) if has_kernels else torch.device("cpu")
     _refuse(program.graph, device, carrying(program.graph, differentiated))
