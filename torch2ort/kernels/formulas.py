@@ -17,6 +17,17 @@ import torch
 
 from torch2ort.errors import ModelLoadError
 
+
+def _same_size(one: int, other: int) -> bool:
+    if one != other:
+        raise RuntimeError(
+            f"two sizes that values in tensors decide are {one} and {other}, and the graph of the model is "
+            f"for equal ones, with nothing broadcast along them. Select with one mask what is to have one "
+            f"size, or put the part of the model that takes both into a torch.autograd.Function"
+        )
+    return True
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{
         f"operator.{function.__name__}": function
@@ -29,6 +40,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     },
     "math.ceil": math.ceil,
     "math.floor": math.floor,
+    "same_size": _same_size,
     "sym_float": torch.sym_float,
     "sym_ite": torch.sym_ite,
     "sym_max": torch.sym_max,
@@ -36,6 +48,10 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sym_not": torch.sym_not,
 }
 _NAMES: Mapping[Any, str] = {function: name for name, function in _FUNCTIONS.items()}
+_READS: Mapping[str, Callable[..., Callable[[Sequence[torch.Tensor]], bool | int | float]]] = {
+    "number": lambda i: lambda tensors: tensors[i].item(),
+    "size": lambda i, dim: lambda tensors: tensors[i].shape[dim],
+}
 _TYPES: Mapping[torch.dtype, type] = {torch.bool: bool, torch.int64: int, torch.float64: float}
 
 
@@ -48,16 +64,17 @@ def computed_number(numbers: Sequence[torch.Tensor], dtype: torch.dtype, formula
     """The tensor of what Python computes.
 
     Args:
-        numbers: tensors of one element.
+        numbers: tensors, of one element where a number is read out of one.
         dtype: of the result: bool, int64 or float64.
-        formula: JSON: ``[name, *operands]``, where an operand is a formula, a number, or ``{"number": i}``
-            for that of the i-th tensor.
+        formula: JSON: ``[name, *operands]``, where an operand is a formula, a number, ``{"number": i}`` for
+            that of the i-th tensor, or ``{"size": [i, d]}`` for its size along dimension d.
 
     Raises:
-        ArithmeticError, TypeError: what Python raises, or that no tensor of the type holds the result.
+        ArithmeticError, RuntimeError, TypeError: what Python raises, or that no tensor of the type holds the
+            result.
         ModelLoadError: the formula is none.
     """
-    made = _value(_decoded(formula), [tensor.item() for tensor in numbers])
+    made = _value(_decoded(formula), numbers)
     if type(made) is not _TYPES[dtype]:
         raise TypeError(
             f"a number that the model computes of one that it reads out of a tensor is {made!r}, of type "
@@ -85,16 +102,15 @@ def _checked(formula: Any) -> Any:
         name, *operands = formula
         return (_FUNCTIONS[name], *map(_checked, operands))
     if isinstance(formula, dict):
-        is_known = formula.keys() == {"number"} and type(formula["number"]) is int
-    else:
-        is_known = isinstance(formula, (bool, int, float))
-    if not is_known:
+        ((kind, content),) = formula.items()
+        return _READS[kind](*content if isinstance(content, list) else [content])
+    if not isinstance(formula, (bool, int, float)):
         raise ValueError(f"{formula!r} is no operand")
     return formula
 
 
-def _value(formula: Any, numbers: Sequence[bool | int | float]) -> Any:
+def _value(formula: Any, numbers: Sequence[torch.Tensor]) -> Any:
     if isinstance(formula, tuple):
         function, *operands = formula
         return function(*(_value(operand, numbers) for operand in operands))
-    return numbers[formula["number"]] if isinstance(formula, dict) else formula
+    return formula(numbers) if callable(formula) else formula

@@ -7,7 +7,7 @@
 | ShapeEnv.source_name_to_debug_name, source_to_var, create_symintnode | 2.11-2.15.0 |
 | ShapeEnv.guards, ShapeEnv.num_deferred_runtime_asserts, ShapeEnv.deferred_runtime_asserts | 2.11-2.15.0 |
 | ShapeEnv.pending_fresh_unbacked_symbols | 2.11-2.15.0 |
-| ShapeEnv._set_replacement | 2.12.1-2.15.0 |
+| ShapeEnv._set_replacement, ShapeEnv.replacements | 2.12.1-2.15.0 |
 | SymInt.node.shape_env, ShapeEnv.bound_sympy | 2.12.1-2.15.0 |
 | torch.utils._sympy.printers.PythonPrinter | 2.11-2.15.0 |
 | torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
@@ -133,9 +133,16 @@ def forget_assumed(environment: Any) -> None:
     environment.deferred_runtime_asserts.clear()
 
 
-def take_for_one(environment: Any, symbol: sympy.Symbol, other: sympy.Symbol) -> None:
-    """Have a trace know that two symbols stand for one size; by itself it does not see that in a sum."""
-    environment._set_replacement(symbol, other, "the gradient of an output has the output's sizes")
+def take_for_one(environment: Any, names: Mapping[sympy.Symbol, sympy.Symbol]) -> None:
+    """Have a trace know that some symbols are names of others; by itself it does not see that in a sum."""
+    known = environment.replacements
+    # What it found of the one by the other would lead back.
+    for symbol in [
+        s for s, size in known.items() if s in names or not names.keys().isdisjoint(size.free_symbols)
+    ]:
+        del known[symbol]
+    for symbol, other in names.items():
+        environment._set_replacement(symbol, other, "the gradient of an output has the output's sizes")
 
 
 def forget_new_sizes(environment: Any) -> None:

@@ -7,7 +7,7 @@ into the program, and goes on with what it took. The checks are no part of a gra
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -77,9 +77,11 @@ def forget_assumed(graph: torch.fx.Graph) -> None:
         private.forget_assumed(environment)
 
 
-def take_for_one(graph: torch.fx.Graph, symbol: sympy.Symbol, other: sympy.Symbol) -> None:
-    """Have the trace of a graph know that two symbols, of sizes that only a run tells, stand for one size."""
-    private.take_for_one(_environment(graph), symbol, other)
+def take_for_one(graph: torch.fx.Graph, names: Mapping[sympy.Symbol, sympy.Symbol]) -> None:
+    """Have the trace of a graph know that some sizes, which only a run tells, have the names of others."""
+    environment = _environment(graph)
+    if environment is not None:
+        private.take_for_one(environment, names)
 
 
 def forget_new_sizes(graph: torch.fx.Graph) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ import torch.nn.functional as F
 
 import torch2ort
 from tests.support.functions import Square
-from torch2ort.errors import UnsupportedOperatorError
 
 pytestmark = pytest.mark.joint("it is what is tried")
 
@@ -76,6 +76,11 @@ BODIES = {
     "added back": lambda m, h, k: (i := k.nonzero()[:, 0], h.index_add(0, i, m.layer(h[i])))[1].exp().sum(),
     "two selections": lambda m, h, k: (h[k].sum(0) * h[~k].exp().sum(0)).sum(),
     "zeros of as many": lambda m, h, k: torch.cat([h[k].new_zeros(h[k].shape[0], 2), h[k].exp()], 1).sum(1),
+    "joined": lambda m, h, k: torch.cat([h[k], h[~k].exp(), h[h[:, 0] > 0]]).sum(1),
+    "how many": lambda m, h, k: h * (k.nonzero().shape[0] + 1) / (1 + h[k].shape[0] ** 2),
+    "a fraction of them": lambda m, h, k: h.sum() * (1 / (h[k].shape[0] + 2)),
+    "zeros of as many and two": lambda m, h, k: torch.zeros(h[k].shape[0] + 2).sum() + h,
+    "the first two": lambda m, h, k: h[k.nonzero()[:, 0][:2]].exp().sum(0),
     "repeated": lambda m, h, k: h.repeat_interleave(k.long() + 1, 0).square().sum(),
 }
 # Of these others of the table are the like.
@@ -115,18 +120,30 @@ def test_what_values_select_trains_like_eager(name):
     )
 
 
-def test_selections_by_masks_that_may_differ_are_refused_where_they_meet():
-    model = Model(lambda m, h, k: h[h[:, 0] > 0].sum(1) * h[h[:, 1] > 0].sum(1))
-    x = torch.tensor([[1.0, 1, 1, 1]] * 3)
+MEETING = {
+    "a product": lambda m, h, k: h[k].sum(1) * h[k.flip(0)].exp().sum(1),
+    "a stack": lambda m, h, k: torch.stack([h[k], h[k.flip(0)].exp()]),
+    "a tensor of a size": lambda m, h, k: h[k].exp() * torch.arange(1, 5)[:, None],
+}
+
+
+@pytest.mark.parametrize("body", MEETING.values(), ids=MEETING)
+def test_selections_of_one_size_meet_like_in_eager(body):
+    calls = ((6, 0b101101), (6, 0b110011), (6, 0b111100))
+    torch.manual_seed(0)
+    model = Model(body)
+    torch.testing.assert_close(results(wrapped(model), calls), results(model, calls), check_stride=False)
+
+
+def test_selections_of_two_sizes_raise_where_one_would_be_broadcast():
+    module = wrapped(Model(lambda m, h, k: h[k].exp() * torch.arange(1, 5)[:, None]))
     message = (
-        r"^the (backward|translation) of the model holds only if Eq\(u\d+, u\d+\), of sizes that values in "
-        r"tensors decide, which the joint engine cannot check\. Select with one mask what is to have one "
-        r"size, or train with onnxruntime-training \(engine='ort_training'\)$"
+        "two sizes that values in tensors decide are 1 and 4, and the graph of the model is for equal ones, "
+        "with nothing broadcast along them. Select with one mask what is to have one size, or put the part "
+        "of the model that takes both into a torch.autograd.Function"
     )
-    with torch.no_grad():
-        model.layer.weight.copy_(torch.eye(4))
-    with pytest.raises(UnsupportedOperatorError, match=message):
-        wrapped(model)(x, torch.ones(3, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+        module(torch.randn(4, 4), torch.tensor([False, True, False, False]))
 
 
 def test_a_dropout_of_such_a_size_is_eagers():

@@ -37,9 +37,12 @@ def in_two(h, n):
     return torch.stack([first.sum(), second.square().sum()])
 
 
+def in_parts(h, n):
+    return torch.split(h.flatten(), torch.stack([n, 12 - n]).tolist())
+
+
 def in_a_list(h, n):
-    parts = torch.split(h.flatten(), torch.stack([n, 12 - n]).tolist())
-    return torch.stack([part.sum() * (i + 1) for i, part in enumerate(parts)])
+    return torch.stack([part.sum() * (i + 1) for i, part in enumerate(in_parts(h, n))])
 
 
 ANY = {
@@ -70,6 +73,11 @@ WITHIN = {
     "two reads": lambda h, n: torch.zeros(within(h, n)) + h.sum(0)[: within(h, n)],
     "two parts": in_two,
     "a list": in_a_list,
+    "parts of a list": lambda h, n: torch.cat([part.softmax(0) for part in in_parts(h, n)]),
+    "Functions of parts": lambda h, n: torch.cat([Square.apply(part) for part in in_parts(h, n)]),
+    "a tensor of places": lambda h, n: torch.cat(
+        [part.exp() * (i + 1) for i, part in enumerate(h.flatten().tensor_split(torch.stack([n, n + 3])))]
+    ),
 }
 
 
@@ -122,13 +130,13 @@ def test_a_process_with_a_cache_traces_it_once(tmp_path, monkeypatch, number):
     assert compare(body, (number, 3)).exported.cache.hit
 
 
+def test_two_numbers_that_meet_have_to_be_one():
+    module = compare(lambda h, n: torch.zeros(3, within(h, n)) + h[:, : (n * 0 + 2).item()], (2, 2))
+    with pytest.raises((RuntimeError, torch2ort.EngineError)):
+        module(torch.randn(3, 4), torch.tensor(3))
+
+
 REFUSED = {
-    "two numbers taken for one": (
-        lambda h, n: torch.zeros(3, within(h, n)) + h[:, : (n * 0 + 2).item()],
-        r"the backward of the model holds only if Eq\(u\d+, u\d+\), of sizes that values in tensors decide, "
-        r"which the joint engine cannot check\. Select with one mask what is to have one size, or train with "
-        r"onnxruntime-training \(engine='ort_training'\)",
-    ),
     "a product over it": (
         lambda h, n: h[:, : within(h, n)] @ h[:, : within(h, n)].T,
         r"PyTorch's autograd does not differentiate the program that torch\.export traced \(Could not guard "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ _OF_FLOATS: Mapping[Any, Any] = {
     torch.sym_max: aten.maximum.default,
     torch.sym_min: aten.minimum.default,
 }
+_SPLIT = aten.tensor_split.tensor_indices_or_sections
 _TO_FLOAT = torch.sym_float
 _MAY_RAISE = (operator.truediv, operator.floordiv, operator.mod, operator.pow)
 _TYPES: Mapping[Any, torch.dtype] = {
@@ -99,6 +101,8 @@ def take_read_numbers(graph: torch.fx.Graph, *, has_kernels: bool = True) -> Non
     Raises:
         UnsupportedOperatorError: a number goes where no tensor can; names the line.
     """
+    for node in graph.find_nodes(op="call_function", target=_SPLIT):
+        _slice(node)
     numbers: dict[torch.fx.Node, torch.fx.Node | None] = {}
     sized: set[torch.fx.Node] = set()
     for node in list(graph.nodes):
@@ -115,6 +119,22 @@ def take_read_numbers(graph: torch.fx.Graph, *, has_kernels: bool = True) -> Non
             elif not taken.replace():
                 sized.update(n for n in node.all_input_nodes if n in numbers)
     _drop_unread(graph, numbers, sized)
+
+
+def _slice(node: torch.fx.Node) -> None:
+    """Cut a tensor at the numbers in another one, as its operator does."""
+    tensor, places, dim = (*node.args, 0)[:3]
+    (count,) = places.meta["val"].shape  # type: ignore[union-attr]
+    selected = [insert_call(node, aten.select.int, places, 0, i) for i in range(count)]
+    ends = [insert_call(node, aten.item.default, place) for place in selected]
+    parts = [
+        insert_call(node, aten.slice.Tensor, tensor, dim, start, end)
+        for start, end in zip((0, *ends), (*ends, sys.maxsize), strict=True)
+    ]
+    for part in list(node.users):
+        part.replace_all_uses_with(parts[part.args[1]])  # type: ignore[index]
+        node.graph.erase_node(part)
+    node.graph.erase_node(node)
 
 
 def _drop_unread(

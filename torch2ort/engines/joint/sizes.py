@@ -6,10 +6,13 @@ its nodes. A half takes it from the shape of a tensor that it is given.
 
 from __future__ import annotations
 
+import functools
+import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeGuard
 
+import optree
 import sympy
 import torch
 
@@ -18,6 +21,8 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes import expressions
 from torch2ort.sizes.guessed import assumed, forget_assumed, take_for_one
 from torch2ort.sizes.symbols import expression_of, has_hint, is_number, raw_expression, size_hint
+from torch2ort.symbolics.inserted import insert_call
+from torch2ort.symbolics.operators import must_compute, python_number
 from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.unread_checks import have_computed
 from torch2ort.symbolics.value_checks import CONDITIONS, drop_conditions
@@ -163,67 +168,112 @@ class Replay(torch.fx.Interpreter):
     def __init__(self, program: torch.fx.GraphModule) -> None:
         super().__init__(program)
         self.checked: set[sympy.Basic] = set()
+        self._runs: list[list[sympy.Expr]] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        self._runs.append([])
+        return super().run(*args, **kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node."""
-        if n.target not in _LOOK_AT_SIZES and n.target not in CONDITIONS:
-            return super().run_node(n)
-        before = set(assumed(n.graph))
+        before = set(assumed(n.graph)) if n.target in (*_LOOK_AT_SIZES, *CONDITIONS) else None
         result = super().run_node(n)
-        self.checked.update(set(assumed(n.graph)) - before)
+        if before is not None:
+            self.checked.update(set(assumed(n.graph)) - before)
+        tensors = (leaf for leaf in optree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        self._runs[-1] += [raw_expression(size) for tensor in tensors for size in tensor.shape]
         return result
 
+    def names(self) -> dict[sympy.Symbol, sympy.Symbol]:
+        """The symbols of sizes in runs but the last, and those of the same sizes in the last."""
+        *earlier, last = self._runs
+        return {
+            size: same
+            for run in earlier
+            for size, same in zip(run, last, strict=True)
+            if size.is_Symbol and same.is_Symbol and size != same
+        }
 
-def refuse_assumed(
-    graph: torch.fx.Graph,
-    tangents: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    checked: Collection[sympy.Basic],
-) -> None:
-    """Refuse what the trace took sizes for that only a run tells.
 
-    That the gradient of an output has its size is true.
+def check_assumed(
+    graph: torch.fx.Graph, names: Mapping[sympy.Symbol, sympy.Symbol], checked: Collection[sympy.Basic]
+) -> frozenset[str]:
+    """Have a run check what the trace took sizes for that only a run tells.
+
+    The trace runs forward more than once, and a size that values decide has another name in each run. The
+    gradients of outputs have the outputs' sizes.
 
     Args:
         graph: the joint graph.
-        tangents: the gradient of each output, and the output.
-        checked: what a run checks.
+        names: of sizes in earlier runs, and those in the last, whose nodes are in the graph.
+        checked: what a run checks by itself.
+
+    Returns:
+        What a run of forward checks, as of :func:`without_names`.
 
     Raises:
-        UnsupportedOperatorError: it took one for another.
+        UnsupportedOperatorError: it took for granted what no run checks.
     """
-    differences = [
-        raw_expression(size) - raw_expression(other)
-        for tangent, output in tangents
-        for size, other in zip(tangent.shape, output.shape, strict=True)
-    ]
+    known = {condition.xreplace(names) for condition in checked}
     for condition in assumed(graph):
-        if condition not in checked and not _follows(condition, differences):
-            _refuse_condition("backward", condition)
-    for difference in differences:
-        symbols = sorted(difference.free_symbols, key=str)
-        if len(symbols) == 2 and _follows(sympy.Eq(*symbols), [difference]):
-            take_for_one(graph, *symbols)
+        found = condition.xreplace(names)
+        if found not in known and not _holds(found):
+            _check(graph, found)
+            known.add(found)
+    take_for_one(graph, names)
     forget_assumed(graph)
+    return frozenset(map(without_names, known))
+
+
+def _check(graph: torch.fx.Graph, condition: sympy.Basic) -> None:
+    """Have each run check that two sizes are one.
+
+    Raises:
+        UnsupportedOperatorError: the condition is another one, or of sizes that no tensor of forward has.
+    """
+    carriers: dict[torch.fx.Node, int] = {}
+
+    def written(size: sympy.Basic) -> Any:
+        if size.is_Integer:
+            return int(size)
+        if size.is_Symbol:
+            node, axis = _carrier_of(graph, size)
+            return {"size": [carriers.setdefault(node, len(carriers)), axis]}
+        name = {sympy.Add: "operator.add", sympy.Mul: "operator.mul"}.get(type(size))
+        if name is None:
+            _refuse_condition("backward", condition)
+        return functools.reduce(lambda one, other: [name, one, other], map(written, size.args))
+
+    if not isinstance(condition, sympy.Eq):
+        _refuse_condition("backward", condition)
+    formula = ["same_size", written(condition.lhs), written(condition.rhs)]
+    place = next(node for node in reversed(graph.nodes) if node in carriers).next
+    holds = insert_call(place, python_number, list(carriers), torch.bool, json.dumps(formula))
+    insert_call(place, must_compute, holds)
+
+
+def _carrier_of(graph: torch.fx.Graph, size: sympy.Basic) -> tuple[torch.fx.Node, int]:
+    """What first has a size, as it was made, and along which dimension."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for axis, found in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if raw_expression(found) == size:
+                return node, axis
+    raise AssertionError(size)
+
+
+def _holds(condition: sympy.Basic) -> bool:
+    """Whether a condition holds for any sizes, which are never below 0."""
+    sizes = {symbol: expressions.symbol(symbol.name) for symbol in condition.free_symbols}
+    return condition.xreplace(sizes) is sympy.true
 
 
 def without_names(condition: sympy.Basic) -> str:
     """A condition as a text that is the same whatever its sizes are called."""
-    return str(condition.xreplace({symbol: sympy.Symbol("_") for symbol in condition.free_symbols}))
-
-
-def _follows(condition: sympy.Basic, zeros: Iterable[sympy.Expr]) -> bool:
-    """Whether a condition on sizes, which are never below 0, holds as one of some expressions is 0."""
-    if isinstance(condition, sympy.Eq):
-        difference = condition.lhs - condition.rhs
-        return any(zero != 0 and sympy.cancel(difference / zero).is_Rational for zero in zeros)
-    if not isinstance(condition, (sympy.Le, sympy.Ge)):
-        return False
-    room = condition.gts - condition.lts
-    return any(
-        term.xreplace({s: expressions.symbol(s.name) for s in term.free_symbols}).is_nonnegative
-        for zero in zeros
-        for term in (room - zero, room + zero)
-    )
+    ordered = sorted(condition.free_symbols, key=lambda symbol: (len(symbol.name), symbol.name))
+    # Another one for each, as torch's own are integers: two sizes that are one name are no condition.
+    return str(condition.xreplace({s: sympy.Symbol(f"_{i}", integer=True) for i, s in enumerate(ordered)}))
 
 
 def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool, checked: Collection[str] = ()) -> None:
@@ -257,8 +307,8 @@ def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool, checked: 
 def _refuse_condition(what: str, condition: sympy.Basic) -> NoReturn:
     raise UnsupportedOperatorError(
         f"the {what} of the model holds only if {condition}, of sizes that values in tensors decide, which "
-        f"the joint engine cannot check. Select with one mask what is to have one size, or train with "
-        f"onnxruntime-training (engine='ort_training')"
+        f"the joint engine cannot check. Select with one mask what is to have one size, or put the part of "
+        f"the model that takes them into a torch.autograd.Function"
     )
 
 

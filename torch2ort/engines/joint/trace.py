@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
-import sympy
 import torch
 
 from torch2ort.cache.key.exclusive import exclusive
@@ -18,7 +17,7 @@ from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.masks import share_positions
 from torch2ort.engines.joint.reach import Reach, traced_reach
 from torch2ort.engines.joint.read_numbers import take_read_numbers
-from torch2ort.engines.joint.sizes import Replay, keep_sizes, refuse_assumed, settle_sizes, without_names
+from torch2ort.engines.joint.sizes import Replay, check_assumed, keep_sizes, settle_sizes
 from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.engines.no_gradient import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
@@ -98,13 +97,13 @@ class _Flat(torch.nn.Module):
         self._run = (Replay(program),)
 
     @property
-    def checked(self) -> set[sympy.Basic]:
-        """What the trace took sizes for that a run checks."""
-        return self._run[0].checked
+    def run(self) -> Replay:
+        """What runs the program."""
+        return self._run[0]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The program's outputs."""
-        results = self._run[0].run(*tensors)
+        results = self.run.run(*tensors)
         shared = _shared(results, tensors)
         return tuple(r.clone() if i in shared else r for i, r in enumerate(results))
 
@@ -158,8 +157,7 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
     settle_sizes(joint.graph)
     tell_eagers_types(joint.graph)
     described = _described(joint, source, _shared(results, again), len(results))
-    pairs = [(t.meta["val"], described.outputs[i].meta["val"]) for t, i in described.tangents.items()]
-    refuse_assumed(joint.graph, pairs, flat.checked)
+    checked = check_assumed(joint.graph, flat.run.names(), flat.run.checked)
     own = len(cast("tuple[Any, ...]", source.graph_module.graph.output_node().args[0]))
     new = dict(zip(written, described.outputs[own:], strict=False))
     described = replace(
@@ -167,7 +165,7 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
         outputs=described.outputs[:own],
         written={**described.written, **new},
         sites=sites,
-        checked=frozenset(map(without_names, flat.checked)),
+        checked=checked,
     )
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
         raise UnsupportedOperatorError(
