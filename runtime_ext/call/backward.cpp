@@ -457,9 +457,10 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Held held, Managed*
     return static_cast<bool>(*managed);
   }
   int mapped = (*site_->gradient_mapped)[i];
-  if (mapped >= 0) {
+  // Where autograd has no gradient, what backward makes of zeros is memory of its own.
+  if (mapped >= 0 && arrived(static_cast<size_t>(mapped))) {
     Loan* loan = loans_[static_cast<size_t>(mapped)];
-    if (loan != nullptr && SpanOf(loan->dl_tensor).begin == span.begin) {
+    if (SpanOf(loan->dl_tensor).begin == span.begin) {
       DLTensor view = (*managed)->dl_tensor;
       *managed = Managed(ExportLoan(loan, view));
       ++exports_[static_cast<size_t>(mapped)];

@@ -193,7 +193,7 @@ bool ForwardCall::CallWithSetup() {
 // A write that export did not see would reach, or fail to reach, others who read the same value.
 bool ForwardCall::CheckWrites() {
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].mutated || inputs_[i].mapped) continue;
+    if (inputs_[i].mutated) continue;
     long writes = WritesTo(tensors_[i].get());
     if (writes < 0) return false;
     if (writes == (Passed(i) ? passed_version_ : Original(i) ? original_versions_[i] : 0)) continue;
@@ -471,7 +471,7 @@ bool ForwardCall::ReturnAlias(PyObject* value, Managed* managed, Ref* storage) {
 
 bool ForwardCall::WarnOnce(size_t index, size_t i) {
   OutputSpec& spec = (*site_->tensor_outputs)[index];
-  if (spec.warned || index >= site_->returned || storages_ != nullptr) return true;
+  if (spec.warned || index >= site_->returned) return true;
   spec.warned = true;
   return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
 }
@@ -563,9 +563,10 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Held held, Managed*
       DLTensor view = (*managed)->dl_tensor;
       *managed = Managed(ExportLoan(loans_[i], view));
       ++exports_[i];
-      return true;
+      site_->copied_bytes += span.size();  // by who takes it
+    } else {
+      *managed = ExportCopy(site_, value);
     }
-    *managed = ExportCopy(site_, value);
     if (!*managed) return false;
     return WarnOnce(index, i);
   }

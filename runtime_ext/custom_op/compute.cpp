@@ -75,6 +75,8 @@ class Computation {
   OrtStatus* Write(size_t index, const DLTensor& tensor, Managed* gift);
   OrtStatus* WriteOutputs(std::vector<Managed>* outputs, std::vector<Ref>* storages);
   OrtStatus* WriteGradients(const std::vector<Managed>& gradients);
+  OrtStatus* WriteSizes(size_t index, const DLTensor& tensor);
+  OrtStatus* HandOn(size_t index, const DLTensor& gradient, const DLTensor& memory);
   OrtStatus* WriteContext();
   OrtStatus* CopyOnDevice(const DLTensor& from, const DLTensor& to);
   OrtStatus* PythonError() { return StatusOfException(api_, kernel_.where, kernel_.keeps_errors); }
@@ -161,17 +163,46 @@ OrtStatus* Computation::WriteOutputs(std::vector<Managed>* outputs, std::vector<
       give = sole.get() == Py_True;
       (*storages)[i].reset();
     }
-    T2O_RETURN_IF_ERROR(Write(i + 1, tensor, give ? &output : nullptr));
+    OrtStatus* status =
+        kernel_.handed_on[i + 1] ? WriteSizes(i + 1, tensor) : Write(i + 1, tensor, give ? &output : nullptr);
+    T2O_RETURN_IF_ERROR(status);
   }
   return nullptr;
 }
 
+// The sizes of an output that is an input's memory, for the node that gives that memory.
+OrtStatus* Computation::WriteSizes(size_t index, const DLTensor& tensor) {
+  int64_t rank = tensor.ndim;
+  return Write(index, {tensor.shape, device_, 1, {kDLInt, 64, 1}, &rank, nullptr, 0}, nullptr);
+}
+
+// A gradient that is declared to be the memory of an output's gradient, which this node owns. It is not where
+// autograd has no gradient, and zeros are in its place.
+OrtStatus* Computation::HandOn(size_t index, const DLTensor& gradient, const DLTensor& memory) {
+  Span from = SpanOf(gradient), to = SpanOf(memory);
+  if (from.size() > to.size()) {
+    return Fail(api_, kernel_.where + ": gradient " + std::to_string(index - 1) +
+                          " is larger than the gradient whose memory it is declared to be");
+  }
+  if (from.size() > 0 && from.begin != to.begin) {
+    std::memmove(reinterpret_cast<void*>(to.begin), reinterpret_cast<void*>(from.begin),
+                 static_cast<size_t>(from.size()));
+  }
+  return WriteSizes(index, gradient);
+}
+
 // One output a tensor argument that needs a gradient.
 OrtStatus* Computation::WriteGradients(const std::vector<Managed>& gradients) {
-  size_t index = 1;
-  for (const Managed& gradient : gradients) {
-    if (gradient == nullptr) continue;
-    T2O_RETURN_IF_ERROR(Write(index++, gradient->dl_tensor, nullptr));
+  size_t index = 0;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i] == nullptr) continue;
+    const DLTensor& gradient = gradients[i]->dl_tensor;
+    if (kernel_.handed_on[++index]) {
+      auto memory = static_cast<size_t>((*AsSite(kernel_.callee)->gradient_mapped)[i]);
+      T2O_RETURN_IF_ERROR(HandOn(index, gradient, loans_[memory]->dl_tensor));
+    } else {
+      T2O_RETURN_IF_ERROR(Write(index, gradient, nullptr));
+    }
   }
   return nullptr;
 }
@@ -203,10 +234,23 @@ OrtStatus* Computation::Run() {
   return WriteOutputs(&outputs, &storages);
 }
 
-OrtStatus* SizesOf(const Kernel& kernel, const OrtValue* value, Sizes* kept, const int64_t** sizes,
-                   size_t* rank) {
-  const OrtApi* api = kernel.api;
-  if (kernel.has_shape_reference) {
+OrtStatus* ComputeInPython(const Kernel& kernel, OrtKernelContext* context) {
+  if (!PythonRuns()) {
+    return Fail(kernel.api, kernel.where + ": the Python interpreter has ended");
+  }
+  Gil gil;
+  try {
+    return Computation(kernel, context).Run();
+  } catch (const std::exception& error) {
+    return Fail(kernel.api, kernel.where + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+OrtStatus* SizesOf(const OrtApi* api, bool by_reference, const OrtValue* value, Sizes* kept,
+                   const int64_t** sizes, size_t* rank) {
+  if (by_reference) {
     OrtElementType type;
     return api->GetTensorElementTypeAndShapeDataReference(value, &type, sizes, rank);
   }
@@ -222,20 +266,6 @@ OrtStatus* SizesOf(const Kernel& kernel, const OrtValue* value, Sizes* kept, con
   return status;
 }
 
-OrtStatus* ComputeInPython(const Kernel& kernel, OrtKernelContext* context) {
-  if (!PythonRuns()) {
-    return Fail(kernel.api, kernel.where + ": the Python interpreter has ended");
-  }
-  Gil gil;
-  try {
-    return Computation(kernel, context).Run();
-  } catch (const std::exception& error) {
-    return Fail(kernel.api, kernel.where + ": " + error.what());
-  }
-}
-
-}  // namespace
-
 OrtStatus* ReadInput(const Kernel& kernel, OrtKernelContext* context, size_t index, DLDevice* device,
                      Sizes* kept, DLTensor* tensor) {
   const OrtApi* api = kernel.api;
@@ -247,7 +277,7 @@ OrtStatus* ReadInput(const Kernel& kernel, OrtKernelContext* context, size_t ind
   const int64_t* sizes = nullptr;
   size_t rank = 0;
   void* data = nullptr;
-  T2O_RETURN_IF_ERROR(SizesOf(kernel, value, kept, &sizes, &rank));
+  T2O_RETURN_IF_ERROR(SizesOf(api, kernel.has_shape_reference, value, kept, &sizes, &rank));
   T2O_RETURN_IF_ERROR(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
   if (kernel.on_cuda) {
     const OrtMemoryInfo* memory = nullptr;

@@ -88,7 +88,9 @@ OrtStatus* CheckAttribute(const Kernel& kernel, const OrtKernelInfo* info, const
   }
   bool good = status == nullptr && values.size() == outputs.size();
   if (status != nullptr) api->ReleaseStatus(status);
-  for (size_t i = 0; good && i < values.size(); ++i) good = fits(outputs[i], values[i]);
+  for (size_t i = 0; good && i < values.size(); ++i) {
+    good = kernel.handed_on[i + 1] || fits(outputs[i], values[i]);
+  }
   if (good) return nullptr;
   return Fail(api, kernel.where + ": its attribute '" + name + "' is damaged; export the model again");
 }
@@ -102,6 +104,27 @@ OrtStatus* CheckAttributes(const Kernel& kernel, const OrtKernelInfo* info) {
       }));
   return CheckAttribute(kernel, info, "output_tensor_ranks",
                         [](const OutputSpec& output, int64_t value) { return value == output.rank; });
+}
+
+// Reads which outputs are an input's memory. Of a node that torch2ort prepared: a file cannot say it.
+OrtStatus* ReadHandedOn(Kernel* kernel, const OrtKernelInfo* info) {
+  const OrtApi* api = kernel->api;
+  size_t outputs = 0, count = 0;
+  T2O_RETURN_IF_ERROR(api->KernelInfo_GetOutputCount(info, &outputs));
+  kernel->handed_on.assign(outputs, false);
+  if (!kernel->keeps_errors) return nullptr;
+  if (OrtStatus* status = api->KernelInfoGetAttributeArray_int64(info, "handed_on", nullptr, &count)) {
+    api->ReleaseStatus(status);  // the node has no such attribute
+    return nullptr;
+  }
+  std::vector<int64_t> positions(count);
+  T2O_RETURN_IF_ERROR(api->KernelInfoGetAttributeArray_int64(info, "handed_on", positions.data(), &count));
+  bool good = !kernel->on_cuda && PyObject_TypeCheck(kernel->callee, site_type);
+  for (int64_t position : positions) {
+    good = good && position > 0 && static_cast<size_t>(position) < outputs;
+    if (good) kernel->handed_on[static_cast<size_t>(position)] = true;
+  }
+  return good ? nullptr : Fail(api, kernel->where + ": its attribute 'handed_on' is of no such node");
 }
 
 // Node and site agree in every type, so that no call has to look at types again.
@@ -126,7 +149,8 @@ OrtStatus* CheckNode(Kernel* node, const OrtKernelInfo* info) {
     if (i == 0) node->writes_context = !name.empty();
     if (name.empty()) continue;
     T2O_RETURN_IF_ERROR(api->KernelInfo_GetOutputTypeInfo(info, i, &type));
-    DLDataType expected = i == 0 ? DLDataType{kDLInt, 64, 1} : outputs[i - 1].dtype;
+    bool of_sizes = i == 0 || kernel.handed_on[i];
+    DLDataType expected = of_sizes ? DLDataType{kDLInt, 64, 1} : outputs[i - 1].dtype;
     T2O_RETURN_IF_ERROR(CheckType(kernel, type, "output", i, expected));
   }
   return nullptr;
@@ -185,6 +209,7 @@ OrtStatus* Bind(Kernel* kernel, const OrtKernelInfo* info) {
     kernel->callee = Ref::Share(AsDirectCall(kernel->direct)->site).release();
     if (!kernel->on_cuda && !kernel->backward) kernel->way = Way::kUntried;
   }
+  T2O_RETURN_IF_ERROR(ReadHandedOn(kernel, info));
   if (kernel->backward) return BindBackward(kernel, info);
   for (const InputSpec* input : InputsOf(kernel->callee)) {
     kernel->slots.push_back(kernel->tensors++);

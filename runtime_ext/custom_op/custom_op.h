@@ -38,8 +38,9 @@ struct Kernel {
   PyObject* direct = nullptr;  // owned; a DirectCall beside the callee, or null
   std::atomic<Way> way{Way::kPython};
   std::vector<DLDataType> input_dtypes;
-  size_t tensors = 0;         // that the call takes; some of them may be missing
-  std::vector<size_t> slots;  // which of them each input is
+  size_t tensors = 0;           // that the call takes; some of them may be missing
+  std::vector<size_t> slots;    // which of them each input is
+  std::vector<bool> handed_on;  // by output: it is an input's memory, and the node gives its sizes alone
 };
 
 // What configure_custom_op() was given. All of it lives as long as the process.
@@ -123,6 +124,8 @@ PyObject* WithdrawAllocator(PyObject* module, PyObject*);
 OrtStatus* InferOutputs(const OrtCustomOp* op, OrtShapeInferContext* context);
 // Element type and rank of each output, from attributes; the first of them stands at position `first`.
 OrtStatus* InferTensors(OrtShapeInferContext* context, size_t first);
+// The same for an only output that has the sizes of the first input.
+OrtStatus* InferAsInput(OrtShapeInferContext* context);
 OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** out);
 OrtStatus* ComputeKernel(void* object, OrtKernelContext* context);
 // Runs a node by its DirectCall. False if that did not work and nothing was given to the runtime that the
@@ -135,12 +138,19 @@ void DestroyKernel(void* object);
 
 // Sizes that the runtime does not lend, for as long as tensors point to them.
 using Sizes = std::vector<std::unique_ptr<int64_t[]>>;
+// The sizes of a value. `by_reference`: the runtime lends them.
+OrtStatus* SizesOf(const OrtApi* api, bool by_reference, const OrtValue* value, Sizes* kept,
+                   const int64_t** sizes, size_t* rank);
 // An input as it lies in the runtime's memory. `device`: gets its number on CUDA.
 OrtStatus* ReadInput(const Kernel& kernel, OrtKernelContext* context, size_t index, DLDevice* device,
                      Sizes* kept, DLTensor* tensor);
 
 // The operator by which a backward session gets what its forward left for it alone.
 OrtCustomOp DonatedOp();
+
+// The operators by which Functions write to an input's memory, and give it as an output's.
+OrtCustomOp OwnedOp();
+OrtCustomOp AliasedOp();
 
 // Hands an early return to the caller.
 #define T2O_RETURN_IF_ERROR(expression)                    \

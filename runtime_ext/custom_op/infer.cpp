@@ -70,18 +70,23 @@ OrtStatus* ReadInts(const OrtShapeInferContext* context, const char* name, std::
   return ort_api->ReadOpAttr(attribute, kOrtAttributeInts, values->data(), bytes, &bytes);
 }
 
+// A size without a name counts as the number -1. The names are new ones each time, as sizes of one name are
+// taken to be equal, and memory is reused on that ground.
+std::string NewName() {
+  static std::atomic<uint64_t> serial{0};
+  return "torch2ort_size_" + std::to_string(serial++);
+}
+
+// `known`: names of sizes, empty for one that is a number or has none yet.
 OrtStatus* SetOutput(OrtShapeInferContext* context, size_t index, OrtElementType type,
-                     std::vector<int64_t> sizes) {
+                     std::vector<int64_t> sizes, std::vector<std::string> known = {}) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   T2O_RETURN_IF_ERROR(ort_api->CreateTensorTypeAndShapeInfo(&info));
-  // A size without a name counts as the number -1. The names are new ones each time, as sizes of one name are
-  // taken to be equal, and memory is reused on that ground.
-  static std::atomic<uint64_t> serial{0};
-  std::vector<std::string> unknown(sizes.size());
+  known.resize(sizes.size());
   std::vector<const char*> names;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] < 0) unknown[i] = "torch2ort_size_" + std::to_string(serial++);
-    names.push_back(unknown[i].c_str());
+    if (sizes[i] < 0 && known[i].empty()) known[i] = NewName();
+    names.push_back(known[i].c_str());
   }
   OrtStatus* status = ort_api->SetTensorElementType(info, type);
   if (status == nullptr) status = ort_api->SetDimensions(info, sizes.data(), sizes.size());
@@ -118,6 +123,24 @@ OrtStatus* InferTensors(OrtShapeInferContext* context, size_t first) {
         SetOutput(context, first + i, type, std::vector<int64_t>(static_cast<size_t>(ranks[i]), -1)));
   }
   return nullptr;
+}
+
+OrtStatus* InferAsInput(OrtShapeInferContext* context) {
+  T2O_RETURN_IF_ERROR(InferTensors(context, 0));
+  std::vector<int64_t> types, ranks;
+  T2O_RETURN_IF_ERROR(ReadInts(context, "output_tensor_types", &types));
+  T2O_RETURN_IF_ERROR(ReadInts(context, "output_tensor_ranks", &ranks));
+  OrtTensorTypeAndShapeInfo* given = nullptr;
+  T2O_RETURN_IF_ERROR(ort_api->ShapeInferContext_GetInputTypeShape(context, 0, &given));
+  size_t rank = 0;
+  T2O_RETURN_IF_ERROR(ort_api->GetDimensionsCount(given, &rank));
+  // An input without a shape has none here.
+  if (types.size() != 1 || static_cast<int64_t>(rank) != ranks[0]) return nullptr;
+  std::vector<int64_t> sizes(rank);
+  std::vector<const char*> names(rank, "");
+  T2O_RETURN_IF_ERROR(ort_api->GetDimensions(given, sizes.data(), rank));
+  T2O_RETURN_IF_ERROR(ort_api->GetSymbolicDimensions(given, names.data(), rank));
+  return SetOutput(context, 0, static_cast<OrtElementType>(types[0]), sizes, {names.begin(), names.end()});
 }
 
 OrtStatus* InferOutputs(const OrtCustomOp*, OrtShapeInferContext* context) {

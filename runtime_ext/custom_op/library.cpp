@@ -106,7 +106,7 @@ OrtStatus* MakeDomains(std::vector<OrtCustomOpDomain*>* domains) {
   static const OrtCustomOp ops[2][2] = {{MakeOp(PythonOpName, Cpu), MakeOp(PythonOpName, Cuda)},
                                         {MakeOp(AtenOpName, Cpu), MakeOp(AtenOpName, Cuda)}};
   static const OrtCustomOp backward[2] = {MakeOp(GradOpName, Cpu), MakeOp(GradOpName, Cuda)};
-  static const OrtCustomOp donated = DonatedOp();
+  static const OrtCustomOp memory[] = {DonatedOp(), OwnedOp(), AliasedOp()};
   const char* names[] = {kDomain, kAtenDomain};
   for (int i = 0; i < 2; ++i) {
     OrtCustomOpDomain* domain = nullptr;
@@ -115,7 +115,9 @@ OrtStatus* MakeDomains(std::vector<OrtCustomOpDomain*>* domains) {
     for (const OrtCustomOp& op : backward) {
       if (i == 0) T2O_RETURN_IF_ERROR(ort_api->CustomOpDomain_Add(domain, &op));
     }
-    if (i == 0) T2O_RETURN_IF_ERROR(ort_api->CustomOpDomain_Add(domain, &donated));
+    for (const OrtCustomOp& op : memory) {
+      if (i == 0) T2O_RETURN_IF_ERROR(ort_api->CustomOpDomain_Add(domain, &op));
+    }
     domains->push_back(domain);
   }
   return nullptr;

@@ -100,7 +100,8 @@ struct OrtApi {
   OrtStatus* (*GetTensorElementType)(const OrtTensorTypeAndShapeInfo* info, OrtElementType* out);  // 60
   OrtStatus* (*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, size_t* out);  // 61
   OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* sizes, size_t rank);  // 62
-  void* unused_63[2];
+  OrtStatus* (*GetSymbolicDimensions)(const OrtTensorTypeAndShapeInfo* info, const char** names, size_t rank);  // 63
+  void* unused_64;
   OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** out);  // 65
   void* unused_66[2];
   OrtStatus* (*CreateMemoryInfo)(const char* name, OrtAllocatorKind kind, int id, OrtMemoryType type, OrtMemoryInfo** out);  // 68
@@ -143,7 +144,8 @@ struct OrtApi {
   OrtStatus* (*HasSessionConfigEntry)(const OrtSessionOptions* options, const char* key, int* out);  // 237
   void* unused_238[6];
   OrtStatus* (*KernelInfo_GetNodeName)(const OrtKernelInfo* info, char* out, size_t* size);  // 244
-  void* unused_245[24];
+  void* unused_245[23];
+  OrtStatus* (*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext* context, size_t index, OrtTensorTypeAndShapeInfo** out);  // 268; the context's
   OrtStatus* (*ShapeInferContext_GetAttribute)(const OrtShapeInferContext* context, const char* name, const OrtOpAttr** out);  // 269
   OrtStatus* (*ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext* context, size_t index, const OrtTensorTypeAndShapeInfo* info);  // 270
   OrtStatus* (*SetSymbolicDimensions)(OrtTensorTypeAndShapeInfo* info, const char** names, size_t rank);  // 271
@@ -154,6 +156,7 @@ struct OrtApi {
 };
 // clang-format on
 static_assert(offsetof(OrtApi, Run) == 9 * sizeof(void*));
+static_assert(offsetof(OrtApi, GetTensorTypeAndShape) == 65 * sizeof(void*));
 static_assert(offsetof(OrtApi, CreateTensorWithDataAsOrtValue) == 49 * sizeof(void*));
 static_assert(offsetof(OrtApi, ReleaseValue) == 96 * sizeof(void*));
 static_assert(offsetof(OrtApi, CreateMemoryInfo) == 68 * sizeof(void*));

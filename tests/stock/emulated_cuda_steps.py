@@ -317,7 +317,7 @@ def kernel(runtime: Runtime) -> dict[str, Any]:
     direct = runs_directly(called)
     node = _node("PythonOp", 1, 1, 2)
     graph = onnx.helper.make_graph([node], "call", [], [])
-    callees = stock.bind_nodes(graph, {"PythonOp": called})
+    callees = stock.bind_nodes(graph, {"PythonOp": called}, in_place=False)
     call = runtime.make(Node(graph.node[0], [FLOAT], [INT64, FLOAT]))
     found = []
     for _ in range(3):

@@ -237,10 +237,14 @@ class Runtime:
 
         @self._slot(163, c_void_p, c_char_p, POINTER(c_int64), POINTER(c_size_t))
         def read_integers(info, name, out, count):
-            values = self.node.attributes[name.decode()]
+            values = self.node.attributes.get(name.decode())
+            if values is None:
+                self._messages.append(f"no attribute {name.decode()}")
+                return len(self._messages)
             count[0] = len(values)
             for i, value in enumerate(values if out else ()):
                 out[i] = value
+            return None
 
         @self._slot(244, c_void_p, c_void_p, POINTER(c_size_t))
         def read_name(info, out, size):

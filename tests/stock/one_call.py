@@ -68,7 +68,7 @@ class OneNode:
         self._names = [name for name in self._slots if name]
         graph = self._graph(example, outputs)
         self._bools = bool_outputs(graph, self._names)
-        self._callees = stock.bind_nodes(graph, {"call": self._site})
+        self._callees = stock.bind_nodes(graph, {"call": self._site}, in_place=True)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         stock.register_library(options)

@@ -299,7 +299,7 @@ def test_a_backward_without_its_forward_is_refused(made, tmp_path):
     (node, *_) = [node for node in model.graph.node if node.op_type == "PythonOpGrad"]
     next(a for a in node.attribute if a.name == "forward_node").s = b"another"
     with pytest.raises(ModelLoadError) as raised:
-        FunctionRuns(model.SerializeToString(), "train_step.onnx", CLASSES, lambda: (0, 0))
+        FunctionRuns(model.SerializeToString(), "train_step.onnx", CLASSES, lambda: (0, 0), None)
     assert str(raised.value) == (
         f"train_step.onnx: the node '{node.name}' runs the backward of 'another', expected one of "
         f"['PythonOp_0', 'PythonOp_1', 'PythonOp_2']; export the training step again"

@@ -36,6 +36,7 @@ class FunctionRuns:
         path: of the file, for errors.
         functions: classes that it may call, besides those that are registered.
         numbers: gives seed and step; what Functions draw is drawn by them.
+        providers: of the sessions; ``None`` for the CPU.
 
     Attributes:
         content: ONNX, whose nodes call the Functions of this process.
@@ -46,7 +47,14 @@ class FunctionRuns:
         RegistryError: ``functions`` is no list of classes.
     """
 
-    def __init__(self, content: bytes, path: str, functions: Iterable[Any], numbers: Numbers) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        path: str,
+        functions: Iterable[Any],
+        numbers: Numbers,
+        providers: Sequence[Any] | None,
+    ) -> None:
         model, functions = onnx.load_from_string(content), classes_given(functions)
         try:
             calls = load_sites(model.graph)
@@ -57,7 +65,7 @@ class FunctionRuns:
             raise ModelLoadError(f"{path}: {error}") from error
         self._path, self._numbers = path, numbers
         self._draws = any(site.known_result.uses_rng for site in calls.values())
-        bindings = Bindings()
+        bindings = Bindings(providers)
         # They are found as long as somebody holds them.
         self._callees: list[Callee] = bind_half(model.graph, Lowered(model, calls, derivatives), bindings)
         names = {site.key: site.func_name for site in calls.values()}

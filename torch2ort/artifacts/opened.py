@@ -98,4 +98,4 @@ class Opener:
                 f"step again with the Functions mapped to ONNX operators (torch2ort.register_exporter) and "
                 f"their gradients (torch2ort.register_gradient)"
             ) from error
-        return FunctionRuns(content, str(path), self._functions, self._numbers)
+        return FunctionRuns(content, str(path), self._functions, self._numbers, self._providers)

@@ -94,7 +94,7 @@ class _Step:
         self.sites: list[Site] = []
         self.gradients: dict[str, int] = {}
         # Backward finds the contexts of the very calls of forward.
-        self._bindings = Bindings()
+        self._bindings = Bindings(options.providers)
         self._options = options
         self._target = half_of(live_target(options))
         # How many of forward's results the user sees.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 
 import torch
 
@@ -13,11 +14,13 @@ from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.site import Site
 from torch2ort.warning import warn
 
-__all__ = ["native", "note_exported"]
+__all__ = ["native", "note_exported", "note_savings"]
 
 
 # Per native site: the exported one that it was made of. Each session has native sites of its own.
 _exported: weakref.WeakKeyDictionary[_native.Site, Site] = weakref.WeakKeyDictionary()
+# Per native site: pairs of a map that would save a copy; without an entry, all would.
+_savings: weakref.WeakKeyDictionary[_native.Site, set[tuple[str, int, int]]] = weakref.WeakKeyDictionary()
 # Per exported site: the aliasing that it was warned of.
 _warned: weakref.WeakKeyDictionary[Site, set[tuple[str, int]]] = weakref.WeakKeyDictionary()
 
@@ -27,7 +30,21 @@ def note_exported(site: _native.Site, exported: Site) -> None:
     _exported[site] = exported
 
 
+def note_savings(site: _native.Site, pairs: Iterable[tuple[str, int, int]]) -> None:
+    """Have warnings of a native site name a map only if it would save a copy.
+
+    Args:
+        site: the native site.
+        pairs: ``"forward"``, output and argument, or ``"backward"``, argument and output. Those of an earlier
+            call stay.
+    """
+    _savings.setdefault(site, set()).update(pairs)
+
+
 def _warn_alias(site: _native.Site, kind: str, output: int, argument: int) -> None:
+    savings = _savings.get(site)
+    if savings is not None and (kind, output, argument) not in savings:
+        return
     exported = _exported.get(site)
     if exported is not None:
         if exported.internal:

@@ -21,6 +21,7 @@ from torch2ort.runtime import binding, stock
 from torch2ort.runtime.binding import Callee, OriginalFeeds
 from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.chains import join_python_ops
+from torch2ort.runtime.custom_op.in_place import follows_maps
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.inplace import plan_inplace
 from torch2ort.runtime.mended import mended
@@ -60,7 +61,7 @@ def inference_session(
         return tuned_session(proto, sites, settings, providers=providers)
     if sites and not private.has_training():
         stock.register_library(session_options)
-    model, bound = _bind(proto, sites, session_options)
+    model, bound = _bind(proto, sites, session_options, in_place=follows_maps(providers))
     with loadable(model) as source:
         return make_session(source, bound, session_options, providers)
 
@@ -86,11 +87,11 @@ def tuned_session(
         EngineError: onnxruntime refuses the model.
     """
     if not sites or private.has_training():
-        model, bound = _bind(proto, sites, settings, originals)
+        model, bound = _bind(proto, sites, settings, originals, in_place=follows_maps(providers))
         with loadable(model) as source:
             return make_session(source, bound, settings, providers)
     stock.register_library(settings)
-    model, bound = _bind(proto, sites, settings, originals)
+    model, bound = _bind(proto, sites, settings, originals, in_place=follows_maps(providers))
     with lent_allocator(settings) as lent:
         if lent:
             forget_output_sizes(model.graph)
@@ -103,6 +104,8 @@ def _bind(
     sites: Mapping[str, Site],
     settings: Any,
     originals: OriginalFeeds | None = None,
+    *,
+    in_place: bool,
 ) -> tuple[onnx.ModelProto, Sequence[Callee]]:
     """The model as a session with these settings takes it, and what its PythonOp nodes call."""
     proto = mended(proto)
@@ -112,7 +115,7 @@ def _bind(
     model.CopyFrom(proto)
     # The library's operator goes before onnxruntime-training's own.
     if stock.has_library(settings):
-        return model, stock.bind_nodes(model.graph, sites, originals)
+        return model, stock.bind_nodes(model.graph, sites, originals, in_place=in_place)
     keep_results(settings)
     binding.refuse_bodies(model.graph)
     plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})

@@ -21,17 +21,18 @@ from torch2ort.errors import EngineError
 from torch2ort.graph.nodes import python_op_nodes
 from torch2ort.kernels.resolve import bind_classes
 from torch2ort.pythonop import Site, load_site
-from torch2ort.pythonop.native import native
+from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import _torch_private as private
 from torch2ort.runtime import binding
 from torch2ort.runtime.chains import join_python_ops
+from torch2ort.runtime.custom_op.in_place import plan_of, savings, share_memory
 from torch2ort.runtime.custom_op.lent_outputs import is_sole_holder
-from torch2ort.runtime.inplace import views_only
+from torch2ort.runtime.inplace import InplacePlan, views_only
 
 KEY_ATTRIBUTE = "site_key"
 # The library adds it to the options that it is registered with.
 _REGISTERED_ENTRY = "torch2ort.custom_ops"
-_READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks", "gradients"})
+_READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks", "gradients", "handed_on"})
 _KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
 
 # Whether somebody called try_cuda().
@@ -77,19 +78,25 @@ def resolve(func_name: str, key: str, text: str) -> binding.Callee:
         return callee
     described = load_site(func_name, text)
     bind_classes([described])
-    return _native_site(described)
+    found = _native_site(described, views_only(described))
+    note_savings(found, ())
+    return found
 
 
-def _native_site(site: Site, key: str = "", originals: binding.OriginalFeeds | None = None) -> native.Site:
+def _native_site(
+    site: Site, plan: InplacePlan, key: str = "", originals: binding.OriginalFeeds | None = None
+) -> native.Site:
     key = f"{site.key}/{key}"
     given = (originals or {}).get(site.key)
-    return binding.native_site(
-        site, key, training=False, protected=(), plan=views_only(site), originals=given
-    )
+    return binding.native_site(site, key, training=False, protected=(), plan=plan, originals=given)
 
 
 def bind_nodes(
-    graph: onnx.GraphProto, sites: Mapping[str, Site], originals: binding.OriginalFeeds | None = None
+    graph: onnx.GraphProto,
+    sites: Mapping[str, Site],
+    originals: binding.OriginalFeeds | None = None,
+    *,
+    in_place: bool,
 ) -> list[binding.Callee]:
     """Turn the graph's PythonOp nodes into what the custom operator takes, in place.
 
@@ -97,11 +104,16 @@ def bind_nodes(
         graph: a session's copy of an exported graph.
         sites: the site of each PythonOp node, by node name.
         originals: see :func:`torch2ort.runtime.binding.original_feeds`.
+        in_place: whether in-place maps hold there; see
+            :func:`torch2ort.runtime.custom_op.in_place.follows_maps`.
 
     Returns:
         What the nodes call. They find it as long as this list lives.
     """
     binding.bind_nodes(graph, sites, training=False)
+    saved = savings(graph, sites) if in_place else {}
+    if in_place:
+        share_memory(graph, sites)
     joined = {name: site for name, site in sites.items() if not binding.runs_directly(site)}
     chains = {chain.name: chain for chain in join_python_ops(graph, joined)}
     names: dict[str, str] = {}
@@ -110,7 +122,11 @@ def bind_nodes(
         key = secrets.token_hex(16)
         chain = chains.get(node.name)
         called = [sites[name] for name in (chain.members if chain else (node.name,))]
-        members = tuple(_native_site(site, key, originals) for site in called)
+        members = tuple(
+            _native_site(site, plan_of(site, in_place=in_place), key, originals) for site in called
+        )
+        for name, member in zip(chain.members if chain else (node.name,), members, strict=True):
+            note_savings(member, saved.get(name, ()))
         if chain:
             callees[node.name] = native.Chain(key=key, sites=members, links=chain.links)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 
 import onnx
 import pytest
@@ -27,9 +28,8 @@ class Look(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        grad = grad * 1
         SEEN.setdefault(f"{ctx.name} backward", []).append(grad.data_ptr())
-        return grad, None
+        return grad * 1, None
 
 
 class View(torch.autograd.Function):
@@ -83,6 +83,28 @@ def view(hidden, other):
     return Look.apply(View.apply(0.5, other, Look.apply(hidden, "before")), "after")
 
 
+def view_apart(hidden, other):
+    """The same with operators between the Functions."""
+    viewed = View.apply(0.5, other, Look.apply(hidden, "before") * 2)
+    return Look.apply(viewed * 2, "after")
+
+
+def views(hidden, other):
+    """A row of them."""
+    viewed = View.apply(0.5, other, View.apply(0.5, other, Look.apply(hidden, "before")))
+    return Look.apply(viewed, "after")
+
+
+def add_into_thrice(hidden, other):
+    added = AddInto.apply(AddInto.apply(AddInto.apply(hidden, other), other), other)
+    return Look.apply(added, "after")
+
+
+def add_into_apart(hidden, other):
+    added = AddInto.apply(hidden, other) * 2
+    return Look.apply(AddInto.apply(added, other), "after")
+
+
 def add_into(hidden, other):
     return Look.apply(AddInto.apply(hidden, other), "after")
 
@@ -115,42 +137,38 @@ def test_a_declared_view_trains_like_eager():
     assert_trains_like_eager(Chain(view), [(torch.randn(5, 4),)], steps=3)
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_declared_view_is_the_arguments_memory():
     torch2ort.register_inplace_map(View, forward={0: 2}, backward={2: 0})
     step(settled(view))
     assert SEEN["after"] == SEEN["View"]
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_declared_gradient_is_the_output_gradients_memory():
     torch2ort.register_inplace_map(View, forward={0: 2}, backward={2: 0})
     step(settled(view))
-    assert SEEN["View backward"] == SEEN["after backward"]
+    assert SEEN["View backward"] == SEEN["before backward"]
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
-def test_a_declared_map_saves_the_copies():
+@pytest.mark.parametrize("call", [view, view_apart, views])
+def test_a_declared_map_saves_the_copies(call):
     torch2ort.register_inplace_map(View, forward={0: 2}, backward={2: 0})
-    module = settled(view)
+    module = settled(call)
     before = copied_bytes(".View")
     step(module)
     assert copied_bytes(".View") == before
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 @pytest.mark.filterwarnings("ignore::torch2ort.Torch2OrtWarning")
 def test_without_a_map_output_and_gradient_are_copied():
-    module = settled(view)
+    module = settled(view_apart)
     before = copied_bytes(".View")
     step(module)
     assert copied_bytes(".View") - before == 2 * 5 * 4 * 4
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_undeclared_aliasing_warns_once_per_site_with_the_map_to_declare():
     def three_runs():
-        module = torch2ort.ORTModule(Chain(view))
+        module = torch2ort.ORTModule(Chain(view_apart))
         for _ in range(3):
             step(module)
 
@@ -167,17 +185,32 @@ def test_undeclared_aliasing_warns_once_per_site_with_the_map_to_declare():
     ]
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_declared_write_happens_in_the_arguments_memory():
     torch2ort.register_inplace_map(AddInto, forward={0: 0}, backward={0: 0})
     step(settled(add_into))
     assert SEEN["after"] == SEEN["AddInto"]
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
-def test_a_declared_write_saves_the_copy():
+def test_a_row_of_declared_views_is_one_memory():
+    torch2ort.register_inplace_map(View, forward={0: 2}, backward={2: 0})
+    step(settled(views))
+    assert len({*SEEN["View"], *SEEN["after"]}) == 1
+    assert len({*SEEN["View backward"], *SEEN["before backward"]}) == 1
+
+
+@pytest.mark.joint("the other engine follows fewer maps, and warns of every copy")
+def test_a_row_of_declared_writes_happens_in_one_memory():
     torch2ort.register_inplace_map(AddInto, forward={0: 0}, backward={0: 0})
-    module = settled(add_into)
+    step(settled(add_into_thrice))
+    assert len(SEEN["AddInto"]) == 3
+    assert len({*SEEN["AddInto"], *SEEN["after"]}) == 1
+
+
+@pytest.mark.joint("the other engine follows fewer maps, and warns of every copy")
+@pytest.mark.parametrize("call", [add_into, add_into_thrice, add_into_apart])
+def test_a_declared_write_saves_the_copy(call):
+    torch2ort.register_inplace_map(AddInto, forward={0: 0}, backward={0: 0})
+    module = settled(call)
     before = copied_bytes(".AddInto")
     step(module)
     assert copied_bytes(".AddInto") == before
@@ -268,7 +301,6 @@ def test_a_false_map_is_found_out_at_export():
     )
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_a_false_backward_map_is_found_out_in_the_first_backward():
     torch2ort.register_inplace_map(Copies, backward={0: 0})
     output = torch2ort.ORTModule(Chain(Copies.apply))(torch.randn(5, 4))
@@ -330,7 +362,6 @@ class Incumbent(torch.autograd.Function):
         return [-1, 2], [-1, -1, 1]
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 def test_alias_input_of_an_ortmodule_class_counts_as_registered():
     class Model(torch.nn.Module):
         def forward(self, x):
@@ -359,3 +390,45 @@ def test_alias_input_of_the_wrong_length_is_refused(monkeypatch):
         f"of 2 "
         f"tensor outputs, and for each of 3 arguments"
     )
+
+
+def test_alias_input_that_gives_one_memory_to_two_is_refused(monkeypatch):
+    monkeypatch.setattr(Incumbent, "alias_input", staticmethod(lambda node: ([2, 2], [-1, -1, -1])))
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return Incumbent.apply(2.0, x * 2, x * 3)
+
+    with pytest.raises(torch2ort.InplaceMapError) as error:
+        torch2ort.export(Model(), torch.randn(5, 4))
+    assert str(error.value) == (
+        f"{__name__}.Incumbent: alias_input returned [2, 2] for inputs, which gives the same memory to two; "
+        f"expected every number but -1 once"
+    )
+
+
+def warned(call, beside=None):
+    """What two steps warn of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", torch2ort.Torch2OrtWarning)
+        module = torch2ort.ORTModule(Chain(call, beside))
+        step(module)
+        step(module)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.joint("the other engine follows fewer maps, and warns of every copy")
+def test_a_write_to_what_others_read_warns_of_no_map():
+    messages = warned(add_into, lambda hidden: hidden.detach() * 3)
+    assert not [message for message in messages if "forward={0: 0}" in message]
+
+
+@pytest.mark.skipif(has_training(), reason="onnxruntime-training's kernel warns of every copy")
+def test_a_view_that_is_the_models_output_warns_of_no_map():
+    class Ends(torch.nn.Module):
+        def forward(self, x):
+            return View.apply(0.5, x * 2, x * 3)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch2ort.Torch2OrtWarning)
+        torch2ort.ORTModule(Ends())(torch.randn(3))

@@ -99,7 +99,7 @@ class JointEngine:
         }
         originals = original_feeds(plan.half.proto.graph, plan.half.calls, fed)
         self._has_originals = bool(originals)
-        self._bindings = Bindings()
+        self._bindings = Bindings(options.providers)
         self._bindings.give(originals)
         self._forward = self._half_session(
             "forward",

@@ -18,14 +18,14 @@ from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.providers import CPU, session_providers
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.native import native
+from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
 from torch2ort.runtime.binding import Callee, OriginalFeeds, bind_nodes, directly, native_site, runs_directly
 from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
+from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, savings, share_memory
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.donation import donate_inputs
-from torch2ort.runtime.inplace import views_only
 from torch2ort.runtime.mended import mended
 from torch2ort.runtime.optimized import optimize
 from torch2ort.runtime.order import free_early
@@ -39,9 +39,18 @@ Source = AbstractContextManager[bytes | str]
 
 
 class Bindings:
-    """Native sites of one step, which its forward and its backward sessions share."""
+    """Native sites of one step, which its forward and its backward sessions share.
 
-    def __init__(self) -> None:
+    Args:
+        providers: of the sessions; ``None`` for the CPU.
+
+    Attributes:
+        in_place: whether in-place maps hold there.
+        names: key of the site that a native one is the counterpart of, by its own key.
+    """
+
+    def __init__(self, providers: Sequence[Any] | None) -> None:
+        self.in_place = follows_maps(providers)
         self._originals: dict[str, Mapping[int, int]] = {}
         self._sites: dict[str, native.Site] = {}
         self.names: dict[str, str] = {}
@@ -55,7 +64,7 @@ class Bindings:
         if site.key not in self._sites:
             key = f"{site.key}/{secrets.token_hex(4)}"
             training = any(site.needs_input_grad)
-            plan = views_only(site)
+            plan = plan_of(site, in_place=self.in_place)
             self._sites[site.key] = native_site(
                 site,
                 key,
@@ -81,6 +90,11 @@ def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> l
     """
     bind_nodes(graph, lowered.calls, training=False)
     sites: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
+    saved = savings(graph, sites) if bindings.in_place else {}
+    for node, site in sites.items():
+        note_savings(bindings.of(site), saved.get(node, ()))
+    if bindings.in_place:
+        share_memory(graph, sites)
     callees: dict[str, Callee] = {node: directly(site, bindings.of(site)) for node, site in sites.items()}
     names = {node: site.func_name for node, site in sites.items()}
     joined = {node: site for node, site in lowered.calls.items() if not runs_directly(site)}

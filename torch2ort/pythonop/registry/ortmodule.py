@@ -69,6 +69,13 @@ def own_inplace_map(site: Site) -> InplaceMap | None:
             f"one entry for each of {len(tensors)} tensor outputs, and for each of {len(site.arguments)} "
             f"arguments"
         )
+    for given, which in ((forward, "inputs"), (backward, "output gradients")):
+        memories = [memory for memory in given if memory != -1]
+        if len(set(memories)) < len(memories):
+            raise InplaceMapError(
+                f"{site.func_name}: alias_input returned {given} for {which}, which gives the same memory to "
+                f"two; expected every number but -1 once"
+            )
     return InplaceMap(
         MappingProxyType({tensors[i]: argument for i, argument in enumerate(forward) if argument != -1}),
         MappingProxyType({i: tensors[output] for i, output in enumerate(backward) if output != -1}),

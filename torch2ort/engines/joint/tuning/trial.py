@@ -85,7 +85,7 @@ class Program:
         """What runs the program over some numbers."""
         passing = Passing.through(len(given), len(self.lowered.outputs))
         session = HalfSession(
-            "trial", self.lowered, Bindings(), replace(options, save_onnx_dir=None), passing
+            "trial", self.lowered, Bindings(options.providers), replace(options, save_onnx_dir=None), passing
         )
         run = native.Run()
 
