@@ -310,6 +310,9 @@ Ref NewContext(PyObject* needs_input_grad) {
 bool FinishForward(Context* context, bool executable) {
   context->in_forward = false;
   Py_CLEAR(context->saved_for_forward);
+  // As torch does: else the context would keep what forward wrote to.
+  Py_CLEAR(context->dirty_tensors);
+  Py_CLEAR(context->non_differentiable);
   // From here on `to_save` is an attribute like any other, which says nothing of what was saved.
   Ref saved = Ref::Steal(std::exchange(context->to_save, nullptr));
   if (executable && saved) {
