@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 
 from torch2ort import io_schema
+from torch2ort.errors import ModelLoadError
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
@@ -64,9 +65,12 @@ def recorded_interface(
 
     Raises:
         KeyError: something is missing.
-        ModelLoadError: a condition on sizes is none.
+        ModelLoadError: a condition on sizes is none, or a position of an input.
     """
     ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
     sizes = Sizes(tuple(data["graph_inputs"]), data["dims"], ranges, data["guards"])
     returned = tuple((int(output), int(given)) for output, given in data.get("returned", ()))
-    return Interface(signature, inputs, outputs, sizes, returned, tuple(data.get("same", ())))
+    same = tuple(map(int, data.get("same", ())))
+    if same and (len(same) != len(inputs.leaves) or any(not 0 <= j <= i for i, j in enumerate(same))):
+        raise ModelLoadError(f"it says that inputs are the same tensors by positions {same} that are none")
+    return Interface(signature, inputs, outputs, sizes, returned, same)

@@ -21,7 +21,7 @@ from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught import handlers_around
 from torch2ort.pythonop.interception import internal_site
-from torch2ort.sizes.symbols import is_number, size_hint
+from torch2ort.sizes.symbols import size_hint
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
@@ -30,6 +30,8 @@ from torch2ort.symbolics.permuted import inverse, order_of, order_of_memory, unp
 from torch2ort.symbolics.source import origin_of, places_of, source_line
 from torch2ort.symbolics.value_checks import READS
 
+# Operators whose numbers say how many elements their result has.
+_COUNTING = frozenset({"arange", "range"})
 # Operators that read tensors in any order of memory. Derivatives may not: native_group_norm_backward takes
 # its tensors to lie alike, which autograd sees to.
 _PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
@@ -102,7 +104,7 @@ class SiteMaker:
         numbers = _numbers_of(node)
         self._hand_over(node, outputs)
         for number in numbers:
-            if number.target in READS and not number.users:
+            if not number.users:
                 self._graph.erase_node(number)
 
     def _aten(
@@ -113,7 +115,6 @@ class SiteMaker:
         is_library = self._has_libraries and is_of_library(node.target)
         if is_library:
             refuse_unfit_operator(node)
-        self._hold_numbers(node)
         text, tensors, sizes = _call_of(
             node,
             sizes_vary=alone,
@@ -141,16 +142,6 @@ class SiteMaker:
             if result is not None and order is not None:
                 outputs[i] = self._as_it_lies(result, outputs[i], order)
         return outputs
-
-    def _hold_numbers(self, node: torch.fx.Node) -> None:
-        """Have the call read each number with a fraction that the graph computes out of a tensor."""
-        for number in _numbers_of(node):
-            if number.target in READS or not isinstance(number.meta["val"], torch.SymFloat):
-                continue
-            kind = {"dtype": torch.float64}
-            with self._graph.inserting_before(node):
-                held = self._node(node, torch.ops.aten.scalar_tensor.default, (number,), kind)
-                node.replace_input_with(number, self._node(node, READS[0], (held,)))
 
     def of_sizes(self, node: torch.fx.Node, sizes: Sequence[torch.fx.Node]) -> torch.fx.Node:
         """A tensor before ``node`` without elements, of which a call reads its shape: ``sizes``, then 0."""
@@ -309,7 +300,7 @@ def _call_of(
                 tensors.append(source)
                 i = len(tensors) - 1
                 return {"tensor": i} if order is None else {"permuted": [i, order]}
-            if value in numbers and value.target in READS:
+            if value in numbers:
                 tensors.append(value.all_input_nodes[0])
                 return {"item": len(tensors) - 1}
             if sizes_vary and isinstance(number, torch.SymInt):
@@ -431,15 +422,18 @@ def is_operator(node: torch.fx.Node) -> bool:
 
 
 def _numbers_of(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What a call of an operator takes as numbers that a run reads; no size of its result is told by them."""
-    if not is_operator(node):
+    """Numbers that a call reads out of tensors itself; no size of its result depends on them.
+
+    A number that is computed of others is none: a graph computes fractions in float32.
+    """
+    if not is_operator(node) or operator_name(node) in _COUNTING:
         return []
     types = {argument.name: str(argument.type) for argument in node.target._schema.arguments}  # type: ignore[union-attr]
     return [
         value
         for name, value in arguments_of(node).items()
         # A number may be given as the other tensor, too.
-        if isinstance(value, torch.fx.Node) and is_number(value.meta["val"]) and _takes_numbers(types[name])
+        if isinstance(value, torch.fx.Node) and value.target in READS and _takes_numbers(types[name])
     ]
 
 
