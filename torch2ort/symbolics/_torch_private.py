@@ -305,7 +305,7 @@ def _derivatives_of_resizes() -> tuple[OpOverload, ...]:
 
 
 @contextmanager
-def resizes_differentiated() -> Iterator[None]:
+def symbolic_resizes() -> Iterator[None]:
     """Have derivatives of resizes take sizes that vary in a trace; one thread at a time.
 
     Some of PyTorch's rules for tensors without data take numbers alone, as those are written in C++.
@@ -389,7 +389,7 @@ def decompose(
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
     # And a random operator whose numbers nobody reads moves the generator on, in eager.
     sizes = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with sizes, inductor.patch(fallback_random=True), resizes_differentiated():
+    with sizes, inductor.patch(fallback_random=True), symbolic_resizes():
         try:
             program = program.run_decompositions(adapted(decompositions))
         except AssertionError as error:

@@ -35,12 +35,12 @@ def eager_formulas(*, has_kernels: bool) -> Iterator[None]:
     """
     formulas: dict[OpOverload, Callable[..., Any] | None] = {
         aten.dropout.default: _dropout,
-        aten.affine_grid_generator_backward.default: _grid_differentiated,
+        aten.affine_grid_generator_backward.default: _affine_grid_backward,
     }
     if has_kernels:
         formulas |= dict.fromkeys(private.taken_apart())
         formulas |= {operator: _resized(operator) for operator in private.resizes()}
-    with private.formulas_met(formulas), private.resizes_differentiated():
+    with private.formulas_met(formulas), private.symbolic_resizes():
         yield
 
 
@@ -59,7 +59,7 @@ def _resized(operator: OpOverload) -> Callable[..., torch.Tensor]:
     return resized
 
 
-def _grid_differentiated(grad: torch.Tensor, size: Sequence[Any], align_corners: bool) -> torch.Tensor:
+def _affine_grid_backward(grad: torch.Tensor, size: Sequence[Any], align_corners: bool) -> torch.Tensor:
     """What PyTorch computes in C++, which takes no sizes that vary."""
     batch, space = size[0], list(size[2:])
     lines = [_from_minus_one(grad, steps, align_corners) for steps in space]
