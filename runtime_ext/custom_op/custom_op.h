@@ -145,6 +145,9 @@ OrtStatus* SizesOf(const OrtApi* api, bool by_reference, const OrtValue* value, 
 OrtStatus* ReadInput(const Kernel& kernel, OrtKernelContext* context, size_t index, DLDevice* device,
                      Sizes* kept, DLTensor* tensor);
 
+// An operator with one variadic parameter of tensors of any types each way; its maker fills in the rest.
+OrtCustomOp VariadicOp();
+
 // The operator by which a backward session gets what its forward left for it alone.
 OrtCustomOp DonatedOp();
 

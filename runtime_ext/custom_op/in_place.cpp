@@ -123,21 +123,12 @@ size_t First(int** inputs, int** outputs) {
 }
 
 OrtCustomOp MemoryOp() {
-  OrtCustomOp op{};
+  OrtCustomOp op = VariadicOp();
   op.version = kReadsMaps;
   op.GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
-  op.GetInputType = op.GetOutputType = [](const OrtCustomOp*, size_t) { return kOrtUndefined; };
-  op.GetInputTypeCount = op.GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
-  op.GetInputCharacteristic =
-      op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kOrtVariadic; };
-  op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return kOrtMemoryDefault; };
-  op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
-  op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
   op.CreateKernelV2 = Create;
   op.KernelComputeV2 = Compute;
   op.KernelDestroy = [](void* kernel) { delete static_cast<Memory*>(kernel); };
-  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
-  op.GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
   op.GetMayInplace = op.GetAliasMap = None;
   op.ReleaseMayInplace = op.ReleaseAliasMap = [](int*, int*) {};
   return op;

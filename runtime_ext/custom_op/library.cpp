@@ -77,24 +77,14 @@ const char* GradOpName(const OrtCustomOp*) { return kGradName; }
 const char* AtenOpName(const OrtCustomOp*) { return kAtenName; }
 
 OrtCustomOp MakeOp(const char* (*name)(const OrtCustomOp*), const char* (*provider)(const OrtCustomOp*)) {
-  OrtCustomOp op{};
+  OrtCustomOp op = VariadicOp();
   op.version = kOrtApiVersion;
   op.GetName = name;
   op.GetExecutionProviderType = provider;
-  // One variadic parameter of tensors of any types each way.
-  op.GetInputType = op.GetOutputType = [](const OrtCustomOp*, size_t) { return kOrtUndefined; };
-  op.GetInputTypeCount = op.GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
-  op.GetInputCharacteristic =
-      op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kOrtVariadic; };
-  op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return kOrtMemoryDefault; };
-  op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
-  op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
   op.CreateKernelV2 = CreateKernel;
   op.KernelComputeV2 = ComputeKernel;
   op.KernelDestroy = DestroyKernel;
   op.InferOutputShapeFn = InferOutputs;
-  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
-  op.GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
   return op;
 }
 
@@ -176,6 +166,20 @@ PyMethodDef methods[] = {
 };
 
 }  // namespace
+
+OrtCustomOp VariadicOp() {
+  OrtCustomOp op{};
+  op.GetInputType = op.GetOutputType = [](const OrtCustomOp*, size_t) { return kOrtUndefined; };
+  op.GetInputTypeCount = op.GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
+  op.GetInputCharacteristic =
+      op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kOrtVariadic; };
+  op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return kOrtMemoryDefault; };
+  op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+  op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  op.GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
+  return op;
+}
 
 bool InitCustomOp(PyObject* module) { return PyModule_AddFunctions(module, methods) == 0; }
 

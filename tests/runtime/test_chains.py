@@ -16,7 +16,7 @@ import torch
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.engine import trains_jointly
-from tests.support.functions import Affine, Square, TwoOutputs
+from tests.support.functions import Affine, Square, Sum, TwoOutputs
 
 
 class Model(torch.nn.Module):
@@ -102,18 +102,6 @@ class Product(torch.autograd.Function):
     def backward(ctx, grad):
         x, y = ctx.saved_tensors
         return grad * y, grad * x
-
-
-class Sum(torch.autograd.Function):
-    """Both gradients are the one that it is given."""
-
-    @staticmethod
-    def forward(ctx, x, y):
-        return x + y
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, grad
 
 
 class Saved(torch.autograd.Function):

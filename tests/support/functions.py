@@ -133,3 +133,15 @@ def scaled(factor: float) -> type[torch.autograd.Function]:
             return grad * factor * 10
 
     return Scaled
+
+
+class Sum(torch.autograd.Function):
+    """Both gradients are the one that it is given."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad

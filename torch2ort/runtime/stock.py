@@ -25,7 +25,7 @@ from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import _torch_private as private
 from torch2ort.runtime import binding
 from torch2ort.runtime.chains import join_python_ops
-from torch2ort.runtime.custom_op.in_place import plan_of, savings, share_memory
+from torch2ort.runtime.custom_op.in_place import plan_of, share_memory
 from torch2ort.runtime.custom_op.lent_outputs import is_sole_holder
 from torch2ort.runtime.inplace import InplacePlan, views_only
 
@@ -111,9 +111,7 @@ def bind_nodes(
         What the nodes call. They find it as long as this list lives.
     """
     binding.bind_nodes(graph, sites, training=False)
-    saved = savings(graph, sites) if in_place else {}
-    if in_place:
-        share_memory(graph, sites)
+    saved = share_memory(graph, sites) if in_place else {}
     joined = {name: site for name, site in sites.items() if not binding.runs_directly(site)}
     chains = {chain.name: chain for chain in join_python_ops(graph, joined)}
     names: dict[str, str] = {}
@@ -121,17 +119,17 @@ def bind_nodes(
     for node in python_op_nodes(graph):
         key = secrets.token_hex(16)
         chain = chains.get(node.name)
-        called = [sites[name] for name in (chain.members if chain else (node.name,))]
+        called = {name: sites[name] for name in (chain.members if chain else (node.name,))}
         members = tuple(
-            _native_site(site, plan_of(site, in_place=in_place), key, originals) for site in called
+            _native_site(site, plan_of(site, in_place=in_place), key, originals) for site in called.values()
         )
-        for name, member in zip(chain.members if chain else (node.name,), members, strict=True):
+        for name, member in zip(called, members, strict=True):
             note_savings(member, saved.get(name, ()))
         if chain:
             callees[node.name] = native.Chain(key=key, sites=members, links=chain.links)
         else:
-            callees[node.name] = binding.directly(called[0], members[0])
-        names[node.name] = ", ".join(site.func_name for site in called)
+            callees[node.name] = binding.directly(called[node.name], members[0])
+        names[node.name] = ", ".join(site.func_name for site in called.values())
     return bind_callees(graph, callees, names)
 
 

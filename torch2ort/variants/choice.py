@@ -156,11 +156,9 @@ class Choice:
             )
         shapes: Shapes = tuple([t.shape for t in tensors])
         variant = assumed.family.find(shapes)
-        return (
-            (assumed, variant)
-            if variant is not None
-            else self._exported(key, given._replace(same=same), shapes)
-        )
+        if variant is not None:
+            return assumed, variant
+        return self._exported(key, given._replace(same=same), shapes)
 
     @exclusive.looking()
     def _exported(self, key: _Key, given: Given, shapes: Shapes) -> tuple[Assumed, Variant]:

@@ -10,6 +10,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_trains_like_eager
+from tests.support.functions import Sum
 
 pytestmark = pytest.mark.joint("the other engine's maps are not safe where backward writes to a gradient")
 
@@ -63,18 +64,6 @@ class TriplesGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad.mul_(3)
-
-
-class Sum(torch.autograd.Function):
-    """One gradient is that of both arguments."""
-
-    @staticmethod
-    def forward(ctx, x, y):
-        return x + y
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, grad
 
 
 class Saves(torch.autograd.Function):

@@ -22,7 +22,7 @@ from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
 from torch2ort.runtime.binding import Callee, OriginalFeeds, bind_nodes, directly, native_site, runs_directly
 from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
-from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, savings, share_memory
+from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, share_memory
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.donation import donate_inputs
@@ -90,11 +90,9 @@ def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> l
     """
     bind_nodes(graph, lowered.calls, training=False)
     sites: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
-    saved = savings(graph, sites) if bindings.in_place else {}
+    saved = share_memory(graph, sites) if bindings.in_place else {}
     for node, site in sites.items():
         note_savings(bindings.of(site), saved.get(node, ()))
-    if bindings.in_place:
-        share_memory(graph, sites)
     callees: dict[str, Callee] = {node: directly(site, bindings.of(site)) for node, site in sites.items()}
     names = {node: site.func_name for node, site in sites.items()}
     joined = {node: site for node, site in lowered.calls.items() if not runs_directly(site)}

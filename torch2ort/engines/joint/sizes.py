@@ -238,7 +238,7 @@ def _check(graph: torch.fx.Graph, condition: sympy.Basic) -> None:
         if size.is_Integer:
             return int(size)
         if size.is_Symbol:
-            node, axis = _carrier_of(graph, size)
+            node, axis = _carrier_of(graph, size) or _refuse_condition("backward", condition)
             return {"size": [carriers.setdefault(node, len(carriers)), axis]}
         name = {sympy.Add: "operator.add", sympy.Mul: "operator.mul"}.get(type(size))
         if name is None:
@@ -253,14 +253,14 @@ def _check(graph: torch.fx.Graph, condition: sympy.Basic) -> None:
     insert_call(place, must_compute, holds)
 
 
-def _carrier_of(graph: torch.fx.Graph, size: sympy.Basic) -> tuple[torch.fx.Node, int]:
-    """What first has a size, as it was made, and along which dimension."""
+def _carrier_of(graph: torch.fx.Graph, size: sympy.Basic) -> tuple[torch.fx.Node, int] | None:
+    """What first has a size, as it was made, and along which dimension; ``None`` if no tensor has it."""
     for node in graph.nodes:
         value = node.meta.get("val")
         for axis, found in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if raw_expression(found) == size:
                 return node, axis
-    raise AssertionError(size)
+    return None
 
 
 def _holds(condition: sympy.Basic) -> bool:

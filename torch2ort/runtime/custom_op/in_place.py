@@ -65,37 +65,32 @@ class _Mapped:
     written: bool
 
 
-def share_memory(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
+def share_memory(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> dict[str, set[Pair]]:
     """Put in the nodes that declared maps need, in place.
 
     Args:
         graph: a session's copy of a graph.
         sites: the site of each PythonOp and PythonOpGrad node, by node name.
+
+    Returns:
+        Which maps would save a copy, as far as a graph tells before onnxruntime optimises it: pairs by node
+        name, for nodes of users' Functions.
     """
+    saved = _savings(graph, sites)
     declared = {
         name: site
         for name, site in sites.items()
         if site.known_result.forward_map or site.known_result.backward_map
     }
-    if not declared:
-        return
-    for part in graphs_in(graph):
+    for part in graphs_in(graph) if declared else ():
         nodes = [new for node in part.node for new in _surrounded(node, declared.get(node.name))]
         _name_sizes(part, [node for node in nodes if node.op_type == "Owned"])
         del part.node[:]
         part.node.extend(nodes)
+    return saved
 
 
-def savings(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> dict[str, set[Pair]]:
-    """Which maps would save a copy, as far as a graph tells before onnxruntime optimises it.
-
-    Args:
-        graph: with PythonOp and PythonOpGrad nodes.
-        sites: the site of each, by node name.
-
-    Returns:
-        Pairs by node name, for nodes of users' Functions.
-    """
+def _savings(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> dict[str, set[Pair]]:
     found: dict[str, set[Pair]] = {}
     users = {name: site for name, site in sites.items() if not site.internal}
     for part in graphs_in(graph) if users else ():
