@@ -11,8 +11,8 @@ import hypothesis
 import pytest
 import torch
 
-from tests.support import device, engine
-from torch2ort.runtime import has_training, stock
+from tests.support import device
+from torch2ort.runtime import stock
 
 LONG = os.environ.get("TORCH2ORT_LONG", "0") not in ("", "0")
 
@@ -22,9 +22,7 @@ hypothesis.settings.load_profile("long" if LONG else "short")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the tests run over an engine that is not the environment's first choice."""
-    names = ["joint", *(["ort_training"] if has_training() else [])]
-    parser.addoption("--engine", choices=names, help="what trains; the best that there is by default")
+    """Let the tests make their tensors on another device."""
     parser.addoption(
         "--device",
         choices=["cpu", "cuda", "emulated"],
@@ -40,24 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--device cuda needs a GPU, and PyTorch sees none")
     if device.asked == "cuda":
         stock.try_cuda()
-    engine.asked = config.getoption("engine")
-    if engine.asked is not None:
-        # For what fixtures of a whole file make.
-        os.environ["TORCH2ORT_ENGINE"] = engine.asked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine or this run is not for, and say why."""
-    jointly = engine.trains_jointly()
     for item in items:
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip(reason="takes long; run it with `make test-long`"))
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        for name, is_other in (("ort_training", jointly), ("joint", not jointly)):
-            alone = item.get_closest_marker(name)
-            if alone and is_other:
-                item.add_marker(pytest.mark.skip(reason=f"for the engine {name} alone: {alone.args[0]}"))
 
 
 def pytest_unconfigure() -> None:
@@ -83,8 +72,6 @@ def _same_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Seed torch, use one thread, and hide the caller's TORCH2ORT_ settings."""
     for variable in [name for name in os.environ if name.startswith("TORCH2ORT_")]:
         monkeypatch.delenv(variable)
-    if engine.asked is not None:
-        monkeypatch.setenv("TORCH2ORT_ENGINE", engine.asked)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     # Not 0: once onnxruntime-training is imported, the first two dropout masks after seed 0 are equal.

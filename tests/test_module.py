@@ -406,35 +406,6 @@ def test_two_threads_each_train_their_own_model():
     assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.ort_training("the joint engine runs it")
-def test_a_function_that_runs_another_ort_module_is_refused_at_once():
-    inner = torch2ort.ORTModule(Model())
-    x = torch.randn(2, 4)
-    inner(x)
-
-    class Outer(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, t):
-            if type(t) is torch.Tensor and not torch.compiler.is_exporting():
-                inner(x)
-            return t * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    class Around(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 4)
-
-        def forward(self, t):
-            return Outer.apply(self.layer(t))
-
-    with pytest.raises(torch2ort.EngineError, match="would wait for itself forever"):
-        torch2ort.ORTModule(Around())(x)
-
-
 def test_a_dropped_module_is_collected():
     model = Model()
     ort = torch2ort.ORTModule(model)

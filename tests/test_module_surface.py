@@ -172,30 +172,6 @@ def test_a_double_precision_model():
     assert_same(ort.layer.weight.grad, model.layer.weight.grad, "weight", rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.ort_training("it alone trains in no half precision")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_training_in_half_precision_is_refused_by_name(dtype):
-    ort = torch2ort.ORTModule(torch.nn.Linear(4, 4).to(dtype))
-    with pytest.raises(
-        torch2ort.UnsupportedOperatorError, match=f"aten.linear.default .* computes with {dtype}"
-    ):
-        ort(torch.randn(2, 4).to(dtype))
-
-
-@pytest.mark.ort_training("it alone trains in no half precision")
-def test_training_under_autocast_is_refused_by_name():
-    ort = torch2ort.ORTModule(torch.nn.Linear(4, 4))
-    with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(
-            torch2ort.UnsupportedOperatorError,
-            match=r"aten.linear.default .* computes with torch.bfloat16, of which onnxruntime-training "
-            r"cannot add up gradients on CPU. Train with engine='joint', which does",
-        ),
-    ):
-        ort(torch.randn(2, 4))
-
-
 def test_forwards_without_backward_do_not_grow_memory():
     code = """
         import gc, torch, torch2ort

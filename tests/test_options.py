@@ -18,7 +18,6 @@ BYTES = "an integer of at least 1 (bytes), or None for 1 GiB"
 OPSET = "an integer from 18 to 21, or None for 18"
 THREADS = "an integer of at least 1, or None for PyTorch's number of threads"
 LEVEL = "one of debug, devinfo, info, warning, error, critical, or None"
-ENGINE = "one of joint, ort_training, or None for the best that there is"
 SWITCH = "True or False (in the environment 1/true/yes/on or 0/false/no/off)"
 
 
@@ -33,7 +32,6 @@ def test_defaults_ask_for_nothing() -> None:
         "verify": False,
         "deterministic": False,
         "guards": "complete",
-        "engine": None,
         "providers": None,
         "fuse": False,
         "inline_functions": False,
@@ -79,8 +77,6 @@ def test_log_level_has_no_case() -> None:
         ("deterministic", "yes", SWITCH),
         ("guards", "loose", "one of complete, trust"),
         ("guards", None, "one of complete, trust"),
-        ("engine", "best", ENGINE),
-        ("engine", True, ENGINE),
     ],
 )
 def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: object, allowed: str) -> None:
@@ -91,7 +87,7 @@ def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: objec
 
 UNKNOWN = re.escape(
     "Option 'cache' does not exist; the options are cache_dir, cache_limit, log_level, opset, "
-    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, engine, providers, fuse, "
+    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, providers, fuse, "
     "inline_functions, autotune."
 )
 
@@ -133,8 +129,6 @@ def test_options_can_be_copied_and_pickled() -> None:
         ("TORCH2ORT_VERIFY", "off", "verify", False),
         ("TORCH2ORT_DETERMINISTIC", "Yes", "deterministic", True),
         ("TORCH2ORT_GUARDS", "trust", "guards", "trust"),
-        ("TORCH2ORT_ENGINE", "joint", "engine", "joint"),
-        ("TORCH2ORT_ENGINE", "", "engine", None),
     ],
 )
 def test_the_environment_has_the_last_word(
@@ -166,13 +160,30 @@ def test_an_invalid_variable_is_named(
         Options()
 
 
+@pytest.mark.parametrize("value", ["joint", "ort_training", None])
+def test_a_removed_option_is_named(value: object) -> None:
+    message = "Option 'engine' was removed, as there is one engine; leave it out."
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        Options(engine=value)
+
+
+def test_a_variable_of_a_removed_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH2ORT_ENGINE", "joint")
+    message = (
+        "Environment variable TORCH2ORT_ENGINE names an option that was removed, as there is one engine; "
+        "unset it."
+    )
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        Options()
+
+
 def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH2ORT_CACHEDIR", "x")
     message = (
         "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
         "TORCH2ORT_CACHE_DIR, TORCH2ORT_CACHE_LIMIT, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, "
         "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC, "
-        "TORCH2ORT_GUARDS, TORCH2ORT_ENGINE, TORCH2ORT_PROVIDERS, TORCH2ORT_FUSE, "
+        "TORCH2ORT_GUARDS, TORCH2ORT_PROVIDERS, TORCH2ORT_FUSE, "
         "TORCH2ORT_INLINE_FUNCTIONS, TORCH2ORT_AUTOTUNE."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):

@@ -28,7 +28,6 @@ pytestmark = [
         not (FOLDER / "node_modules" / "onnxruntime-web").exists(),
         reason="no onnxruntime-web: run npm install in examples/train_in_browser",
     ),
-    pytest.mark.joint("it needs one export alone, which the stock runtime's suite makes"),
 ]
 
 

@@ -102,7 +102,7 @@ def test_a_forward_that_is_set_on_the_model_is_exported():
 class Owner(Model):
     """Has attributes of the names that the wrapper offers."""
 
-    engine = "mine"
+    startup = "mine"
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def test_attributes_of_the_models_own_are_not_hidden():
     assert runs_on_onnx_runtime(module(X))
     assert module.exported is model.exported
     assert module.module is model._modules["module"]
-    assert module.engine == "mine"
+    assert module.startup == "mine"
     assert isinstance(torch2ort.ORTModule.exported.fget(module), torch2ort.ExportedModel)
 
 
@@ -127,19 +127,19 @@ class Switched(Model):
     """A property with a setter, by a name that the wrapper offers."""
 
     @property
-    def engine(self):
+    def startup(self):
         return f"the {self.kind}"
 
-    @engine.setter
-    def engine(self, value):
+    @startup.setter
+    def startup(self, value):
         self.kind = value
 
 
 def test_a_property_of_the_models_own_is_read_and_set_as_it_says():
     module = torch2ort.ORTModule(Switched())
-    module.engine = "diesel"
-    assert module.engine == module.module.engine == "the diesel"
-    assert type(module).engine is Switched.engine
+    module.startup = "diesel"
+    assert module.startup == module.module.startup == "the diesel"
+    assert type(module).startup is Switched.startup
 
 
 class Delegating(Model):

@@ -26,7 +26,7 @@ def backend(
     Args:
         graph_module: the graph.
         example_inputs: its arguments, fake.
-        options: ``engine``, ``keep_functions``, ``providers``, ``cache_dir``, ``cache_limit``, ``log_level``,
+        options: ``keep_functions``, ``providers``, ``cache_dir``, ``cache_limit``, ``log_level``,
             ``opset``, ``intra_op_threads``, ``save_onnx_dir`` and ``deterministic``; see
             :class:`torch2ort.Options`.
         mode: one of Inductor's, which is ignored with a warning.

@@ -81,13 +81,10 @@ def export(
     refuse_tensors(tensors, schema)
     tensors = [ordinary(t) for t in tensors]
     call = Call(signature, tensors, schema, flat_dim_specs(bound, dynamic_shapes, len(tensors)))
-    mode = model.training if training is None else training
     startup = Startup(type(model).__name__)
     with whole(model):
         with startup.recording(TRACE):
-            built = build(
-                model, call, training=training, target=target_of(options, differentiate=mode), options=options
-            )
+            built = build(model, call, training=training, target=target_of(options), options=options)
         graph, weights = frozen(built.graph, built.weights)
     startup.tell(logging.INFO)
     return ExportedModel(

@@ -12,7 +12,7 @@ from torch2ort.warning import warn
 
 _NO_FALLBACK = "nothing falls back to eager PyTorch: a call is run on ONNX Runtime or refused by name"
 _NEEDED_NO_MORE = "it is needed no more"
-_HALF_OF_A_STEP = "the joint engine computes anew in backward what is cheap, without a setting"
+_HALF_OF_A_STEP = "backward recomputes what is cheap, without a setting"
 
 INSTEAD: Mapping[str, str] = {
     "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": f"{_NEEDED_NO_MORE}, checkpoint is a Function like others",

@@ -12,7 +12,7 @@ import torch
 
 from torch2ort import _torch_private as private
 from torch2ort.capture.ordinary import is_compiled, refuse_untraceable
-from torch2ort.engines.choose import engine_name, refuse_providers
+from torch2ort.engines.choose import refuse_providers
 from torch2ort.engines.devices import refuse_untried
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
@@ -153,11 +153,6 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
     def exported(self) -> ExportedModel | None:
         """The exported model behind the last forward; ``None`` before the first."""
         return type(self)._torch2ort_runner.exported
-
-    @_Offered
-    def engine(self) -> str:
-        """What trains the model: ``"joint"`` or ``"ort_training"``; see :class:`torch2ort.Options`."""
-        return engine_name(type(self)._torch2ort_runner.options)
 
     @_Offered
     def startup(self) -> dict[str, float]:

@@ -22,7 +22,7 @@ _ENV_PREFIX = "TORCH2ORT_"
 _RESERVED_ENV = frozenset({"TORCH2ORT_LONG"})
 _LOG_LEVELS = ("debug", "devinfo", "info", "warning", "error", "critical")
 _GUARDS = ("complete", "trust")
-_ENGINES = ("joint", "ort_training")
+_REMOVED: Mapping[str, str] = {"engine": "as there is one engine"}
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -62,9 +62,6 @@ class Options:
         guards: What :class:`ORTModule` does about things that ``forward`` reads and that cannot be
             compared before each call (``eval``, an iterator, a large NumPy array): ``"complete"``
             refuses them by name; ``"trust"`` takes them for what they were at the export.
-        engine: What trains an :class:`ORTModule`: ``"ort_training"``, the gradient builder of
-            onnxruntime-training; ``"joint"``, PyTorch's own derivatives on any onnxruntime; ``None`` for the
-            best that the environment has. :attr:`ORTModule.engine` names the one in use.
         providers: What each session runs on, the first choice first: a list of names of onnxruntime's
             execution providers, or of (name, options) pairs; ``None`` means the CPU, and for an
             :class:`ORTModule` the device of the model's tensors. Those that the installed onnxruntime lacks
@@ -73,15 +70,15 @@ class Options:
             the environment: names with commas between, or the list in JSON.
         fuse: Have torch's inductor compile what lies between products, convolutions and Functions into one
             kernel a region. It takes a C++ compiler and seconds a region, once a machine: what was compiled
-            is kept in the export cache. Without a compiler operators run one by one, with a warning. The
-            joint engine alone does it; results differ from those without by rounding.
+            is kept in the export cache. Without a compiler operators run one by one, with a warning. Results
+            differ from those without by rounding.
         inline_functions: Put the operators of each Function that torch traces without data in the place of
             its calls, as :func:`register_inline` does for one. Those that cannot be, or have an exporter,
             stay as they are; the log says why at ``"info"``. The code of Functions is part of a graph then.
         autotune: Have each large operator run in the way that is fastest here: ONNX Runtime's operator,
             PyTorch's kernel, or another form of it, timed while a model is built, for 10 seconds at most, and
-            kept in the export cache. The joint engine alone does it; results differ from those without by
-            rounding. With ``deterministic`` it needs ``cache_dir``, so that every process decides alike.
+            kept in the export cache. Results differ from those without by rounding. With ``deterministic`` it
+            needs ``cache_dir``, so that every process decides alike.
 
     Raises:
         OptionError: An unknown field, or a value that is not allowed, in an argument or in the
@@ -97,7 +94,6 @@ class Options:
     verify: bool = False
     deterministic: bool = False
     guards: str = "complete"
-    engine: str | None = None
     providers: Sequence[Any] | None = None
     fuse: bool = False
     inline_functions: bool = False
@@ -106,6 +102,7 @@ class Options:
     def __new__(cls, *args: object, **fields: object) -> Self:
         """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
         for name in fields:
+            refuse_removed(name)
             if name not in _RULES:
                 raise OptionError(f"Option {name!r} does not exist; the options are {', '.join(_RULES)}.")
         return super().__new__(cls)
@@ -119,6 +116,16 @@ class Options:
             else:
                 value = rule.check(getattr(self, name), f"Option {name!r}")
             object.__setattr__(self, name, value)
+
+
+def refuse_removed(name: str) -> None:
+    """Refuse an option of earlier versions.
+
+    Raises:
+        OptionError: names it.
+    """
+    if name in _REMOVED:
+        raise OptionError(f"Option {name!r} was removed, {_REMOVED[name]}; leave it out.")
 
 
 def with_arguments(options: Options | None, **arguments: Any) -> Options:
@@ -148,6 +155,11 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(_ENV_PREFIX) or variable in _RESERVED_ENV:
             continue
         name = variable.removeprefix(_ENV_PREFIX).lower()
+        if name in _REMOVED:
+            raise OptionError(
+                f"Environment variable {variable} names an option that was removed, {_REMOVED[name]}; "
+                f"unset it."
+            )
         if name not in _RULES:
             known = ", ".join(_ENV_PREFIX + field.upper() for field in _RULES)
             raise OptionError(
@@ -264,12 +276,6 @@ _RULES = {
     "verify": _SWITCH_RULE,
     "deterministic": _SWITCH_RULE,
     "guards": _Rule(_one_of(_GUARDS), str, f"one of {', '.join(_GUARDS)}", optional=False),
-    "engine": _Rule(
-        _one_of(_ENGINES),
-        str,
-        f"one of {', '.join(_ENGINES)}, or None for the best that there is",
-        optional=True,
-    ),
     "providers": _Rule(
         providers.checked,
         providers.written,

@@ -12,8 +12,6 @@ from torch2ort.artifacts import TrainingSession
 from torch2ort.artifacts.description import digest
 from torch2ort.errors import ModelLoadError
 
-pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
-
 
 def message(folder, path=None):
     session = TrainingSession(folder) if path is not None else None

@@ -16,8 +16,6 @@ from safetensors.numpy import load_file
 from torch2ort.artifacts import TrainingSession
 from torch2ort.errors import OptionError, SchemaMismatchError
 
-pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
-
 
 def bits(path):
     return {name: value.tobytes() for name, value in load_file(path).items()}

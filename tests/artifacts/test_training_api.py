@@ -12,8 +12,6 @@ import safetensors.numpy
 from torch2ort.artifacts import CheckpointState, LinearLRScheduler, Module, Optimizer, TrainingSession
 from torch2ort.errors import ModelLoadError, OptionError, SchemaMismatchError
 
-pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
-
 
 @pytest.fixture
 def parts(folder):

@@ -16,7 +16,6 @@ from torch import nn
 import torch2ort
 from torch2ort.errors import EngineError, UnsupportedOperatorError
 
-pytestmark = pytest.mark.joint("it alone trains in half precision")
 X = torch.randn(3, 6)
 
 

@@ -181,7 +181,6 @@ def test_a_tensor_with_other_strides_gives_what_it_gives_in_eager():
     assert found == [[0, 16, 0]] * 2
 
 
-@pytest.mark.ort_training("the joint engine caches nothing")
 def test_a_cached_graph_gives_views(tmp_path):
     options = torch2ort.Options(cache_dir=tmp_path)
     for run in range(2):

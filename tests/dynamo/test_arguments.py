@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from tests.support.comparison import assert_same
 from torch2ort.errors import ExportError
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 
 class Activated(torch.autograd.Function):
     @staticmethod

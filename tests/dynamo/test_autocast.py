@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from tests.support.comparison import assert_same
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 NORMS = {
     "layer": (nn.Linear(4, 8), nn.LayerNorm(8)),
     "layer without parameters": (nn.Linear(4, 8), nn.LayerNorm(8, elementwise_affine=False)),

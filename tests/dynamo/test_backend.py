@@ -375,7 +375,7 @@ def test_no_mode_says_nothing() -> None:
     [
         ("epilogue", True, "Option 'epilogue' does not exist for torch.compile"),
         ("opset", 9, "Option 'opset' is 9; allowed is an integer from 18 to 21"),
-        ("engine", "ort_training", "Option 'engine' is 'ort_training'; allowed for torch.compile"),
+        ("engine", "joint", "Option 'engine' was removed, as there is one engine; leave it out."),
         ("providers", ["TPU"], "Option 'providers' names 'TPU', which is no execution provider; onnxruntime"),
         ("verify", True, "Option 'verify' does not exist for torch.compile"),
         ("fuse", True, "Option 'fuse' does not exist for torch.compile"),

@@ -7,8 +7,6 @@ import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 
 class Both(torch.autograd.Function):
     """Forward and backward write to it."""

@@ -10,8 +10,6 @@ import torch
 from tests.variants.changes import WAYS, Way
 from tests.variants.who_notices import compiled, verdict
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 FEW = {
     "parameter replaced by one of another size",
     "parameter's data of another size",

@@ -8,8 +8,6 @@ import torch
 from tests.effects.test_effects import BODIES, made, step
 from tests.support.comparison import assert_same
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 FEW = {"appends_to_a_list", "carries_a_hidden_state"}
 
 

@@ -19,7 +19,6 @@ from tests.models.families import FAMILIES
 from tests.models.test_families import call, loss_of
 
 pytestmark = [
-    pytest.mark.joint("the other engine has no part in torch.compile"),
     pytest.mark.long,
     # Three graphs and more of one model, on a machine that does other things besides.
     pytest.mark.timeout(900),

@@ -17,8 +17,6 @@ import torch.nn.functional as F
 import torch2ort
 from tests.support.comparison import assert_same
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 
 def step(function, folder: Path, *sizes: int, dynamic: bool = False, **options):
     """Output and gradient of a graph that is compiled anew, and whether its halves came out of the cache."""

@@ -10,7 +10,6 @@ from tests.support.functions import Square
 from tests.support.memory import bytes_left_by
 
 pytestmark = [
-    pytest.mark.joint("the other engine has no part in torch.compile"),
     # Thousands of steps, on a machine that does other things besides.
     pytest.mark.timeout(900),
 ]

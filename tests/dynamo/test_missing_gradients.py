@@ -7,8 +7,6 @@ import torch
 
 from tests.support.comparison import assert_same
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 
 def assert_gradients_like_eager(function, chosen, *arguments) -> None:
     found = []

@@ -8,8 +8,6 @@ import torch
 import torch2ort
 from tests.support import comparison
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 transformers = pytest.importorskip(
     "transformers", reason="transformers is installed beside one onnxruntime alone"
 )

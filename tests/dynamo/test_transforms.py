@@ -9,8 +9,6 @@ from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 from tests.support.comparison import assert_same
 from torch2ort.errors import UnsupportedOperatorError
 
-pytestmark = pytest.mark.joint("the other engine has no part in torch.compile")
-
 
 class Tripled(torch.autograd.Function):
     """Its derivatives are not those of what it computes."""

@@ -480,7 +480,6 @@ def test_verify_compares_what_is_left(monkeypatch):
     assert len(seen) == 1
 
 
-@pytest.mark.ort_training("the joint engine caches nothing")
 def test_a_graph_that_leaves_something_is_not_cached(tmp_path):
     for _ in range(2):
         model = made("appends_to_a_list")

@@ -134,16 +134,6 @@ def test_an_onnxruntime_that_takes_no_memory_is_refused(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("tried")
-def test_the_engine_for_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "engine_name", lambda options: "ort_training")
-    with pytest.raises(OptionError) as caught:
-        chosen(on("cuda", 2))
-    assert str(caught.value) == (
-        f"{WHERE}, and engine='ort_training' trains on the CPU alone. Use engine='joint', {OUT}"
-    )
-
-
-@pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize("name", ["fuse", "autotune"])
 def test_options_for_the_cpu_are_refused(name: str) -> None:
     with pytest.raises(OptionError) as caught:
@@ -186,9 +176,7 @@ def test_providers_that_do_not_fit_the_tensors_are_refused(providers: Any, reaso
 
 @pytest.mark.usefixtures("tried")
 def test_cuda_for_tensors_on_the_cpu_is_refused_in_the_first_call() -> None:
-    module = torch2ort.ORTModule(
-        torch.nn.Linear(2, 2), options=Options(providers=[CUDA, CPU], engine="joint")
-    )
+    module = torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(providers=[CUDA, CPU]))
     with pytest.raises(OptionError) as caught:
         module(torch.ones(1, 2))
     assert str(caught.value) == (

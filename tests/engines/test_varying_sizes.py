@@ -189,8 +189,6 @@ ALIKE = frozenset(
         "pooling", "scatter", "slices", "stack", "transposed convolution of a batch", "triangle",
     }
 )  # fmt: skip
-# The other engine has a graph for each size of these.
-JOINTLY = frozenset({"affine grid", "affine grid of a volume", "resize by a factor", "resize to a size"})
 # What holds for one size alone.
 ALONE = {
     "a size that Python reads": lambda m, x, h: h * int(x.shape[0]),
@@ -203,12 +201,9 @@ def batch(rows: int) -> tuple[torch.Tensor]:
     return (torch.randn(rows, 4, requires_grad=True),)
 
 
-def marks(name: str) -> list[pytest.MarkDecorator]:
-    jointly = pytest.mark.joint("the other engine computes it for each size")
-    return [pytest.mark.long] * (name in ALIKE) + [jointly] * (name in JOINTLY)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in PROGRAMS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ALIKE)) for name in PROGRAMS]
+)
 def test_two_graphs_serve_all_sizes(name) -> None:
     assert graphs_of(Then(PROGRAMS[name]), SIZES, batch) == [0, 1, 1, 1, 0]
 

@@ -125,7 +125,6 @@ class Reads(torch.nn.Module):
         return self.layer(x) * self.scale.item() + self.shift.item()
 
 
-@pytest.mark.ort_training("the joint engine refuses numbers that are read out of tensors")
 def test_a_number_that_forward_reads_out_of_a_buffer_is_the_present_one():
     model = Reads()
     wrapped = torch2ort.ORTModule(model)

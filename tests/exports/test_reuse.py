@@ -18,7 +18,6 @@ from tests.cache.nets import SOURCE, changed, imported
 from tests.models.test_convolutional import ConvNet
 from tests.models.test_functions import Around, Mlp
 from tests.support.comparison import assert_trains_like_eager
-from tests.support.engine import trains_jointly
 from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint import planning
@@ -198,16 +197,6 @@ def test_a_module_out_of_the_cache_infers_like_eager(cache, nothing_is_built, mo
         for _ in range(3):
             torch.testing.assert_close(module(x), model(x))
         assert module.exported.cache.hit
-
-
-@pytest.mark.ort_training("a session of a stock onnxruntime optimises a graph each time")
-@pytest.mark.parametrize(("kind", "grad"), [("gradient graph", True), ("inference graph", False)])
-def test_what_onnxruntime_optimised_is_kept(cache, kind, grad):
-    with torch.set_grad_enabled(grad):
-        torch2ort.ORTModule(Around(Square.apply))(torch.randn(5, 4))
-    manifests = {e.manifest.kind: e.manifest for e in Store(cache).listed()}
-    assert manifests.keys() == {"graph", kind}
-    assert manifests[kind].data["optimized"]
 
 
 @pytest.mark.parametrize(
@@ -457,10 +446,7 @@ def test_graphs_of_every_stage_are_made_when_asked_for(cache, tmp_path):
 # --- damage, and folders that do not serve
 
 
-TRAINED_KINDS = ["graph", *(["joint forward", "joint backward"] if trains_jointly() else ["gradient graph"])]
-
-
-@pytest.mark.parametrize("kind", TRAINED_KINDS)
+@pytest.mark.parametrize("kind", ["graph", "joint forward", "joint backward"])
 def test_a_damaged_entry_is_a_warning_and_made_again(cache, kind):
     batches = [(torch.randn(5, 4),)]
     assert_trains_like_eager(Around(Square.apply), batches, steps=1)

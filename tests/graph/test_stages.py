@@ -19,33 +19,19 @@ class Model(torch.nn.Module):
         return Square.apply(self.layer(x))
 
 
-@pytest.mark.ort_training("its gradient graph is one file")
-def test_a_training_step_leaves_the_exported_the_gradient_and_the_optimized_graph(tmp_path):
-    module = torch2ort.ORTModule(Model(), options=torch2ort.Options(save_onnx_dir=tmp_path / "graphs"))
-    module(torch.randn(2, 4)).sum().backward()
-    files = sorted((tmp_path / "graphs").iterdir())
-    assert [file.stem.split("_", 1)[1] for file in files] == ["Model_exported", "gradient", "optimized"]
-    kinds = [{node.op_type for node in onnx.load(file).graph.node} for file in files]
-    assert "PythonOpGrad" not in kinds[0]
-    assert "PythonOpGrad" in kinds[1]
-    assert "PythonOpGrad" in kinds[2]
-
-
 def test_an_export_leaves_its_graph(tmp_path):
     torch2ort.export(Model(), torch.randn(2, 4), options=torch2ort.Options(save_onnx_dir=tmp_path))
     (file,) = tmp_path.iterdir()
     assert file.stem.endswith("Model_exported")
 
 
-@pytest.mark.joint("it has two halves")
-def test_a_step_of_the_joint_engine_leaves_both_halves_as_they_are_built_and_run(tmp_path):
+def test_a_training_step_leaves_both_halves_as_they_are_built_and_run(tmp_path):
     module = torch2ort.ORTModule(Model(), options=torch2ort.Options(save_onnx_dir=tmp_path))
     module(torch.randn(2, 4)).sum().backward()
     names = [file.stem.split("_", 1)[1] for file in sorted(tmp_path.iterdir())]
     assert names == ["Model_exported", "forward", "forward_optimized", "backward", "backward_optimized"]
 
 
-@pytest.mark.joint("it has two halves")
 def test_the_halves_have_the_names_of_the_model(tmp_path):
     module = torch2ort.ORTModule(Model(), options=torch2ort.Options(save_onnx_dir=tmp_path))
     module(torch.randn(2, 4, requires_grad=True)).sum().backward()
@@ -70,8 +56,6 @@ def test_a_graph_whose_differentiation_fails_is_there(tmp_path, monkeypatch):
     def failing(*args, **kwargs):
         raise torch2ort.UnsupportedOperatorError("no gradient")
 
-    # Where either engine begins to differentiate.
-    monkeypatch.setattr("torch2ort.engines.ort_training.engine.build_gradient_graph", failing)
     monkeypatch.setattr("torch2ort.engines.joint.planning.trace_joint", failing)
     with pytest.raises(torch2ort.UnsupportedOperatorError, match=r"^no gradient$"):
         module(torch.randn(2, 4))

@@ -125,7 +125,6 @@ def test_sizes_may_vary(body) -> None:
         assert_steps_alike(run(module, x), run(model, x))
 
 
-@pytest.mark.joint("the other takes no lower precision")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_eagers(dtype) -> None:
     model = Model(lambda m, h: ops.cube(h) * m.scale + own.noisy(h)).to(dtype)
@@ -133,7 +132,6 @@ def test_half_precision_is_eagers(dtype) -> None:
     assert_steps_alike(run(torch2ort.ORTModule(copy.deepcopy(model)), x), run(model, x))
 
 
-@pytest.mark.joint("the other takes no lower precision")
 @pytest.mark.parametrize("product", [own.product, own.product_of_types], ids=["registered", "inside"])
 def test_autocast_is_eagers(product) -> None:
     model = Model(lambda m, h: product(h, m.after.weight).exp())

@@ -42,7 +42,7 @@ def test_a_loop_with_accumulation_and_a_state_to_go_back_to(precision, tmp_path)
         torch.manual_seed(1)
         model = Classifier()
         if name == "ort":
-            model = on_onnx_runtime(model, tmp_path / "graphs", engine="joint")
+            model = on_onnx_runtime(model, tmp_path / "graphs")
         accelerator, parts = prepared(model, precision)
         losses = []
         loader = parts[2]
@@ -62,7 +62,7 @@ def test_a_loop_with_accumulation_and_a_state_to_go_back_to(precision, tmp_path)
 
 
 def test_a_model_that_was_unwrapped_runs_on_onnx_runtime_without_autocast(tmp_path):
-    model = on_onnx_runtime(Classifier(), tmp_path, engine="joint")
+    model = on_onnx_runtime(Classifier(), tmp_path)
     accelerator, (given, *_) = prepared(model, "bf16")
     x = torch.randn(2, 4)
     given(x)
@@ -72,7 +72,7 @@ def test_a_model_that_was_unwrapped_runs_on_onnx_runtime_without_autocast(tmp_pa
 
 
 def test_weights_that_were_saved_load_into_the_model(tmp_path):
-    model = on_onnx_runtime(Classifier(), tmp_path / "graphs", engine="joint")
+    model = on_onnx_runtime(Classifier(), tmp_path / "graphs")
     accelerator, (given, *_) = prepared(model, "no")
     accelerator.save_model(given, tmp_path)
     restored = Classifier()

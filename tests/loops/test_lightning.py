@@ -15,7 +15,7 @@ from torch2ort.cache.key.key import dependencies
 
 lightning = pytest.importorskip("lightning")
 
-JOINT = torch2ort.Options(engine="joint")
+JOINT = torch2ort.Options()
 
 
 class Learner(lightning.LightningModule):

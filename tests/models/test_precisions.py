@@ -106,7 +106,7 @@ def exactly(name: str) -> dict[str, torch.Tensor | None]:
 
 
 def refusal(name: str, precision: str) -> tuple[type[Exception], str] | None:
-    """What the joint engine says of a family that it refuses."""
+    """The refusal of a family."""
     if precision == "float16" and name in BRANCH_IN_FLOAT16:
         return torch2ort.ExportError, "the model's Python code depends on a value inside a tensor"
     return None
@@ -121,7 +121,7 @@ def test_family_in_half_precision(name, precision) -> None:
     torch.manual_seed(0)
     model, batches = FAMILIES[name].make()
     model = model.train().to(how.dtype)
-    module = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(engine="joint"))
+    module = torch2ort.ORTModule(copy.deepcopy(model))
     refused = refusal(name, precision)
     if refused is not None:
         with pytest.raises(refused[0], match=refused[1]):

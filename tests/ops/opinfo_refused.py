@@ -31,17 +31,6 @@ EVERYWHERE: dict[str, tuple[str, ...]] = {
     "torch.uint64": ("hash_tensor",),
     "writes into a tensor that requires a gradient": ("nn.functional.embedding",),
 }
-OF_JOINT_ENGINE: dict[str, tuple[str, ...]] = {
-    "does not differentiate the program": ("tensor_split",),
-    "is that of no tensor of the graph": ("index_fill",),
-}
-OF_ORT_TRAINING: dict[str, tuple[str, ...]] = {
-    "a constant in double precision": (
-        *("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
-        "linspace.tensor_overload",
-    ),
-    "cannot build this model's gradient graph": ("scatter", "select_scatter"),
-}
 OF_EXPORTS: dict[str, tuple[str, ...]] = {
     "inverts a Fourier transform": tuple(
         f"fft.{n}{axes}" for n in ("irfft", "hfft") for axes in ("", "2", "n")

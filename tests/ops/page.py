@@ -25,7 +25,7 @@ name before the first step. `python -m tests.ops.page` writes this page; a test 
 Whatever else a model uses is treated the same way: an operator on the way of a gradient that ONNX Runtime
 differentiates correctly stays ONNX (a positive list decides), any other ATen operator is given to PyTorch's
 kernel, and what fits into no graph is refused, as are gradients in `float16` and
-`bfloat16`, which [the joint engine](precision.md) has.
+`bfloat16`, which [training in half precision](precision.md) has.
 
 PyTorch's own samples of its operators, more than 600, run in exported files and in training in four types
 (`tests/ops/test_opinfo.py`, a part of `make test-long`). `torch.sort`, `argsort` and `topk` leave it open in

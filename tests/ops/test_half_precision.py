@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import torch2ort
 from tests.ops import dtypes
 
-pytestmark = pytest.mark.joint("it alone trains in half precision")
 HALF = (torch.bfloat16, torch.float16)
 SAMPLED = 12
 _GRID = torch.linspace(-0.9, 0.8, 36).reshape(1, 3, 6, 2)

@@ -27,7 +27,7 @@ def main() -> int:
 
     def judged(program: Program) -> Verdict:
         dtype = getattr(torch, asked.dtype)
-        return run_apart(program, asked.engine, asked.seconds, loud=asked.loud, dtype=dtype)
+        return run_apart(program, asked.seconds, loud=asked.loud, dtype=dtype)
 
     warm_up(judged, generate(asked.seed))
     counts: collections.Counter[str] = collections.Counter()
@@ -72,7 +72,7 @@ def _report(
         return same_failure(judged(candidate), verdict)
 
     small = shrink(program, fails, asked.tries)
-    text = script(small, asked.engine, asked.dtype)
+    text = script(small, asked.dtype)
     if asked.folder is None:
         print(text, flush=True)
         return
@@ -95,7 +95,6 @@ def _arguments() -> argparse.Namespace:
         choices=("float32", "bfloat16", "float16"),
         help="of weights and tensors",
     )
-    parser.add_argument("--engine", help="Options.engine of the ORTModules")
     parser.add_argument(
         "--without",
         help="operators, habit=choice pairs, actions, modes and variations not to draw, by commas",

@@ -174,14 +174,13 @@ def observe(steps, wrap, dtype=torch.float32):
     return run
 
 
-def judge(steps, engine=None, dtype=torch.float32):
+def judge(steps, dtype=torch.float32):
     """Compare what eager PyTorch and ORTModule do in ``steps(run)``, with tensors and weights of a type."""
     eager = observe(steps, lambda model: model, dtype)
     floats = [v for _, v in eager.seen if isinstance(v, torch.Tensor) and v.numel()]
     if any(v.is_floating_point() and v.nan_to_num().abs().max() > LARGE for v in floats):
         return Verdict("unsuitable", "large values")
-    options = torch2ort.Options() if engine is None else torch2ort.Options(engine=engine)
-    given = observe(steps, lambda model: torch2ort.ORTModule(model, options=options), dtype)
+    given = observe(steps, torch2ort.ORTModule, dtype)
     for position, ((label, expected), (_, found)) in enumerate(zip(eager.seen, given.seen, strict=False)):
         reason = difference(found, expected)
         if reason is None:

@@ -79,13 +79,13 @@ def render(program: Program) -> str:
     return f"{_imports_for(text)}\n\n{text}\n"
 
 
-def script(program: Program, engine: str | None = None, dtype: str = "float32") -> str:
+def script(program: Program, dtype: str = "float32") -> str:
     """Return a script that needs torch and torch2ort alone, and fails if the program does."""
     judge = inspect.getsource(oracle).split("from __future__ import annotations\n", 1)[1].strip()
     imports, _, rest = render(program).partition("\n\n\n")
     main = (
         'if __name__ == "__main__":\n'
-        f"    verdict = judge(steps, {engine!r}, torch.{dtype})\n"
+        f"    verdict = judge(steps, torch.{dtype})\n"
         "    print(verdict)\n"
         '    raise SystemExit(verdict.kind == "failed")\n'
     )

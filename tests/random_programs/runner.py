@@ -20,7 +20,7 @@ from tests.random_programs.render import render
 SECONDS = 90
 
 
-def run(program: Program, engine: str | None = None, dtype: torch.dtype = torch.float32) -> Verdict:
+def run(program: Program, dtype: torch.dtype = torch.float32) -> Verdict:
     """Render a program, run its source with tensors of a type, and judge it."""
     source = render(program)
     module = types.ModuleType("random_program")
@@ -30,14 +30,13 @@ def run(program: Program, engine: str | None = None, dtype: torch.dtype = torch.
     sys.modules[module.__name__] = module
     try:
         exec(compile(source, file, "exec"), module.__dict__)
-        return judge(module.steps, engine, dtype)
+        return judge(module.steps, dtype)
     finally:
         del sys.modules[module.__name__], linecache.cache[file]
 
 
 def run_apart(
     program: Program,
-    engine: str | None = None,
     seconds: float = SECONDS,
     *,
     loud: bool = False,
@@ -47,7 +46,6 @@ def run_apart(
 
     Args:
         program: what is run.
-        engine: ``Options.engine``.
         seconds: how long it may take.
         loud: whether what the child prints is seen.
         dtype: of the program's weights and tensors.
@@ -60,7 +58,7 @@ def run_apart(
         try:
             if not loud:
                 _silence()
-            verdict = run(program, engine, dtype)
+            verdict = run(program, dtype)
             os.write(sending, pickle.dumps((verdict.kind, verdict.reason[:60_000])))
             status = 0
         except BaseException as error:

@@ -51,9 +51,9 @@ def with_operator(name: str, around: int = 0) -> Program:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_program_does_what_it_does_in_eager_pytorch_or_is_refused(seed) -> None:
-    verdict = run(generate(seed), "joint")
+    verdict = run(generate(seed))
     assert verdict.kind != "failed", (
-        f"{verdict}\nTo shrink it: python -m tests.random_programs --engine joint --seed {seed} --programs 1"
+        f"{verdict}\nTo shrink it: python -m tests.random_programs --seed {seed} --programs 1"
     )
 
 
@@ -62,11 +62,10 @@ def test_a_program_does_what_it_does_in_eager_pytorch_or_is_refused(seed) -> Non
     "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str
 )
 def test_a_program_in_half_precision_does_what_it_does_in_eager_pytorch_or_is_refused(seed, dtype) -> None:
-    verdict = run(generate(seed), "joint", dtype)
+    verdict = run(generate(seed), dtype)
     name = str(dtype).removeprefix("torch.")
     assert verdict.kind != "failed", (
-        f"{verdict}\nTo shrink it: python -m tests.random_programs --dtype {name} --engine joint "
-        f"--seed {seed} --programs 1"
+        f"{verdict}\nTo shrink it: python -m tests.random_programs --dtype {name} --seed {seed} --programs 1"
     )
 
 
@@ -94,7 +93,7 @@ def around(*statements: Statement, actions: Sequence[Action] = (), shares: str =
 @pytest.mark.long
 @pytest.mark.parametrize("number", OF_NUMBERS)
 def test_a_number_near_0_or_1_is_that_number(number) -> None:
-    verdict = run(around(Statement(number, ("x2",), ("x3",))), "joint")
+    verdict = run(around(Statement(number, ("x2",), ("x3",))))
     assert verdict.kind in ("passed", "unstable"), verdict
 
 
@@ -105,7 +104,7 @@ def test_a_number_near_0_or_1_is_that_number(number) -> None:
 )
 def test_a_part_does_what_it_does_in_eager_pytorch_after_a_change_or_is_refused(name, change) -> None:
     actions = [Action("change part", held=name, change=change)]
-    verdict = run(around(Statement(OF_PARTS[name], ("x2",), ("x3",)), actions=actions), "joint")
+    verdict = run(around(Statement(OF_PARTS[name], ("x2",), ("x3",)), actions=actions))
     assert verdict.kind != "failed", verdict
 
 
@@ -114,7 +113,7 @@ def test_a_part_does_what_it_does_in_eager_pytorch_after_a_change_or_is_refused(
 @pytest.mark.parametrize("shares", SHARES)
 def test_a_write_reaches_an_argument_of_the_same_memory_or_is_refused(shares, written) -> None:
     statements = Statement("write_mul", (written,), ()), Statement("add", ("x0", "y0"), ("x3",))
-    verdict = run(around(*statements, shares=shares), "joint")
+    verdict = run(around(*statements, shares=shares))
     assert verdict.kind != "failed", verdict
 
 

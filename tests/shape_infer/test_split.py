@@ -39,7 +39,6 @@ def test_an_export_splits_as_eager_does(models, numbers):
     torch.testing.assert_close(exported(x, k), model(x, k))
 
 
-@pytest.mark.ort_training("the joint engine refuses parts whose sizes it cannot check")
 @pytest.mark.parametrize("numbers", NUMBERS, ids=str)
 def test_parts_train_as_in_eager_also_those_without_rows(models, numbers):
     model, wrapped, _ = models

@@ -17,11 +17,7 @@ from torch2ort.training_files.step_graph import StepGraph
 from torch2ort.training_files.target import plain_target
 
 OPSETS = [
-    pytest.param(
-        18,
-        marks=pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it"),
-        id="opset 18",
-    ),
+    pytest.param(18, id="opset 18"),
     pytest.param(21, marks=pytest.mark.long, id="opset 21"),
 ]
 

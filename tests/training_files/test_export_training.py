@@ -21,8 +21,6 @@ from torch2ort.errors import (
     UnsupportedOperatorError,
 )
 
-pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
-
 
 class Tied(torch.nn.Module):
     """A table that is read twice, and a parameter that the loss does not reach."""

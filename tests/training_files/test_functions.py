@@ -26,8 +26,6 @@ from torch2ort.errors import (
     Torch2OrtWarning,
 )
 
-pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
-
 
 class Scaled(torch.autograd.Function):
     """``factor * x * weight``, of whose gradients the second is doubled, so that only its backward has it."""

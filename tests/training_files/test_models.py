@@ -10,8 +10,6 @@ from torch.nn import functional as F
 from tests.training_files.steps import assert_trains_alike
 from torch2ort import optim
 
-STOCK = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
-
 
 def images(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
@@ -30,7 +28,6 @@ def vectors(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(6, 5, generator=generator), torch.randint(0, 3, (6,), generator=generator)
 
 
-@STOCK
 def test_an_mlp(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     assert_trains_alike(
@@ -43,7 +40,6 @@ def test_an_mlp(tmp_path):
     )
 
 
-@STOCK
 def test_an_mlp_in_float64(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.SiLU(), torch.nn.Linear(4, 3)).double()
 
@@ -64,7 +60,6 @@ def test_an_mlp_in_float64(tmp_path):
     assert {value.dtype for value in session.parameters().values()} == {np.dtype(np.float64)}
 
 
-@STOCK
 def test_a_convolutional_net_whose_running_statistics_are_state(tmp_path):
     model = torch.nn.Sequential(
         torch.nn.Conv2d(2, 4, 3, padding=1),

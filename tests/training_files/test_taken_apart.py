@@ -15,7 +15,6 @@ from torch2ort import optim
 from torch2ort.artifacts import TrainingSession
 from torch2ort.errors import EngineError
 
-pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
 OPSETS = [18, pytest.param(21, marks=pytest.mark.long)]
 
 

@@ -16,7 +16,6 @@ from torch2ort.training_files.lowered_step import lower_step
 from torch2ort.training_files.step_graph import StepGraph
 from torch2ort.training_files.target import plain_target
 
-pytestmark = pytest.mark.joint("any onnxruntime runs these files, and the stock one shows it")
 STEPS = 50
 BIAS = [{"params": "bias", "weight_decay": 0.0, "lr": 0.02}]
 OPTIMIZERS: dict[str, optim.Optimizer] = {

@@ -202,7 +202,6 @@ def test_a_number_that_python_reads_in_every_call_warns():
         run()
 
 
-@pytest.mark.ort_training("the joint engine caches nothing")
 def test_the_numbers_of_a_cached_graph_are_inputs_in_the_next_process_too(tmp_path):
     x = torch.randn(3, 4)
     hits = []

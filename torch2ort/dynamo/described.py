@@ -8,7 +8,7 @@ import torch
 
 from torch2ort.dynamo.kept import Obtained
 from torch2ort.dynamo.report import CompiledGraph, CompiledHalf
-from torch2ort.kernels.functions import AtenKernel, PairedKernel, decode_call, decode_library_call
+from torch2ort.kernels.functions import AtenKernel, decode_call, decode_library_call
 from torch2ort.kernels.library import LibraryKernel
 from torch2ort.pythonop import Site
 
@@ -43,6 +43,6 @@ def described_half(kind: str, obtained: Obtained) -> CompiledHalf:
 def _kernel(site: Site) -> str:
     if site.function is LibraryKernel:
         return str(decode_library_call(str(site.arguments[0])).operator.name())
-    if site.function in (AtenKernel, PairedKernel):
+    if site.function is AtenKernel:
         return str(decode_call(str(site.arguments[0])).operator.name())
     return site.func_name.rpartition(".")[2]

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch2ort.dynamo.functions import OPTION
-from torch2ort.engines.choose import JOINT, refuse_providers
+from torch2ort.engines.choose import refuse_providers
 from torch2ort.errors import OptionError
 from torch2ort.log import apply_level
-from torch2ort.options import Options
+from torch2ort.options import Options, refuse_removed
 from torch2ort.warning import warn
 
 # Those of torch2ort.Options that say something about graphs of torch.compile.
 _SHARED = (
-    "engine", "cache_dir", "cache_limit", "log_level", "opset", "intra_op_threads", "save_onnx_dir",
+    "cache_dir", "cache_limit", "log_level", "opset", "intra_op_threads", "save_onnx_dir",
     "deterministic", "providers",
 )  # fmt: skip
 _NAMES = (*_SHARED, OPTION)
@@ -44,6 +44,7 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
     """
     given = dict(given or {})
     for name in given:
+        refuse_removed(name)
         if name not in _NAMES:
             raise OptionError(
                 f"Option {name!r} does not exist for torch.compile(backend='torch2ort'); the options are "
@@ -58,11 +59,6 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
     if not isinstance(keeps, bool):
         raise OptionError(f"Option {OPTION!r} is {keeps!r}; allowed is True or False.")
     options = Options(**given)
-    if options.engine not in (None, JOINT):
-        raise OptionError(
-            f"Option 'engine' is {options.engine!r}; allowed for torch.compile, whose graphs PyTorch "
-            f"differentiates, is {JOINT}, or None for the same."
-        )
     if options.verify:
         raise OptionError(
             "Option 'verify' is True; it compares an ORTModule with its model, and torch.compile has none. "

@@ -1,70 +1,44 @@
-"""Which engine runs a graph, and so what the graph is translated for."""
+"""What graphs are translated for on the installed onnxruntime, and what runs them."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from torch2ort.engines.interface import Engine
-from torch2ort.engines.ort_training.engine import TrainingEngine
-from torch2ort.engines.ort_training.target import GRADIENT_RULES
 from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.exports.built import Built
 from torch2ort.options import DEFAULT_OPSET, Options
 from torch2ort.providers import CPU, name_of
-from torch2ort.runtime import InferenceEngine, has_training, onnxruntime, training_pybind
+from torch2ort.runtime import InferenceEngine, onnxruntime, version
 from torch2ort.runtime.cuda.inference import DeviceInference
 from torch2ort.runtime.cuda.sessions import device_of
 from torch2ort.runtime.probe import can_run
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
-JOINT, ORT_TRAINING = "joint", "ort_training"
-# The first stock onnxruntime that the joint engine was tried on. It runs on onnxruntime-training 1.19.2, too.
-_FIRST = (1, 20)
+# The first onnxruntime that was tried: onnxruntime-training 1.19.2. Of the others 1.20 was.
+_FIRST = (1, 19)
 # Those whose values are in the CPU's memory, where PyTorch's are: Azure's has operators of its own alone.
 PROVIDERS = (CPU, "AzureExecutionProvider")
 
 
-def engine_name(options: Options) -> str:
-    """The engine that trains an ORTModule with these options.
+def _refuse_untrainable(options: Options) -> None:
+    """Refuse options that do not go together, and an onnxruntime that nobody tried to train with.
 
     Raises:
-        OptionError: they ask for one, and for fused regions or measured operators, which it has not; or for
-            measured operators that are to be the same in every process, and for no cache.
-        RuntimeNotFoundError: the one that they ask for is not there.
+        OptionError: measured operators are to be the same in every process, and there is no cache.
+        RuntimeNotFoundError: no onnxruntime is installed, or an older one.
     """
-    _refuse_contradictions(options)
-    if has_training():
-        return options.engine or (JOINT if options.fuse or options.autotune else ORT_TRAINING)
-    if options.engine == ORT_TRAINING:
-        training_pybind()  # its error says what is missing
-    version = onnxruntime().__version__
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _FIRST:
-        raise RuntimeNotFoundError(
-            f"engine='joint' needs onnxruntime 1.20 or later, and this is {version}; install one "
-            f"(pip install 'torch2ort[cpu]', in an environment without another onnxruntime), or use "
-            f"engine='ort_training' with onnxruntime-training"
-        )
-    return JOINT
-
-
-def _refuse_contradictions(options: Options) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        OptionError: names them.
-    """
-    for name, does in (("fuse", "fuses"), ("autotune", "measures")):
-        if getattr(options, name) and options.engine == ORT_TRAINING:
-            raise OptionError(
-                f"Option {name!r} is True and 'engine' is 'ort_training'; only the joint engine {does}. "
-                f"Leave engine out, or set it to 'joint'."
-            )
     if options.autotune and options.deterministic and options.cache_dir is None:
         raise OptionError(
             "Options 'autotune' and 'deterministic' are True and 'cache_dir' is None; what one process "
             "measures, another may decide otherwise. Set cache_dir, where decisions are kept, or leave one "
             "of the two out."
+        )
+    if version() < _FIRST:
+        raise RuntimeNotFoundError(
+            f"training needs onnxruntime 1.20 or later, or onnxruntime-training 1.19.2, and this is "
+            f"{onnxruntime().__version__}; install one (pip install 'torch2ort[cpu]', in an environment "
+            f"without another onnxruntime)"
         )
 
 
@@ -87,24 +61,22 @@ def refuse_providers(options: Options, *besides: str) -> None:
             )
 
 
-def target_of(options: Options, *, differentiate: bool) -> Target:
+def target_of(options: Options) -> Target:
     """What a graph must be to run on the installed onnxruntime.
 
     Args:
         options: the opset.
-        differentiate: whether gradients are wanted.
     """
     return Target(
         opset=options.opset or DEFAULT_OPSET,
         can_run=can_run,
-        gradients=GRADIENT_RULES if differentiate else GradientRules(),
         inlines_functions=options.inline_functions,
     )
 
 
-def live_target(options: Options, *, differentiate: bool = False) -> Target:
+def live_target(options: Options) -> Target:
     """The same for a graph that stays with the process, and with what libraries registered in it."""
-    return replace(target_of(options, differentiate=differentiate), has_libraries=True)
+    return replace(target_of(options), has_libraries=True)
 
 
 def inference_target(options: Options) -> Target:
@@ -122,12 +94,11 @@ def training_target(options: Options) -> Target:
     """What a graph must be whose gradients an ORTModule wants.
 
     Raises:
-        RuntimeNotFoundError: no onnxruntime is installed that can train.
+        OptionError: options do not go together.
+        RuntimeNotFoundError: no onnxruntime is installed, or an older one.
     """
-    if engine_name(options) == ORT_TRAINING:
-        return live_target(options, differentiate=True)
-    of_program = GradientRules(source=GradientSource.PROGRAM)
-    return replace(live_target(options), gradients=of_program)
+    _refuse_untrainable(options)
+    return replace(live_target(options), gradients=GradientRules(source=GradientSource.PROGRAM))
 
 
 def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> Engine:
@@ -136,14 +107,11 @@ def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> 
     Args:
         built: the graph.
         requires_grad: the graph inputs (model inputs and weights) that require gradients.
-        options: which engine, threads and debugging.
+        options: threads, providers and debugging.
 
     Raises:
-        RuntimeNotFoundError: no onnxruntime is installed that can train.
         UnsupportedOperatorError: the engine cannot train an operator.
     """
-    if built.program is None:
-        return TrainingEngine(built.graph, requires_grad, options, built.shelf)
     from torch2ort.engines.joint.engine import JointEngine  # its private names of torch are fewer versions'
 
     if device_of(options.providers).type == "cpu":

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.choose import ORT_TRAINING, engine_name
 from torch2ort.errors import OptionError, RuntimeNotFoundError, UnsupportedOperatorError
 from torch2ort.options import Options
 from torch2ort.providers import CPU, CUDA, Provider, name_of
@@ -102,10 +101,6 @@ def _refuse_options(options: Options, where: str) -> None:
     Raises:
         OptionError: names the first.
     """
-    if engine_name(options) == ORT_TRAINING:
-        raise OptionError(
-            f"{where}, and engine='ort_training' trains on the CPU alone. Use engine='joint', {_OUT}"
-        )
     for name in ("fuse", "autotune"):
         if getattr(options, name):
             raise OptionError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch2ort.capture.modes import Modes, traceable_modes
 from torch2ort.capture.ordinary import refuse_untraceable
 from torch2ort.capture.trace import Trace, trace
 from torch2ort.capture.traceable import backward_hook
-from torch2ort.errors import ExportError, UnsupportedOperatorError
+from torch2ort.errors import ExportError
 from torch2ort.exports.built import Built
 from torch2ort.exports.report import report
 from torch2ort.exports.reuse import reuse_or_build
@@ -31,7 +30,7 @@ from torch2ort.startup import TRACE, TRANSLATE, phase
 from torch2ort.symbolics.autocast import settle_autocast
 from torch2ort.symbolics.constant_bounds import detach_bounds
 from torch2ort.symbolics.lowering import lower, sizes_of
-from torch2ort.symbolics.target import GradientRules, Target
+from torch2ort.symbolics.target import Target
 
 
 def build(
@@ -89,7 +88,7 @@ def build(
 
     # ORTModule, which runs the hooks itself, takes any graph that holds for the call.
     built = reuse_or_build(model, call, settings, options, afresh, any_sizes=any_sizes and not with_hooks)
-    if target.keeps_program and built.program is None:
+    if target.is_trained and built.program is None:
         again = replace(call, dim_specs=_dim_specs(built.interface.sizes))
         built = replace(built, program=Program(lambda: _traced_again(built, afresh(again))))
     return built
@@ -124,8 +123,8 @@ def _export(
             numbers=call.numbers,
             same=call.same,
             leaves=not with_hooks,
-            fixed_sizes=target.keeps_program,
-            has_originals=not with_hooks and (target.keeps_program or not target.is_trained),
+            fixed_sizes=target.is_trained,
+            has_originals=not with_hooks,
         )
         if target.is_trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient,")
@@ -138,10 +137,10 @@ def _export(
             sites = settle_autocast(traced.program.graph_module, model, target, gradients=modes.gradients)
             traced.sites.update({site.key: site for site in sites})
             detach_bounds(traced.program.graph_module)
-            if target.keeps_program:
+            if target.is_trained:
                 program = kept_program(traced)
             with phase(TRANSLATE):
-                graph, weights = _lowered(model, traced, call, target, options)
+                graph, weights = lower(model, traced, call.schema, target)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     if logger.isEnabledFor(DEVINFO):
         logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, report(graph))
@@ -167,21 +166,6 @@ def _export(
 def _interface(call: Call, traced: Trace, graph: Graph) -> Interface:
     sizes = sizes_of(traced, graph.inputs)
     return Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned, call.same)
-
-
-def _lowered(
-    model: torch.nn.Module, traced: Trace, call: Call, target: Target, options: Options
-) -> tuple[Graph, dict[str, torch.Tensor]]:
-    """As :func:`lower`; a graph that has no gradient is saved, to be looked at."""
-    try:
-        return lower(model, traced, call.schema, target)
-    except UnsupportedOperatorError:
-        if options.save_onnx_dir is not None and target.differentiates:
-            # What cannot be translated at all has no graph; the error says so.
-            with contextlib.suppress(Exception):
-                graph, _ = lower(model, traced, call.schema, replace(target, gradients=GradientRules()))
-                save_stage(options, f"{type(model).__name__}_exported", graph.proto)
-        raise
 
 
 def _traced_again(built: Built, again: Built) -> Source:

@@ -36,7 +36,7 @@ def check_kernel_call(site: Site) -> None:
     """Refuse a site of a file that does other than calculate with tensors.
 
     Args:
-        site: calls ``AtenKernel`` or ``PairedKernel``.
+        site: calls ``AtenKernel``.
 
     Raises:
         ModelLoadError: names the operator.

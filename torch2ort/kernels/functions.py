@@ -1,10 +1,9 @@
 """Operators that run in PyTorch's own kernels, as Functions of torch2ort.
 
-What onnxruntime-training has no correct gradient for becomes a ``PythonOp`` whose Function calls the
-ATen operator and, in backward, PyTorch's own derivative of it. Random operators come here too: they
-draw from PyTorch's generator, so that ``torch.manual_seed`` means what it means in eager. A chain of
-tokens (each random call's last output is the next one's last input) keeps ONNX Runtime from
-reordering them.
+An operator without an exact translation to ONNX becomes a node whose Function calls the ATen operator and,
+where autograd differentiates the call, PyTorch's own derivative of it. Random operators come here too: they
+draw from PyTorch's generator, so that ``torch.manual_seed`` means what it means in eager. A chain of tokens
+(each random call's last output is the next one's last input) keeps ONNX Runtime from reordering them.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch2ort.errors import ModelLoadError
 from torch2ort.kernels import _torch_private as private
 from torch2ort.kernels._torch_private import OpOverload
-from torch2ort.kernels.derivatives import DERIVATIVES, Derivative
 from torch2ort.kernels.recurrent import abstract, is_stood_for
 from torch2ort.kernels.result_types import with_eagers_types
 from torch2ort.kernels.zero_tensors import with_memory
-from torch2ort.pythonop import Site
 
 # What a file must not be able to call: it reads the disk.
 _FORBIDDEN = frozenset({"from_file"})
@@ -294,49 +291,6 @@ def backward_of_graph(
         graph.saved.clear()
     result = [None if edge is None else _compact(next(found)) for edge in graph.inputs]
     return (None, *result, *(None,) * (len(ctx.needs_input_grad) - 1 - len(result)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _decode_paired(text: str) -> tuple[Derivative, dict[str, Any], tuple[str, ...]]:
-    """The pair, its arguments by name (an index for a tensor), and the tensors' names in order."""
-    call = decode_call(text)
-    derivative = DERIVATIVES.get(call.operator)
-    names = [a.name for a in call.operator._schema.arguments]
-    if derivative is None or len(call.arguments) != len(names):
-        raise ModelLoadError(f"not a call of an operator with a derivative of its own: {text!r}")
-    arguments = dict(zip(names, call.arguments, strict=True))
-    tensors = [name for name, value in arguments.items() if isinstance(value, dict)]
-    return derivative, arguments, tuple(tensors)
-
-
-class PairedKernel(Function):
-    """One ATen operator and the one that is its derivative, see torch2ort.kernels.derivatives."""
-
-    @staticmethod
-    def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> torch.Tensor:
-        """The result of the call that ``text`` describes; all its arguments are positional in it."""
-        derivative, arguments, names = _decode_paired(text)
-        given = {**arguments, **dict(zip(names, tensors, strict=True))}
-        result, saved = derivative.forward(given)
-        ctx.text = text
-        ctx.save_for_backward(*saved)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of the tensor arguments that need one."""
-        derivative, arguments, names = _decode_paired(ctx.text)
-        needed = frozenset(n for n, need in zip(names, ctx.needs_input_grad[1:], strict=True) if need)
-        found = derivative.backward(grad, ctx.saved_tensors, arguments, needed)
-        return (None, *(found.get(name) if name in needed else None for name in names))
-
-
-def may_keep_results(site: Site) -> bool:
-    """Whether the Function of ``site`` may hold what it returned: all do but pairs that save their input."""
-    if site.function is not PairedKernel:
-        return True
-    derivative: Derivative = _decode_paired(site.arguments[0])[0]
-    return derivative.saves_result
 
 
 class DropoutNoise(Function):

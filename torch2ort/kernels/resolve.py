@@ -9,7 +9,7 @@ import torch
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.kernels.allowed import check_index_check, check_kernel_call, check_region, text_of
-from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel, decode_library_call
+from torch2ort.kernels.functions import AtenKernel, DropoutNoise, decode_library_call
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel
 from torch2ort.kernels.regions.function import FusedRegion
@@ -18,9 +18,8 @@ from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
 FunctionClass = type[torch.autograd.Function]
 
 # Names that exported graphs give to PyTorch's own kernels; nobody has to register them.
-_KERNELS = (AtenKernel, PairedKernel)
 _OWN: dict[str, FunctionClass] = {
-    qualified_name(f): f for f in (*_KERNELS, DropoutNoise, IndexCheck, FusedRegion, LibraryKernel)
+    qualified_name(f): f for f in (AtenKernel, DropoutNoise, IndexCheck, FusedRegion, LibraryKernel)
 }
 
 
@@ -50,7 +49,7 @@ def bind_classes(
         if function not in signatures:
             signatures[function] = _signature(function)
         _check_signature(site, function, signatures[function])
-        if site.function in _KERNELS:
+        if site.function is AtenKernel:
             check_kernel_call(site)
         elif site.function is IndexCheck:
             check_index_check(site)

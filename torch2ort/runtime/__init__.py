@@ -6,6 +6,7 @@ from torch2ort.runtime._ort_private import (
     has_training,
     onnxruntime,
     training_pybind,
+    version,
 )
 from torch2ort.runtime.inference import InferenceEngine
 from torch2ort.runtime.session import inference_session
@@ -20,4 +21,5 @@ __all__ = [
     "inference_session",
     "onnxruntime",
     "training_pybind",
+    "version",
 ]

@@ -24,7 +24,6 @@ from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
 from torch2ort.symbolics.eager_formulas import eager_kernels
 from torch2ort.symbolics.fusion import fuse_gelu
 from torch2ort.symbolics.grad_regions import inline_grad_regions
-from torch2ort.symbolics.gradients import requires_grad
 from torch2ort.symbolics.half_precision import round_compared_numbers, rounds_in_half, whole_in_half
 from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
 from torch2ort.symbolics.indices import check_indices
@@ -73,11 +72,11 @@ class Prepared:
 
 
 def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
-    """Rewrite a program so that every operator of it can be translated and differentiated.
+    """Rewrite a program so that every operator of it can be translated.
 
-    Regions without gradient keep that property, what is written in place becomes functional and an
-    output, random numbers come from PyTorch's generator in the program's order, and operators that
-    the engine would differentiate wrongly run in PyTorch's kernels.
+    Regions without gradient keep that property, what is written in place becomes functional and an output,
+    random numbers come from PyTorch's generator in the program's order, and operators without an exact
+    translation run in PyTorch's kernels.
 
     Args:
         program: what ``torch.export.export`` gave; it is changed.
@@ -94,7 +93,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     refuse_mixed_dtypes(program)
     refuse_unheld_weights(program)
     inline_grad_regions(program.graph_module)
-    if not target.differentiates and not target.is_half:
+    if not target.is_half:
         inline_calls(program.graph_module, every=target.inlines_functions)
     refuse_shared_elements(program.graph_module.graph)
     draw_in_order_of_memory(program.graph_module.graph)
@@ -123,7 +122,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     refuse_other_orders(program)
     restore(program, users)
     refuse_other_mutations(program)
-    _refuse_unrepresentable(program, target)
+    _refuse_subgraphs(program)
     refuse_unheld(program)
     refuse_inexact_transforms(program.graph)
     prepared = Prepared(program)
@@ -147,7 +146,7 @@ def _decomposed(
             whole=(WHOLE | target.gradients.whole) - users,
             over_fixed_sizes=OVER_FIXED_SIZES,
             # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
-            composites_only=target.differentiates or (target.is_half and target.has_kernels),
+            composites_only=target.is_half and target.has_kernels,
         )
 
 
@@ -196,16 +195,14 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
     if not target.has_kernels:
         _refuse_kernels(program, chosen)
         return
-    carrying = requires_grad(program) if target.differentiates else None
-    maker = SiteMaker(program.graph_module.graph, carrying, has_libraries=target.has_libraries)
+    maker = SiteMaker(program.graph_module.graph, has_libraries=target.has_libraries)
     for node in list(program.graph_module.graph.nodes):
         if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
             _drop_own_checks(node)
             maker.replace(node)
         else:
             maker.passes_by(node)
-    checks_in_python = target.differentiates or target.is_half
-    for node in list(program.graph_module.graph.nodes) if checks_in_python else ():
+    for node in list(program.graph_module.graph.nodes) if target.is_half else ():
         if node.target is operators.checked_index:
             maker.replace(node)
     prepared.sites.extend(maker.sites)
@@ -258,28 +255,23 @@ def _forget_strides(program: torch.export.ExportedProgram) -> None:
 def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Callable[[torch.fx.Node], bool]:
     known = private.registry(translation_table(target.translations))
     users = user_operators()
-    gradient = requires_grad(program) if target.differentiates else frozenset()
-    rules = target.gradients
 
     def chosen(node: torch.fx.Node) -> bool:
         if node.target in _OPAQUE or not isinstance(node.target, OpOverload):
             return False
         own = node.target in users or node.target in target.translations
-        if not own and (wants_kernel(node) or rules.prefers_kernel(node)):
+        if not own and wants_kernel(node):
             return True
         if node.target not in users and target.rounds_as_eager and rounds_in_half(node):
             return True
-        return not private.has_translation(node, known) or rules.needs_kernel(node, gradient)
+        return not private.has_translation(node, known) or target.gradients.needs_kernel(node)
 
     return chosen
 
 
-def _refuse_unrepresentable(program: torch.export.ExportedProgram, target: Target) -> None:
-    """Refuse what a graph cannot hold: subgraphs, and what the engine cannot train."""
-    gradient = requires_grad(program) if target.differentiates else frozenset()
+def _refuse_subgraphs(program: torch.export.ExportedProgram) -> None:
+    """Refuse what a graph cannot hold."""
     for node in program.graph_module.graph.nodes:
-        if node in gradient:
-            target.gradients.refuse(node)
         if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} cannot be put into an ONNX graph that is trained. "

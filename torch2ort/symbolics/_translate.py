@@ -11,10 +11,10 @@ import onnx_ir as ir
 import onnxscript.version_converter
 import torch
 
-from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
+from torch2ort.errors import Torch2OrtError
 from torch2ort.graph.mutation import Mutation
 from torch2ort.kernels.index_check import define_checks
-from torch2ort.pythonop import Site, site_by_key
+from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.symbolics import _torch_private as private
@@ -29,9 +29,7 @@ from torch2ort.symbolics.products import mend_products
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.sites import is_random
-from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.special_numbers import keep_nan
-from torch2ort.symbolics.stop_gradient import define_stop_gradient
 from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
 from torch2ort.symbolics.unheld import refuse_complex_arguments, refuse_complex_values
@@ -72,7 +70,7 @@ def translate(
     """Translate a program that :func:`prepare` returned.
 
     Args:
-        prepared: the program; operators that turn out to have no correct gradient are given to
+        prepared: the program; operators that turn out to have no kernel of ONNX Runtime's are given to
             PyTorch's kernels in it.
         target: what the graph is for, as it was told to :func:`prepare`.
         python_op: translation of ``torch.ops.torch2ort.python_op``: from graph values and the site's
@@ -80,7 +78,7 @@ def translate(
         others: translations of more operators of torch2ort's own.
 
     Raises:
-        UnsupportedOperatorError: an operator fits into no graph, or has no correct gradient.
+        UnsupportedOperatorError: an operator fits into no graph.
     """
     program = prepared.program
     # Beside kernels a view is a copy, whose sizes of zero torch.onnx takes for those of the input.
@@ -98,34 +96,15 @@ def translate(
         refuse_complex_values(model, program)
         cleanup(model)
         count_axes_from_the_front(model)
-        keep_nan(model, differentiated=target.differentiates)
-        trained = trained_names(program)
-        target.gradients.rewrite(model, trained)
-        wrong = target.gradients.untrainable(model, trained)
-        unfit = _of_operators(program, fit_types(model, differentiated=target.differentiates), given_up)
-        if not wrong and not unfit:
+        keep_nan(model)
+        unfit = _of_operators(program, fit_types(model), given_up)
+        if not unfit:
             break
-        if wrong:
-            _hand_to_kernels(prepared, target, wrong, given_up)
-        if unfit - wrong.keys():
-            _hand_over(prepared, target, unfit - given_up, given_up)
+        _hand_over(prepared, target, unfit, given_up)
     mend_products(model)
     guard_products(model)
-    define_stop_gradient(model, model.opset_imports[""])
     define_checks(model, model.opset_imports[""])
     return Translated(model, mutations, tuple(prepared.sites))
-
-
-def trained_names(program: torch.export.ExportedProgram) -> frozenset[str]:
-    """Names of the graph's initializers and inputs that require a gradient."""
-    names = program.graph_signature.inputs_to_parameters
-    return frozenset(
-        names.get(node.name, node.name)
-        for node in program.graph.nodes
-        if node.op == "placeholder"
-        and isinstance(node.meta.get("val"), torch.Tensor)
-        and node.meta["val"].requires_grad
-    )
 
 
 def _to_onnx(
@@ -166,31 +145,6 @@ def _innermost(error: BaseException) -> BaseException:
     while error.__cause__ is not None and not isinstance(error, _DELIBERATE):
         error = error.__cause__
     return error
-
-
-def _hand_to_kernels(prepared: Prepared, target: Target, wrong: dict[str, str], given_up: set[str]) -> None:
-    """Give the FX nodes behind ``wrong`` (FX node name -> reason) to PyTorch's kernels, or refuse."""
-    engine = target.gradients.engine
-    nodes = {n.name: n for n in prepared.program.graph.nodes}
-    for name, reason in wrong.items():
-        node = nodes.get(name)
-        if node is not None and node.target is operator.getitem:
-            node = node.args[0]
-        if node is not None and node.target is _PYTHON_OP:
-            raise UnsupportedOperatorError(
-                f"{site_by_key(node.args[1]).func_name}: its exporter maps the call at {source_line(node)} "
-                f"to {reason}, of which {engine} has no correct gradient. Return None from the "
-                f"exporter where g.training is true, so that the call stays a PythonOp; register the "
-                f"exporter with gradient='function'; or give the operator a gradient with "
-                f"torch2ort.register_gradient"
-            )
-        if node is None or node.name in given_up or not isinstance(node.target, OpOverload):
-            where = "" if node is None else f" ({node.target} at {source_line(node)})"
-            raise UnsupportedOperatorError(
-                f"{engine} has no correct gradient for {reason}{where}. Detach the value, or "
-                f"wrap the operation in a torch.autograd.Function"
-            )
-    _hand_over(prepared, target, set(wrong), given_up)
 
 
 def _of_operators(

@@ -25,8 +25,8 @@ from torch2ort.symbolics.neutral_numbers import NEUTRAL_NUMBER_RULES
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _OWN = frozenset({"PARAMETER", "BUFFER"})
 
-# Only rules that drop nodes which do nothing; fusions make operators that have no gradient. The library's
-# rules about numbers hold within a tolerance: to them 1e-8 is 0. So those are ours.
+# Only rules that drop nodes which do nothing. The library's rules about numbers hold within a tolerance: to
+# them 1e-8 is 0. So those are ours.
 _RULES = (
     rules.no_op_cast_rule,
     rules.no_op_expand_rule,
@@ -41,7 +41,6 @@ _RULES = (
 
 
 _CALL = "call"
-_OUTPUTS = {"LayerNormalization": 3, "SoftmaxCrossEntropyLoss": 2}
 
 
 def cleanup(model: ir.Model) -> None:
@@ -68,7 +67,6 @@ def cleanup(model: ir.Model) -> None:
             passes.RemoveUnusedFunctionsPass(),
             passes.RemoveUnusedOpsetsPass(),
         )
-    _restore_outputs(model)
     _run(model, passes.NameFixPass())
 
 
@@ -155,23 +153,8 @@ def _has_negative_zero(node: ir.Node) -> bool:
     return any(number == 0 and math.copysign(1, number) < 0 for number in numbers)
 
 
-def _restore_outputs(model: ir.Model) -> None:
-    """Give back the outputs that only a gradient reads, which pruning took."""
-    for node in model.graph:
-        count = _OUTPUTS.get(node.op_type, 0)
-        missing = range(len(node.outputs), count)
-        if missing:
-            node.resize_outputs(count)
-            kind = node.outputs[0].type
-            if node.op_type == "LayerNormalization" and node.outputs[0].dtype == ir.DataType.FLOAT16:
-                kind = ir.TensorType(ir.DataType.FLOAT)  # ONNX's statistics are of what it computes in
-            for i in missing:
-                node.outputs[i].name = f"{node.outputs[0].name}.output{i}"
-                node.outputs[i].type = kind
-
-
 def _replace_cast_like(model: ir.Model) -> bool:
-    """CastLike becomes Cast, or nothing: it has no gradient. Tells whether there was one."""
+    """CastLike becomes Cast, or nothing. Tells whether there was one."""
     found = False
     for typed in list(typed_nodes(model)):
         node = typed.node

@@ -42,12 +42,11 @@ _EXACT = frozenset(
 _SCALINGS = frozenset({"Div", "Mul"})
 
 
-def fit_types(model: ir.Model, *, differentiated: bool) -> set[str]:
+def fit_types(model: ir.Model) -> set[str]:
     """Rewrite in place the nodes whose types ONNX Runtime has no kernel for.
 
     Args:
         model: the graph.
-        differentiated: whether it will be differentiated.
 
     Returns:
         Name of the FX node behind each node that has no kernel in a wider type either, gives another type
@@ -59,8 +58,7 @@ def fit_types(model: ir.Model, *, differentiated: bool) -> set[str]:
     wrong |= _rounded(typed.node for typed in nodes)
     for typed in nodes:
         wider = {variable: _wider(typed, variable) for variable in _missing(typed)}
-        fused = not differentiated and _would_be_fused(typed.node)
-        if typed.mistyped or typed.mixed or fused or None in wider.values():
+        if typed.mistyped or typed.mixed or _would_be_fused(typed.node) or None in wider.values():
             wrong.add(fx_name(typed.node))
             continue
         for variable, kind in wider.items():
@@ -103,7 +101,7 @@ def _is_of_float(node: ir.Node, value: ir.Value) -> bool:
 def _would_be_fused(node: ir.Node) -> bool:
     """Whether onnxruntime makes one operator of several that does not compute in double.
 
-    onnxruntime-training joins a product and a transposition, and a sigmoid and a product with what it is of,
+    onnxruntime 1.19.2 joins a product and a transposition, and a sigmoid and a product with what it is of,
     without a kernel for the whole. Every onnxruntime joins a product and a factor, which it keeps in float.
     """
     if node.outputs[0].dtype != _DOUBLE or node.op_type not in ("MatMul", "Sigmoid"):

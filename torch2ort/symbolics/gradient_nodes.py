@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from torch2ort.symbolics.stop_gradient import is_stop
-
 
 def gradient_nodes(model: ir.Model, trained: frozenset[str]) -> list[tuple[ir.Node, frozenset[int]]]:
     """Nodes through which a gradient goes, each with the positions of the inputs that carry it."""
@@ -13,8 +11,6 @@ def gradient_nodes(model: ir.Model, trained: frozenset[str]) -> list[tuple[ir.No
     carrying = {v for v in (*graph.inputs, *graph.initializers.values()) if v.name in trained}
     found: list[tuple[ir.Node, frozenset[int]]] = []
     for node in graph:
-        if is_stop(node):
-            continue
         inputs = frozenset(i for i, v in enumerate(node.inputs) if v in carrying)
         outputs = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
         if inputs and outputs:

@@ -12,12 +12,6 @@ from torch2ort.symbolics.shared_memory import sources_of, written_by
 _CONSTANTS = re.compile(r"aten::(detach|\w+_like|new_\w+)$")
 
 
-def requires_grad(program: torch.export.ExportedProgram) -> frozenset[torch.fx.Node]:
-    """Nodes whose floating-point result depends on a parameter or input that requires a gradient."""
-    graph = program.graph_module.graph
-    return carrying(graph, filter(is_required, graph.find_nodes(op="placeholder")))
-
-
 def is_required(placeholder: torch.fx.Node) -> bool:
     """Tell whether an input of a program is a tensor that requires a gradient."""
     value = placeholder.meta.get("val")

@@ -46,7 +46,7 @@ def lower(
         The graph, and its weights: graph input -> the model's tensor.
 
     Raises:
-        UnsupportedOperatorError: an operator has no translation, or no correct gradient.
+        UnsupportedOperatorError: an operator has no translation.
         ExportError: the graph's shapes contradict each other.
     """
     size_names = program_size_names(traced.program)
@@ -62,7 +62,6 @@ def lower(
     keep_order(graph, {name for name, site in sites.items() if _leaves_more(site)})
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]
-    target.gradients.complete(translated.model)
     separate_outputs(graph)
     run_unread(graph, sites)
     drop_unread_constants(graph)

@@ -11,7 +11,6 @@ from torch.export.graph_signature import OutputKind
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.mutation import Mutation
-from torch2ort.symbolics.stop_gradient import stop_node
 
 _KINDS: dict[OutputKind, Literal["buffer", "input"]] = {
     OutputKind.BUFFER_MUTATION: "buffer",
@@ -36,7 +35,7 @@ def refuse_other_mutations(program: torch.export.ExportedProgram) -> None:
 
 
 def add_mutation_outputs(model: ir.Model, program: torch.export.ExportedProgram) -> tuple[Mutation, ...]:
-    """Add an output for each mutation of ``program``, behind a stop-gradient.
+    """Add an output for each mutation of ``program``.
 
     Args:
         model: the graph that torch.onnx made; it names values after the nodes of ``program``.
@@ -52,7 +51,8 @@ def add_mutation_outputs(model: ir.Model, program: torch.export.ExportedProgram)
         if spec.kind not in _KINDS:
             continue
         value = values[renamed.get(spec.arg.name) or _name_in_graph(program, spec.arg.name)]
-        result = stop_node(value)
+        result = ir.Node("", "Identity", [value], num_outputs=1)
+        result.outputs[0].type, result.outputs[0].shape = value.type, value.shape
         graph.append(result)
         result.outputs[0].name = f"{spec.target}.updated"
         graph.outputs.append(result.outputs[0])

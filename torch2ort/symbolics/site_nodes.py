@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import onnx_ir as ir
 import sympy
@@ -14,16 +13,14 @@ from torch2ort.pythonop import (
     ONNX_TYPES,
     SITE_ATTRIBUTE,
     SITE_META,
-    TENSOR,
     Site,
     node_attributes,
     site_by_key,
 )
 from torch2ort.pythonop.differentiable import needed_inputs
 from torch2ort.pythonop.registry import exporter_of
-from torch2ort.symbolics.graph_builder import op, ops
+from torch2ort.symbolics.graph_builder import ops
 from torch2ort.symbolics.registered import map_site
-from torch2ort.symbolics.stop_gradient import STOP_GRADIENT
 from torch2ort.symbolics.target import Target
 
 
@@ -55,8 +52,6 @@ class SiteNodes:
     def __init__(self, names: Mapping[str, sympy.Expr], target: Target) -> None:
         self._names = names
         self._target = target
-        # Nothing else keeps a site alive that translation makes.
-        self._made: list[Site] = []
 
     def translate(self, inputs: list[ir.Value], key: str) -> list[ir.Value]:
         """The outputs of the site of that key.
@@ -71,11 +66,7 @@ class SiteNodes:
         if exporter is None:
             return self._python_op(site, inputs)
         mapped = map_site(exporter, site, inputs, self._names, self._target)
-        if mapped is None:
-            return self._python_op(site, inputs)
-        if exporter.gradient == "function" and self._target.differentiates and any(site.needs_input_grad):
-            return self._own_gradient(site, inputs, mapped)
-        return mapped
+        return self._python_op(site, inputs) if mapped is None else mapped
 
     def translate_backward(
         self, token: None, grads: Sequence[ir.Value | None], key: str, sizes: object
@@ -128,48 +119,3 @@ class SiteNodes:
         assert node is not None
         node.metadata_props[SITE_META] = site.key
         return list(outputs[1:])
-
-    def _own_gradient(self, site: Site, inputs: list[ir.Value], mapped: list[ir.Value]) -> list[ir.Value]:
-        """The mapped outputs behind a PythonOp whose gradient is the Function's own ``backward``."""
-        _check_repeatable(site)
-        result, count = site.known_result, len(site.arguments)
-        outputs = [i for i, value in enumerate(result.outputs) if value is TENSOR]
-        behind = Site(
-            func_name=site.func_name,
-            function=site.function,
-            arguments=(*site.arguments, *(TENSOR for _ in mapped)),
-            needs_input_grad=(*site.needs_input_grad, *(False for _ in mapped)),
-            training=site.training,
-            mapped=True,
-            result=replace(
-                result,
-                inputs=(*result.inputs, *result.tensors),
-                kept=site.tensor_positions,
-                forward_map=tuple((position, count + i) for i, position in enumerate(outputs)),
-            ),
-        )
-        self._made.append(behind)
-        stopped = [op(STOP_GRADIENT if _is_float(v) else "Identity", v) for v in mapped]
-        return self._python_op(behind, [*inputs, *stopped])
-
-
-def _check_repeatable(site: Site) -> None:
-    result = site.known_result
-    if not result.observed:
-        reason = "nobody could run forward at export to see what it does"
-    elif result.uses_rng:
-        reason = "forward draws random numbers, and would draw others"
-    elif result.mutated:
-        reason = f"forward writes to argument {result.mutated[0]}"
-    else:
-        return
-    raise ExportError(
-        f"{site.func_name}: its exporter has gradient='function', for which backward must run forward a "
-        f"second "
-        f"time, and that is not sound here: {reason}. Return None where g.training is true, so that the "
-        f"call stays a PythonOp, or register the exporter with gradient='engine'"
-    )
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()

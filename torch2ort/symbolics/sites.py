@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels.derivatives import DERIVATIVES
-from torch2ort.kernels.functions import AtenKernel, DropoutNoise, PairedKernel, encode_call, is_callable
+from torch2ort.kernels.functions import AtenKernel, DropoutNoise, encode_call, is_callable
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel, with_results
 from torch2ort.kernels.library_operators import is_of_library
@@ -96,9 +95,6 @@ class SiteMaker:
         elif node.target is operators.checked_index:
             _, tensors, text = node.args
             outputs = self.call(node, IndexCheck, [text], tensors)  # type: ignore[arg-type]
-        elif node in self._needed and node.target in DERIVATIVES and not _numbers_of(node):
-            text, tensors, _ = _call_of(node, positional=True)
-            outputs = self.call(node, PairedKernel, [text], tensors, differentiable=True)
         else:
             outputs = self._aten(node, autocast, any_order=any_order)
         numbers = _numbers_of(node)
@@ -265,7 +261,6 @@ def _draws_only(target: Any) -> bool:
 def _call_of(
     node: torch.fx.Node,
     *,
-    positional: bool = False,
     sizes_vary: bool = False,
     permutes: bool = False,
     any_order: bool = False,
@@ -276,7 +271,6 @@ def _call_of(
 
     Args:
         node: a call of an ATen operator.
-        positional: write every argument in its place, defaults too.
         sizes_vary: whether sizes that vary may be among the arguments.
         permutes: whether the call itself may bring dimensions of its arguments into another order.
         any_order: whether all of them, not only those that every kernel of the name reads so.
@@ -320,8 +314,8 @@ def _call_of(
             f"{target} at {source_line(node)} has no translation to ONNX. Register one with "
             f"torch2ort.register_symbolic, or use other operators"
         )
-    arguments = [convert(a) for a in (arguments_of(node).values() if positional else node.args)]
-    keywords = {} if positional else {k: convert(v) for k, v in node.kwargs.items()}
+    arguments = [convert(a) for a in node.args]
+    keywords = {k: convert(v) for k, v in node.kwargs.items()}
     try:
         text = encode_call(target, arguments, keywords, random=is_random(node), orders=orders)
         return text, tensors, sizes

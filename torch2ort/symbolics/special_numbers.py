@@ -22,12 +22,11 @@ _GREATEST = {
 _BOOL, _FLOAT, _INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 
 
-def keep_nan(model: ir.Model, *, differentiated: bool) -> None:
+def keep_nan(model: ir.Model) -> None:
     """Rewrite in place every node that would pass NaN over, or take infinity for a number.
 
     Args:
         model: the graph.
-        differentiated: whether it will be; then pools stay as they are.
     """
     for typed in list(typed_nodes(model)):
         node = typed.node
@@ -40,7 +39,7 @@ def keep_nan(model: ir.Model, *, differentiated: bool) -> None:
             _Rewriter(node).reduction(source)
         elif node.op_type in ("ArgMax", "ArgMin"):
             _Rewriter(node).position(source)
-        elif node.op_type == "MaxPool" and len(node.outputs) == 1 and not differentiated:
+        elif node.op_type == "MaxPool" and len(node.outputs) == 1:
             _Rewriter(node).pool(source)
         elif node.op_type == "TopK":
             _Rewriter(node).order(source)

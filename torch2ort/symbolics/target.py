@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 import torch
 
 from torch2ort.symbolics._torch_private import OpOverload
@@ -22,35 +21,14 @@ def _same(table: Table) -> Table:
     return table
 
 
-def _not_preferred(node: torch.fx.Node) -> bool:
+def _no_kernel(node: torch.fx.Node) -> bool:
     return False
-
-
-def _no_kernel(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
-    return False
-
-
-def _nothing(node: torch.fx.Node) -> None:
-    return None
-
-
-def _as_it_is(model: ir.Model, trained: frozenset[str]) -> None:
-    return None
-
-
-def _none_wrong(model: ir.Model, trained: frozenset[str]) -> dict[str, str]:
-    return {}
-
-
-def _complete(model: ir.Model) -> None:
-    return None
 
 
 class GradientSource(enum.Enum):
     """Where the gradients of what a graph computes come from."""
 
     NOWHERE = "nobody asks for any"
-    GRAPH = "the engine derives them from the graph, so that every operator needs a right one there"
     PROGRAM = "the engine derives them from the traced program, which is kept beside the graph"
     HALVES = (
         "the graph is a forward or backward half of a step, whose operators stay what autograd made of them"
@@ -63,30 +41,16 @@ class GradientRules:
 
     Attributes:
         source: where they come from.
-        engine: its name, for errors.
         whole: operators that none of torch's decompositions takes apart.
-        decompositions: from the decompositions of every graph to those of one that is differentiated.
-        prefers_kernel: whether a node belongs to PyTorch's kernel although ONNX has a translation, unless a
-            user registered one.
-        needs_kernel: the same, and goes before what a user registered; given the nodes that carry a gradient,
-            too.
-        refuse: raises UnsupportedOperatorError where the engine cannot train a node that carries a gradient.
-        rewrite: changes in place what stands on the way of a gradient; given the graph and the names of the
-            initializers and inputs that require one.
-        untrainable: given the same, the name of the FX node behind each node that still stands there -> why.
-        complete: the last change in place, when weights are inputs.
+        decompositions: from the decompositions of every graph to those of one that computes gradients.
+        needs_kernel: whether a node belongs to PyTorch's kernel although ONNX has a translation, and a user
+            may have registered one.
     """
 
     source: GradientSource = GradientSource.NOWHERE
-    engine: str = ""
     whole: frozenset[OpOverload] = frozenset()
     decompositions: Callable[[Table], Table] = _same
-    prefers_kernel: Callable[[torch.fx.Node], bool] = _not_preferred
-    needs_kernel: Callable[[torch.fx.Node, frozenset[torch.fx.Node]], bool] = _no_kernel
-    refuse: Callable[[torch.fx.Node], None] = _nothing
-    rewrite: Callable[[ir.Model, frozenset[str]], None] = _as_it_is
-    untrainable: Callable[[ir.Model, frozenset[str]], dict[str, str]] = _none_wrong
-    complete: Callable[[ir.Model], None] = _complete
+    needs_kernel: Callable[[torch.fx.Node], bool] = _no_kernel
 
 
 @dataclass(frozen=True)
@@ -105,6 +69,7 @@ class Target:
         has_libraries: whether operators of libraries are registered when the graph runs, as in the process
             that made it.
         translations: of operators that are translated for this target otherwise than for all.
+        training: whether the model was traced in training mode.
         inlines_functions: whether each Function that can be inlined is, besides those that are registered.
     """
 
@@ -115,22 +80,13 @@ class Target:
     has_kernels: bool = True
     has_libraries: bool = False
     translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, hash=False)
+    training: bool = False
     inlines_functions: bool = False
 
     @property
-    def differentiates(self) -> bool:
-        """Whether the engine derives gradients from the graph."""
-        return self.gradients.source is GradientSource.GRAPH
-
-    @property
-    def keeps_program(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether the engine derives gradients from the traced program."""
         return self.gradients.source is GradientSource.PROGRAM
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether an engine gets gradients, of the graph or of the program behind it."""
-        return self.differentiates or self.keeps_program
 
     @property
     def is_half(self) -> bool:

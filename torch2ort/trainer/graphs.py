@@ -177,8 +177,8 @@ class Graphs:
                 )
 
 
-# Which graph of an ORTModule a path is for, and what is added to the file's name. The joint engine has a
-# forward and a backward graph; onnxruntime-training one of both.
+# Which graph of an ORTModule a path is for, and what is added to the file's name. A step has a
+# forward and a backward graph.
 _STAGES = {
     "model_after_graph_transforms_path": [("_exported", "")],
     "model_with_gradient_graph_path": [("_gradient", ""), ("_backward", ""), ("_forward", "_forward")],

@@ -53,12 +53,8 @@ def module_options(options: ORTTrainerOptions, folder: str | None) -> Options:
     """
     session: dict[str, Any] = _of_session(options.session_options)
     deterministic = options.debug.deterministic_compute or session.pop("deterministic", False)
-    # onnxruntime-training's gradient builder has no half precision.
-    engine = "joint" if options.mixed_precision.enabled else None
     providers = _providers(options.provider_options)
-    return Options(
-        engine=engine, deterministic=deterministic, save_onnx_dir=folder, providers=providers, **session
-    )
+    return Options(deterministic=deterministic, save_onnx_dir=folder, providers=providers, **session)
 
 
 def refuse_what_is_missing(options: ORTTrainerOptions) -> None:

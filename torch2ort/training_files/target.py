@@ -34,7 +34,6 @@ def plain_target(opset: int | None, *, is_step: bool) -> Target:
         can_run=can_run,
         gradients=GradientRules(
             source=GradientSource.HALVES if is_step else GradientSource.NOWHERE,
-            engine="training files",
             whole=frozenset({aten.gelu.default}),
             decompositions=_with_derivatives,
         ),
@@ -45,11 +44,6 @@ def plain_target(opset: int | None, *, is_step: bool) -> Target:
 
 def _with_derivatives(table: Table) -> Table:
     return {**table, **STEP}
-
-
-def _detach(self: ir.Value) -> ir.Value:
-    """The same values: nobody differentiates the graph any more."""
-    return op("Identity", self)
 
 
 def _gelu(self: ir.Value, approximate: str = "none") -> ir.Value:
@@ -143,7 +137,6 @@ def _mish_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
 
 
 _TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    aten.detach.default: _detach,
     aten.bmm.default: _product("abc,acd->abd"),
     aten.mm.default: _product("ab,bc->ac"),
     aten.gelu.default: _gelu,

@@ -27,8 +27,6 @@ from torch2ort.engines.joint.tuning.tuner import Tuner, winner
 from torch2ort.errors import Torch2OrtWarning
 from torch2ort.options import Options
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 aten = torch.ops.aten
 
 
@@ -244,7 +242,7 @@ def graph_of(operator=aten.tanh.default, size=4) -> torch.fx.Graph:
 def tune(store: Store | None, time_of, options: Options | None = None, **arguments) -> torch.fx.Graph:
     """What becomes of such a half, in a process that knows nothing."""
     tuner._KNOWN.seconds.clear()
-    options = options or Options(engine="joint")
+    options = options or Options()
     graph = graph_of()
     target = target_of(options, differentiate=False)
     rewriting = Tuner(target, options, store, time_of=time_of, **arguments).tune(graph)
@@ -266,7 +264,7 @@ def test_a_decision_is_kept_for_other_processes(name, kernel, tmp_path):
 def test_a_decision_holds_in_its_process_without_a_cache():
     assert is_kernel(tune(None, faster("kernel")))
     graph = graph_of()
-    options = Options(engine="joint")
+    options = Options()
     known = Tuner(target_of(options, differentiate=False), options, None, time_of=never).tune(graph)
     assert is_kernel(graph)
     assert known.sites
@@ -278,7 +276,7 @@ def test_another_machine_measures_for_itself(other, tmp_path, monkeypatch):
     tune(store, faster("kernel"))
     if other == "processor":
         monkeypatch.setattr(machines, "_processor", lambda: "another one")
-    options = Options(engine="joint", intra_op_threads=7 if other == "threads" else None)
+    options = Options(intra_op_threads=7 if other == "threads" else None)
     assert not is_kernel(tune(store, faster(RULE), options))
 
 
@@ -320,15 +318,15 @@ def saved(model: nn.Module, x: torch.Tensor, folder: Path, **options) -> dict[st
 def test_where_the_rule_wins_the_graphs_are_those_without_the_option(tmp_path, fastest):
     fastest(RULE)
     model, x = MODELS[aten.convolution.default]
-    without = saved(model, x, tmp_path / "off", engine="joint")
+    without = saved(model, x, tmp_path / "off")
     assert len(without) >= 2
-    assert saved(model, x, tmp_path / "on", engine="joint", autotune=True) == without
+    assert saved(model, x, tmp_path / "on", autotune=True) == without
 
 
 def test_without_the_option_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(trial, "interleaved", never)
     model, x = MODELS[aten.convolution.default]
-    step(torch2ort.ORTModule(copy.deepcopy(model), options=Options(engine="joint")), x)
+    step(torch2ort.ORTModule(copy.deepcopy(model)), x)
 
 
 def test_a_warm_start_measures_nothing(tmp_path, fastest, monkeypatch):
@@ -346,7 +344,7 @@ def test_graphs_of_the_option_are_not_those_without_it(tmp_path, fastest, monkey
     step(tuned(model, cache_dir=tmp_path / "cache"), x)
     monkeypatch.setattr(trial, "interleaved", never)
     folder = tmp_path / "saved"
-    kept = saved(model, x, folder, engine="joint", cache_dir=tmp_path / "cache")
+    kept = saved(model, x, folder, cache_dir=tmp_path / "cache")
     assert any("Tanh" in graph for name, graph in kept.items() if "forward" in name)
 
 

@@ -15,8 +15,6 @@ from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Square
 from torch2ort.runtime import stock
 
-pytestmark = pytest.mark.joint("it is what runs there")
-
 needs_cuda = pytest.mark.skipif(
     "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
     reason="this onnxruntime has no CUDAExecutionProvider",

@@ -12,8 +12,6 @@ import torch.nn.functional as F
 import torch2ort
 from tests.support.functions import Square
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 
 class Model(torch.nn.Module):
     def __init__(self, body):
@@ -106,7 +104,7 @@ def results(module, calls):
 
 
 def wrapped(model):
-    return torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(engine="joint"))
+    return torch2ort.ORTModule(copy.deepcopy(model))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from tests.support.memory import resident_bytes
 from torch2ort.runtime import onnxruntime, stock
 from torch2ort.runtime.custom_op.lent_outputs import lent_allocator
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 LARGE = 1 << 15
 
 
@@ -45,7 +43,7 @@ class TwoEnds(nn.Module):
 
 
 def on_joint(model: nn.Module) -> nn.Module:
-    return torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(engine="joint"))
+    return torch2ort.ORTModule(copy.deepcopy(model))
 
 
 def gradients(model: nn.Module) -> list[Tensor]:

@@ -8,8 +8,6 @@ import torch
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Square
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 
 class Then(torch.nn.Module):
     """A layer, and what a function does with its result."""

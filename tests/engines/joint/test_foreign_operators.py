@@ -11,8 +11,6 @@ import torch2ort
 from tests.support.comparison import assert_trains_like_eager
 from torch2ort.errors import UnsupportedOperatorError
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 
 class Then(torch.nn.Module):
     """A layer, and what a function does with its result."""

@@ -12,7 +12,6 @@ from torch import nn
 
 import torch2ort
 
-pytestmark = pytest.mark.joint("it alone trains in half precision")
 HALF = [torch.bfloat16, torch.float16]
 
 

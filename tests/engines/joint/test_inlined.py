@@ -12,8 +12,6 @@ import torch2ort
 from tests.support.functions import Noisy, Numpy
 from tests.support.regions import interpret
 
-pytestmark = pytest.mark.joint("it alone inlines")
-
 SLOPE = 2.0
 
 

@@ -13,8 +13,6 @@ import torch
 
 import torch2ort
 
-pytestmark = pytest.mark.joint("it alone inlines")
-
 LOGGER = logging.getLogger(__name__)
 SCALE = torch.ones(())
 SEEN: list = []

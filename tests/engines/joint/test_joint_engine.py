@@ -16,10 +16,7 @@ import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.functions import Constants, Numpy, Square, TwoOutputs
 from torch2ort import Options
-from torch2ort.errors import EngineError, RuntimeNotFoundError, UnsupportedOperatorError
-from torch2ort.runtime import has_training
-
-pytestmark = pytest.mark.joint("it is what is tried")
+from torch2ort.errors import EngineError, UnsupportedOperatorError
 
 
 class Then(torch.nn.Module):
@@ -441,14 +438,6 @@ def test_verify_compares_gradients_too() -> None:
     loss = module(torch.randn(2, 4)).sum()
     with pytest.raises(EngineError, match=r"^verify: gradient of 'layer\.weight' differs from eager"):
         loss.backward()
-
-
-@pytest.mark.skipif(has_training(), reason="the other engine is there")
-def test_the_other_engine_is_named_where_it_is_not() -> None:
-    module = torch2ort.ORTModule(Then(Square.apply), options=Options(engine="ort_training"))
-    message = re.escape("training needs onnxruntime-training, and the installed onnxruntime")
-    with pytest.raises(RuntimeNotFoundError, match=f"^{message}"):
-        module(torch.randn(2, 4))
 
 
 @pytest.mark.parametrize(

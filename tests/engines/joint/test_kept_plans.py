@@ -18,8 +18,6 @@ from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint import planning
 from torch2ort.errors import Torch2OrtWarning
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 FORWARD, BACKWARD = "joint forward", "joint backward"
 
 

@@ -11,8 +11,6 @@ from torch import nn
 
 import torch2ort
 
-pytestmark = pytest.mark.joint("it alone trains in half precision")
-
 
 class Classifier(nn.Module):
     """Two layers and a loss, of which ``scale`` makes one that overflows in float16."""

@@ -22,8 +22,6 @@ from torch2ort.engines.joint.on_device import DeviceHalf
 from torch2ort.errors import EngineError
 from torch2ort.runtime.cuda import inference
 
-pytestmark = pytest.mark.joint("it is what runs there")
-
 RUN = [("sessions", "default"), ("sessions", "enter"), ("sessions", "exit"), ("default", "sessions")]
 # The copies for the caller are made on its stream, before the memory of the originals is used again.
 COPIED = [("sessions", "default")]

@@ -17,7 +17,7 @@ from torch2ort.runtime import onnxruntime, stock
 from torch2ort.runtime.custom_op.lent_outputs import lent_allocator
 from torch2ort.runtime.values import shares_memory
 
-OPTIONS = torch2ort.Options(engine="joint")
+OPTIONS = torch2ort.Options()
 
 
 class Net(nn.Module):

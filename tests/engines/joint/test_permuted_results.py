@@ -12,8 +12,6 @@ from torch import nn
 
 import torch2ort
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 
 class Attention(nn.Module):
     """Attention of two heads; ``also`` reads its result in PyTorch's order as well."""

@@ -14,8 +14,7 @@ from torch import nn
 import torch2ort
 from tests.support.functions import Square
 
-pytestmark = pytest.mark.joint("the other engine has numbers in its graphs")
-OPTIONS = torch2ort.Options(engine="joint")
+OPTIONS = torch2ort.Options()
 
 
 class Model(nn.Module):
@@ -183,7 +182,7 @@ def test_a_floor_division_of_floats_is_refused():
     module = torch2ort.ORTModule(Model(lambda h, n: h * (largest(h) // 0.1)), options=OPTIONS)
     message = (
         r"^aten\.mul\.Tensor at .*test_read_numbers\.py:\d+, in .* takes a number that <function sym_float "
-        r".*> computed of one read out of a tensor, which the joint engine does not take\. Keep it a tensor, "
+        r".*> computed of one read out of a tensor, which a training graph does not take\. Keep it a tensor, "
         r"as x\.max\(\) without \.item\(\), or put this part of the model into a torch\.autograd\.Function$"
     )
     with pytest.raises(torch2ort.UnsupportedOperatorError, match=message):

@@ -12,13 +12,11 @@ from tests.engines.joint.test_read_numbers import OPTIONS, Model, steps
 from tests.support.functions import Square
 from torch2ort.engines.joint import planning
 
-pytestmark = pytest.mark.joint("the other engine has numbers in its graphs")
-
 
 def compare(body, numbers) -> torch2ort.ORTModule:
     """Steps of calls with some numbers, by eager PyTorch and by ORTModule."""
     model = Model(body)
-    module = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(engine="joint"))
+    module = torch2ort.ORTModule(copy.deepcopy(model))
     calls = [(torch.randn(3, 4), torch.tensor(number)) for number in numbers]
     torch.testing.assert_close(steps(module, calls), steps(model, calls))
     return module

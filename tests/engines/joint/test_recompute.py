@@ -14,8 +14,6 @@ from tests.support.between import WIDTH, Between, Keep
 from tests.support.comparison import assert_trains_like_eager
 from torch2ort.engines.joint import planning
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 LENGTH = 32
 X = torch.randn(8, LENGTH, 6)
 SIZE = 8 * LENGTH * WIDTH * 4

@@ -16,8 +16,6 @@ from tests.support.regions import interpret
 from torch2ort.kernels.regions import library
 from torch2ort.kernels.regions.region import Region, decode_region
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 
 class Of(nn.Module):
     """A function of itself and of its argument, with modules around it."""

@@ -15,7 +15,7 @@ import torch2ort
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.values import shares_memory
 
-OPTIONS = torch2ort.Options(engine="joint")
+OPTIONS = torch2ort.Options()
 WITH_DLPACK = pytest.mark.skipif(not shares_memory(), reason="this onnxruntime copies its feeds")
 
 

@@ -50,7 +50,7 @@ def joint(target, *args) -> Joint:
 def test_what_would_move_the_generator_or_run_twice_is_refused_at_build(graph) -> None:
     message = re.escape(
         "the backward of model.py:7, in forward: return strange(x) draws random numbers or calls a "
-        "Function's forward, which the joint engine does not take. Put that part of the model into a "
+        "Function's forward, which a training graph does not take. Put that part of the model into a "
         "torch.autograd.Function"
     )
     with pytest.raises(UnsupportedOperatorError, match=f"^{message}$"):

@@ -11,8 +11,6 @@ from torch import nn
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 
 class Net(nn.Module):
     """A recurrent net between dropouts, whose numbers come in the order of the calls."""

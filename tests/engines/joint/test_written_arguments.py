@@ -10,8 +10,6 @@ import torch
 import torch2ort
 from tests.support.comparison import assert_same
 
-pytestmark = pytest.mark.joint("it is what is tried")
-
 
 class Silent(torch.autograd.Function):
     """Writes into an argument that it gives no gradient."""

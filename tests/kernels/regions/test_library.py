@@ -26,7 +26,6 @@ from torch2ort.kernels.regions.shared import NativeRegion
 from torch2ort.sizes.expressions import parse
 
 pytestmark = [
-    pytest.mark.joint("regions are a part of its graphs"),
     # A compiler on a full machine.
     pytest.mark.timeout(600),
 ]
@@ -69,9 +68,7 @@ def gradients(module, x):
 
 
 def fused(model, folder):
-    return torch2ort.ORTModule(
-        copy.deepcopy(model), options=torch2ort.Options(engine="joint", fuse=True, cache_dir=folder)
-    )
+    return torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(fuse=True, cache_dir=folder))
 
 
 def fails(*args, **kwargs):

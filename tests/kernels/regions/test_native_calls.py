@@ -23,7 +23,6 @@ from torch2ort.pythonop.native import native
 from torch2ort.sizes.expressions import parse
 
 pytestmark = [
-    pytest.mark.joint("regions are a part of its graphs"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="libraries are compiled with g++"),
     pytest.mark.timeout(600),
 ]

@@ -375,7 +375,7 @@ class _Taken:
 
 def _refusal(node: torch.fx.Node, what: str) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(
-        f"{node.target} at {source_line(node)} {what}, which the joint engine does not take. "
+        f"{node.target} at {source_line(node)} {what}, which a training graph does not take. "
         f"Keep it a tensor, as x.max() without .item(), or put this part of the model into a "
         f"torch.autograd.Function"
     )

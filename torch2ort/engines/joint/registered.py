@@ -27,7 +27,7 @@ from torch2ort.symbolics.gradients import carrying, is_float
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 from torch2ort.symbolics.site_nodes import SiteNodes
-from torch2ort.symbolics.target import GradientRules, GradientSource, Target
+from torch2ort.symbolics.target import Target
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _KERNELS = frozenset({"PythonOp", "ATen"})
@@ -54,12 +54,10 @@ def map_calls(source: Source, required: Sequence[bool], target: Target) -> tuple
     graph = program.graph
     inputs = graph.find_nodes(op="placeholder")
     needed = set(carrying(graph, (node for node, r in zip(inputs, required, strict=True) if r)))
-    rules = GradientRules(source=GradientSource.GRAPH, engine="joint")
-    differentiated = replace(target, gradients=rules)
     calls = []
     for node in list(graph.nodes):
         if node in needed and _may_be_mapped(node):
-            call = _mapped(node, needed, differentiated)
+            call = _mapped(node, needed, target)
             if call is not None and call.is_registered:
                 needed.add(_replace(node, call))
                 calls.append(call)

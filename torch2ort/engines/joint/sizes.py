@@ -85,8 +85,8 @@ def _settled(node: torch.fx.Node, way_out: str) -> int | torch.SymInt:
         else:
             return value
     raise UnsupportedOperatorError(
-        f"{node.target} at {source_line(node)} computes {value} of sizes that vary, which the joint engine "
-        f"does not take. {way_out}"
+        f"{node.target} at {source_line(node)} computes {value} of sizes that vary, which a training "
+        f"graph does not take. {way_out}"
     )
 
 
@@ -307,7 +307,7 @@ def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool, checked: 
 def _refuse_condition(what: str, condition: sympy.Basic) -> NoReturn:
     raise UnsupportedOperatorError(
         f"the {what} of the model holds only if {condition}, of sizes that values in tensors decide, which "
-        f"the joint engine cannot check. Select with one mask what is to have one size, or put the part of "
+        f"a training graph cannot check. Select with one mask what is to have one size, or put the part of "
         f"the model that takes them into a torch.autograd.Function"
     )
 
@@ -379,7 +379,7 @@ class SizeNodes:
             if node is None:
                 raise UnsupportedOperatorError(
                     f"a size {name} that values in tensors decide is that of no tensor of the graph, which "
-                    f"the joint engine does not take. Put the part of the model that reads it into a "
+                    f"a training graph does not take. Put the part of the model that reads it into a "
                     f"torch.autograd.Function"
                 )
             made = self._known[key] = self._graph.call_function(_SIZE, (node, axis))

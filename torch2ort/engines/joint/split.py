@@ -84,7 +84,7 @@ class Split:
             where = misplaced[0] if misplaced else next(iter(self._forward & self._dependent))
             raise UnsupportedOperatorError(
                 f"the backward of {source_line(where)} draws random numbers or calls a Function's forward, "
-                f"which the joint engine does not take. Put that part of the model into a "
+                f"which a training graph does not take. Put that part of the model into a "
                 f"torch.autograd.Function"
             )
         self._tokens = _tokens(joint.graph_module.graph)

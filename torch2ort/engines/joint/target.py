@@ -30,8 +30,8 @@ _IN_ONNX = frozenset(
 _MANY = 1 << 15
 
 
-def is_left_to_pytorch(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
-    """Whether PyTorch's kernel does a node of a half; ``gradient`` does not count."""
+def is_left_to_pytorch(node: torch.fx.Node) -> bool:
+    """Whether PyTorch's kernel does a node of a half."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
@@ -50,7 +50,6 @@ def _rounds_many(node: torch.fx.Node) -> bool:
 
 _RULES = GradientRules(
     source=GradientSource.HALVES,
-    engine="joint",
     decompositions=with_small_derivatives,
     needs_kernel=is_left_to_pytorch,
 )
@@ -68,8 +67,8 @@ def half_of(target: Target, in_onnx: Container[str] = ()) -> Target:
     return replace(target, gradients=rules, rounds_as_eager=True)
 
 
-def _besides(in_onnx: Container[str]) -> Callable[[torch.fx.Node, frozenset[torch.fx.Node]], bool]:
-    def is_left(node: torch.fx.Node, gradient: frozenset[torch.fx.Node]) -> bool:
-        return is_left_to_pytorch(node, gradient) and signature(node) not in in_onnx
+def _besides(in_onnx: Container[str]) -> Callable[[torch.fx.Node], bool]:
+    def is_left(node: torch.fx.Node) -> bool:
+        return is_left_to_pytorch(node) and signature(node) not in in_onnx
 
     return is_left

@@ -58,9 +58,9 @@ def register_exporter(
             :class:`torch2ort.GraphValue`, the others their Python values. It returns a value, or a tuple of
             them for several outputs; or ``None``, and the call stays a ``PythonOp``. Left out, the call
             gives a decorator.
-        gradient: what a training export takes the gradient from. ``"engine"``: ONNX Runtime's gradients
-            of the operators. ``"function"``: the Function's own ``backward``, for which ``forward`` is run
-            again on the same inputs; refused at export where a second run could differ from the first.
+        gradient: the source of the gradient in training. ``"engine"``: registered gradients, see
+            :func:`register_gradient`, where all operators of the call have one, else the Function's own
+            ``backward``. ``"function"``: that ``backward`` always.
         override: whether to replace an entry of the same name.
 
     Returns:

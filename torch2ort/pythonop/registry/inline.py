@@ -18,12 +18,10 @@ def register_inline(function: _C, *, override: bool = False) -> _C: ...
 def register_inline(function: str | _C, *, override: bool = False) -> _C | None:
     """Have a Function's operators as a part of the graph, in the place of opaque calls.
 
-    The joint engine traces forward and the Function's own ``backward``, which need not be the derivative of
-    forward, and puts both into its graphs. An export of a model in evaluation, and an :class:`ORTModule` if
-    nobody asks for gradients, hold the operators of forward, unless an exporter is registered besides. Only
-    what torch's operators compute is traced: code of numpy, prints and branches on values have no place in a
-    graph. An export of a model in training keeps the opaque node, as does ``engine="ort_training"`` in
-    training: both would get the derivative of forward.
+    Training traces forward and the Function's own ``backward``, which need not be the derivative of forward,
+    and puts both into its graphs. An export, and an :class:`ORTModule` if nobody asks for gradients, hold the
+    operators of forward, unless an exporter is registered besides. Only what torch's operators compute is
+    traced: code of numpy, prints and branches on values have no place in a graph.
 
     Args:
         function: its qualified name, or the class, so that it serves as a decorator.

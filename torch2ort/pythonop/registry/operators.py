@@ -92,9 +92,10 @@ def register_gradient(operator: str, gradient: _F, *, override: bool = False) ->
 def register_gradient(
     operator: str, gradient: _F | None = None, *, override: bool = False
 ) -> _F | Callable[[_F], _F]:
-    """Give an ONNX operator a gradient, such as one that onnxruntime-training lacks.
+    """Give an ONNX operator a gradient.
 
-    The joint engine follows it where all operators of a call have such a gradient, see docs/engines.md.
+    Training follows it for a call all of whose operators have one; any other call keeps PyTorch's gradient,
+    or its Function's own ``backward``.
 
     Args:
         operator: ``"domain::Op"``, or ``"Op"`` for one of ONNX's own.

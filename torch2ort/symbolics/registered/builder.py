@@ -24,12 +24,12 @@ class GraphBuilder:
     """Builds the nodes that stand for one call.
 
     Attributes:
-        training: whether the graph will be differentiated, so that every operator needs a gradient.
+        training: whether the model was traced in training mode.
         opset: version of ONNX's own operators that the graph is of.
     """
 
     def __init__(self, who: str, names: Mapping[str, sympy.Expr], target: Target) -> None:
-        self.training = target.differentiates
+        self.training = target.training
         self.opset = target.opset
         self._target = target
         self._who = who

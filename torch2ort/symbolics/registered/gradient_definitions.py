@@ -1,4 +1,4 @@
-"""Gradients that users give to ONNX operators, as onnxruntime-training takes them: lists of nodes by name."""
+"""Gradients that users give to ONNX operators: lists of nodes by name."""
 
 from __future__ import annotations
 

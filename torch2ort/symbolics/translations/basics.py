@@ -8,7 +8,6 @@ import onnx_ir as ir
 import torch
 
 from torch2ort.symbolics.graph_builder import constant, op
-from torch2ort.symbolics.stop_gradient import STOP_GRADIENT
 from torch2ort.symbolics.translations.registry import translates
 
 aten = torch.ops.aten
@@ -16,10 +15,8 @@ aten = torch.ops.aten
 
 @translates(aten.detach.default)
 def detach(self: ir.Value) -> ir.Value:
-    """The same values, through which no gradient goes."""
-    if self.dtype is None or not self.dtype.is_floating_point():
-        return op("Identity", self)
-    return op(STOP_GRADIENT, self)
+    """The same values."""
+    return op("Identity", self)
 
 
 @translates(aten.permute.default)
