@@ -46,7 +46,7 @@ def tried(with_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(*tensors: torch.Tensor, **options: Any) -> Sequence[Any] | None:
-    return on_their_device(Options(**{"engine": "joint", **options}), tensors, "Model").providers
+    return on_their_device(Options(**options), tensors, "Model").providers
 
 
 @pytest.mark.usefixtures("tried")

@@ -21,7 +21,6 @@ from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint import planning
-from torch2ort.engines.ort_training import gradient_graph as gradient
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.kernels.large import LARGE
 from torch2ort.runtime import cached_session as kept
@@ -57,7 +56,6 @@ def nothing_is_built(monkeypatch: pytest.MonkeyPatch):
             raise AssertionError("something was built that should have come out of the cache")
 
         monkeypatch.setattr(torch.export, "export", fail)
-        monkeypatch.setattr(gradient, "build_gradient_graph", fail)
         monkeypatch.setattr(planning, "trace_joint", fail)
         monkeypatch.setattr(planning, "lower_half", fail)
 

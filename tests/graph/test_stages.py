@@ -61,27 +61,3 @@ def test_a_graph_whose_differentiation_fails_is_there(tmp_path, monkeypatch):
         module(torch.randn(2, 4))
     (file,) = tmp_path.iterdir()
     assert [node.op_type for node in onnx.load(file).graph.node] == ["Gemm", "PythonOp"]
-
-
-def test_a_graph_that_is_refused_for_its_gradient_is_there(tmp_path, monkeypatch):
-    def refusing(program, target):
-        if target.differentiates:
-            raise torch2ort.UnsupportedOperatorError("no gradient")
-        return prepare(program, target)
-
-    from torch2ort import symbolics
-
-    prepare = symbolics.prepare
-    monkeypatch.setattr(symbolics, "prepare", refusing)
-    options = torch2ort.Options(save_onnx_dir=tmp_path)
-    monkeypatch.setitem(torch2ort.export.__globals__, "target_of", _differentiating)
-    with pytest.raises(torch2ort.UnsupportedOperatorError, match=r"^no gradient$"):
-        torch2ort.export(Model(), torch.randn(2, 4), options=options)
-    (file,) = tmp_path.iterdir()
-    assert file.stem.endswith("Model_exported")
-
-
-def _differentiating(options, *, differentiate):
-    from torch2ort.symbolics.target import GradientRules, GradientSource, Target
-
-    return Target(opset=18, can_run=lambda node: True, gradients=GradientRules(source=GradientSource.GRAPH))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch2ort.engines.interface import Engine
+from torch2ort.engines.joint.engine import JointEngine
+from torch2ort.engines.joint.on_device import DeviceEngine
+from torch2ort.engines.joint.target import is_left_to_pytorch
 from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.exports.built import Built
 from torch2ort.options import DEFAULT_OPSET, Options
@@ -84,8 +87,6 @@ def inference_target(options: Options) -> Target:
     target = replace(live_target(options), rounds_as_eager=True)
     if device_of(options.providers).type == "cpu":
         return target
-    from torch2ort.engines.joint.target import is_left_to_pytorch  # see engine_of
-
     # As in training: CUDA's kernels of onnxruntime need not look at indices, as the CPU's do.
     return replace(target, gradients=GradientRules(needs_kernel=is_left_to_pytorch))
 
@@ -112,12 +113,8 @@ def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> 
     Raises:
         UnsupportedOperatorError: the engine cannot train an operator.
     """
-    from torch2ort.engines.joint.engine import JointEngine  # its private names of torch are fewer versions'
-
     if device_of(options.providers).type == "cpu":
         return JointEngine(built, requires_grad, options, live_target(options))
-    from torch2ort.engines.joint.on_device import DeviceEngine
-
     return DeviceEngine(built, requires_grad, options, live_target(options))
 
 

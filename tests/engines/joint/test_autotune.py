@@ -244,7 +244,7 @@ def tune(store: Store | None, time_of, options: Options | None = None, **argumen
     tuner._KNOWN.seconds.clear()
     options = options or Options()
     graph = graph_of()
-    target = target_of(options, differentiate=False)
+    target = target_of(options)
     rewriting = Tuner(target, options, store, time_of=time_of, **arguments).tune(graph)
     graph.owning = rewriting  # keeps the calls alive
     return graph
@@ -265,7 +265,7 @@ def test_a_decision_holds_in_its_process_without_a_cache():
     assert is_kernel(tune(None, faster("kernel")))
     graph = graph_of()
     options = Options()
-    known = Tuner(target_of(options, differentiate=False), options, None, time_of=never).tune(graph)
+    known = Tuner(target_of(options), options, None, time_of=never).tune(graph)
     assert is_kernel(graph)
     assert known.sites
 

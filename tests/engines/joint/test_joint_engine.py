@@ -189,8 +189,7 @@ PROGRAMS = {
 @pytest.mark.filterwarnings("ignore:.*Dirty.*register_inplace_map:torch2ort.Torch2OrtWarning")
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_gradients_are_eagers(program) -> None:
-    module = assert_trains_like_eager(Then(program), [batch(2, 4), batch(2, 4)], steps=2)
-    assert module.engine == "joint"
+    assert_trains_like_eager(Then(program), [batch(2, 4), batch(2, 4)], steps=2)
 
 
 def written_draw(h):
