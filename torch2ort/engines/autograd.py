@@ -11,7 +11,7 @@ import torch
 
 from torch2ort.engines import _torch_private as private
 from torch2ort.engines import batched
-from torch2ort.engines.interface import Engine
+from torch2ort.engines.joint.engine import Engine
 from torch2ort.engines.saved import Saved
 from torch2ort.engines.verification import Verification
 from torch2ort.errors import EngineError
@@ -119,7 +119,7 @@ def _backward(
     if verification is not None:
         verification.run_backward(given, step.engine.weights)
     with step.around():
-        found = step.engine.backward(step.state, step.saved, given, keep=keep or not last)
+        found = step.engine.backward(step.state, given, keep=keep or not last)
     if verification is not None:
         verification.check_gradients(found)
     return found

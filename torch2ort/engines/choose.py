@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch2ort.engines.interface import Engine
-from torch2ort.engines.joint.engine import JointEngine
+from torch2ort.engines.joint.engine import Engine
 from torch2ort.engines.joint.on_device import DeviceEngine
 from torch2ort.engines.joint.target import is_left_to_pytorch
 from torch2ort.errors import OptionError, RuntimeNotFoundError
@@ -114,7 +113,7 @@ def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> 
         UnsupportedOperatorError: the engine cannot train an operator.
     """
     if device_of(options.providers).type == "cpu":
-        return JointEngine(built, requires_grad, options, live_target(options))
+        return Engine(built, requires_grad, options, live_target(options))
     return DeviceEngine(built, requires_grad, options, live_target(options))
 
 

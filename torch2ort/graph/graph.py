@@ -44,11 +44,6 @@ class Graph:
         return (*self.outputs, *(m.output for m in self.mutations))
 
     @property
-    def remembering(self) -> str:
-        """Name of a Function whose forward writes to what outlives a run; empty if none does."""
-        return next((site.func_name for site in self.sites.values() if site.remembers), "")
-
-    @property
     def uses_rng(self) -> bool:
         """Whether a run draws from PyTorch's random generator."""
         return any(site.known_result.uses_rng for site in self.sites.values())

@@ -75,21 +75,6 @@ def ancestors(graph: onnx.GraphProto, names: Iterable[str], stop: Collection[str
     return found
 
 
-def descendants(graph: onnx.GraphProto, names: Iterable[str], stop: Collection[str] = ()) -> set[str]:
-    """The values of these names, and all that is computed from them.
-
-    Args:
-        graph: nodes without bodies, sorted.
-        names: values of the graph.
-        stop: operators whose outputs do not count.
-    """
-    found = set(names)
-    for node in graph.node:
-        if node.op_type not in stop and not found.isdisjoint(node.input):
-            found.update(node.output)
-    return found
-
-
 def load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
     """The site of each PythonOp node by the node's name, not yet bound to classes.
 

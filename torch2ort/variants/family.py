@@ -11,7 +11,7 @@ import torch
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.capture.call import DimSpec
 from torch2ort.engines.choose import engine_of, inference_engine_of
-from torch2ort.engines.interface import Engine
+from torch2ort.engines.joint.engine import Engine
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
 from torch2ort.log import quiet

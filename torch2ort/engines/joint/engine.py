@@ -16,7 +16,6 @@ from torch2ort.engines.joint.plans import Plans
 from torch2ort.engines.joint.reach import Edge
 from torch2ort.engines.joint.session import Bindings, HalfSession
 from torch2ort.engines.moving import MovingFeeds
-from torch2ort.engines.saved import Saved
 from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.exports.built import Built
 from torch2ort.log import quiet
@@ -29,7 +28,7 @@ from torch2ort.symbolics.target import Target
 
 
 @dataclass(slots=True)
-class JointState:
+class ForwardState:
     """What one forward leaves for its backward.
 
     Attributes:
@@ -48,7 +47,7 @@ class _Backward:
     Attributes:
         plan: of it.
         session: runs it; ``None`` if it computes nothing.
-        gradients: see :meth:`JointEngine._reached`, of a run in which no Function returned ``None``.
+        gradients: see :meth:`Engine._reached`, of a run in which no Function returned ``None``.
     """
 
     plan: BackwardPlan
@@ -56,7 +55,7 @@ class _Backward:
     gradients: list[tuple[int, int, bool]]
 
 
-class JointEngine:
+class Engine:
     """Forward and backward session for one graph and one set of tensors that require gradients.
 
     Args:
@@ -67,8 +66,14 @@ class JointEngine:
         plans: those of an engine with the same arguments.
 
     Attributes:
-        differentiable, needed, read_outputs, copied, weights: see
-            :class:`torch2ort.engines.interface.Engine`.
+        differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
+        needed: positions of the feeds that the backward half reads, so that they must not change between
+            forward and backward.
+        read_outputs: positions of the fetched outputs whose memory the backward half reads.
+        copied: positions of the feeds that the model itself writes to and that backward reads: what it reads
+            is a copy from before.
+        weights: names of the tensors that are fed behind the model's inputs.
+        moving: whether feeds lie elsewhere in backward than they did in forward.
 
     Raises:
         UnsupportedOperatorError: the program has something that the engine does not take.
@@ -129,12 +134,22 @@ class JointEngine:
         if self._startup is not None:
             self._startup.expects_more = True
 
-    def anew(self) -> JointEngine:
-        """See :class:`torch2ort.engines.interface.Engine`."""
+    def anew(self) -> Engine:
+        """The same engine with sessions of its own."""
         return type(self)(*self._made_of, self._plans)
 
-    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
-        """See :class:`torch2ort.engines.interface.Engine`."""
+    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
+        """Run the forward half.
+
+        Args:
+            feeds: the model's inputs, then its weights.
+
+        Returns:
+            The fetched outputs, and the state for :meth:`backward`.
+
+        Raises:
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
         run = native.Run()
         if self._saved_feeds:
             # Others, as `tensor.data = ...` gives the caller's tensor other memory.
@@ -143,12 +158,24 @@ class JointEngine:
             run.originals = tuple(feeds)
         outputs, kept = self._forward.run(None, feeds, run)
         run.originals = None
-        return outputs, JointState(kept, run)
+        return outputs, ForwardState(kept, run)
 
     def backward(
-        self, state: JointState, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
+        self, state: ForwardState, gradients: Sequence[torch.Tensor | None], *, keep: bool
     ) -> list[torch.Tensor | None]:
-        """See :class:`torch2ort.engines.interface.Engine`."""
+        """Run the backward half.
+
+        Args:
+            state: what :meth:`forward` left.
+            gradients: one per fetched output; ``None`` where the loss does not depend on it.
+            keep: whether another backward of this state may come.
+
+        Returns:
+            One entry per feed: its gradient, or ``None`` where autograd would give none.
+
+        Raises:
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
         missing = frozenset([i for i in self._plan.tangents if gradients[i] is None])
         known = self._backwards.get(missing)
         if known is not None:
@@ -160,7 +187,12 @@ class JointEngine:
         return found
 
     def _half(
-        self, backward: _Backward, state: JointState, gradients: Sequence[torch.Tensor | None], *, keep: bool
+        self,
+        backward: _Backward,
+        state: ForwardState,
+        gradients: Sequence[torch.Tensor | None],
+        *,
+        keep: bool,
     ) -> list[torch.Tensor | None]:
         """One entry per feed; see :meth:`backward`."""
         plan = backward.plan

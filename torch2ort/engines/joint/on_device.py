@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 import onnx
 import torch
 
-from torch2ort.engines.joint.engine import JointEngine, JointState
+from torch2ort.engines.joint.engine import Engine, ForwardState
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.passing import ByPython, Passing
 from torch2ort.engines.joint.plans import Plans
 from torch2ort.engines.joint.session import Bindings, HalfSession, Source
-from torch2ort.engines.saved import Saved
 from torch2ort.exports.built import Built
 from torch2ort.options import Options
 from torch2ort.runtime.cuda import streams
@@ -106,7 +105,7 @@ class DeviceHalf(HalfSession):
         return super()._source(model, settings, owned, frees_early=False)
 
 
-class DeviceEngine(JointEngine):
+class DeviceEngine(Engine):
     """As its base, for tensors that are on the device of the options' providers.
 
     Args:
@@ -131,16 +130,16 @@ class DeviceEngine(JointEngine):
         self._stream = streams.stream_of(device)
         super().__init__(built, requires_grad, options, target, plans)
 
-    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], JointState]:
-        """See :class:`torch2ort.engines.interface.Engine`."""
+    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
+        """See the base."""
         with self._stream.entered():
             outputs, state = super().forward(feeds)
         return self._stream.handed_over(outputs), state  # type: ignore[return-value]
 
     def backward(
-        self, state: JointState, saved: Saved, gradients: Sequence[torch.Tensor | None], *, keep: bool
+        self, state: ForwardState, gradients: Sequence[torch.Tensor | None], *, keep: bool
     ) -> list[torch.Tensor | None]:
-        """See :class:`torch2ort.engines.interface.Engine`."""
+        """See the base."""
         with self._stream.entered():
-            found = super().backward(state, saved, gradients, keep=keep)
+            found = super().backward(state, gradients, keep=keep)
         return self._stream.handed_over(found)
