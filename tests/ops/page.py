@@ -13,19 +13,18 @@ from tests.ops.sweep import Outcome, run
 
 INTRODUCTION = """# Operators
 
-How {total} small uses of PyTorch's operators in `tests/ops` run in training:
-every one of them gives eager's outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by
-name before the first step. `python -m tests.ops.page` writes this page; a test keeps it up to date.
+How {total} small uses of PyTorch's operators in `tests/ops` run: every one of them trains with eager's outputs
+and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the first step.
+`python -m tests.ops.page` writes this page; a test keeps it up to date.
 
-- **ONNX**: {onnx} run as ONNX operators, forward and backward.
+- **ONNX**: {onnx} are ONNX operators in an exported graph.
 - **PyTorch's kernel**: {kernel} run, wholly or partly, in PyTorch's own kernels, called by the graph like a
   custom Function. Random numbers are always PyTorch's: `torch.manual_seed` gives what it gives in eager.
 - **refused**: {refused} raise `ExportError` (mostly `UnsupportedOperatorError`).
 
-Whatever else a model uses is treated the same way: an operator on the way of a gradient that ONNX Runtime
-differentiates correctly stays ONNX (a positive list decides), any other ATen operator is given to PyTorch's
-kernel, and what fits into no graph is refused, as are gradients in `float16` and
-`bfloat16`, which [training in half precision](precision.md) has.
+Whatever else a model uses is treated the same way: an operator with an exact translation is ONNX, any other
+ATen operator is given to PyTorch's kernel, and what fits into no graph is refused. In the graphs of a training
+step each operator that is not on the list in `torch2ort/engines/joint/target.py` runs in PyTorch's kernel, too.
 
 PyTorch's own samples of its operators, more than 600, run in exported files and in training in four types
 (`tests/ops/test_opinfo.py`, a part of `make test-long`). `torch.sort`, `argsort` and `topk` leave it open in
