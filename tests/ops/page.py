@@ -13,8 +13,8 @@ from tests.ops.sweep import Outcome, run
 
 INTRODUCTION = """# Operators
 
-How {total} small uses of PyTorch's operators in `tests/ops` run: every one of them trains with eager's outputs
-and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the first step.
+How {total} small uses of PyTorch's operators in `tests/ops` run: every one of them trains with eager's
+outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the first step.
 `python -m tests.ops.page` writes this page; a test keeps it up to date.
 
 - **ONNX**: {onnx} are ONNX operators in an exported graph.
@@ -23,8 +23,9 @@ and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before
 - **refused**: {refused} raise `ExportError` (mostly `UnsupportedOperatorError`).
 
 Whatever else a model uses is treated the same way: an operator with an exact translation is ONNX, any other
-ATen operator is given to PyTorch's kernel, and what fits into no graph is refused. In the graphs of a training
-step each operator that is not on the list in `torch2ort/engines/joint/target.py` runs in PyTorch's kernel, too.
+ATen operator is given to PyTorch's kernel, and what fits into no graph is refused. In the graphs of a
+training step each operator that is not on the list in `torch2ort/engines/joint/target.py` runs in PyTorch's
+kernel, too.
 
 PyTorch's own samples of its operators, more than 600, run in exported files and in training in four types
 (`tests/ops/test_opinfo.py`, a part of `make test-long`). `torch.sort`, `argsort` and `topk` leave it open in
