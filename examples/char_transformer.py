@@ -275,9 +275,7 @@ def main() -> None:
         return Training(model, optimizer, arguments.autocast)
 
     twin = copy.deepcopy(model)
-    # Half precision is for the joint engine, whichever onnxruntime is installed.
-    options = torch2ort.Options(engine="joint") if arguments.autocast else torch2ort.Options()
-    eager, ort = training(model), training(torch2ort.ORTModule(twin, options=options))
+    eager, ort = training(model), training(torch2ort.ORTModule(twin))
     data = batches(text, arguments.batch, arguments.context, arguments.steps)
     train_side_by_side(eager, ort, data, arguments.steps)
     console.print(loss_table(eager.losses, ort.losses))
