@@ -58,17 +58,16 @@ def share_on_ort(module: torch2ort.ORTModule, step: Callable[[], object]) -> flo
     return products / statistics.median(seconds[1:])
 
 
-def said_of_products(engine: str, ratio: float, eager: float, ort: float) -> str:
+def said_of_products(ratio: float, eager: float, ort: float) -> str:
     """Return what the ratio of two steps is made of, in percent, as only whole ratios are kept by the gate.
 
     Args:
-        engine: what runs the step on ONNX Runtime.
-        ratio: of its step to eager's.
+        ratio: of torch2ort's step to eager's.
         eager: the share of eager's step that is products.
-        ort: the same of the engine's.
+        ort: the same of torch2ort's.
     """
     return (
-        f"  matrix products are {eager:.0%} of eager's step ({eager_library()}) and {ort:.0%} of {engine}'s "
-        f"({ort_library()}): {engine} takes {ratio * ort / eager:.0%} of eager's time for them, and "
+        f"  matrix products are {eager:.0%} of eager's step ({eager_library()}) and {ort:.0%} of torch2ort's "
+        f"({ort_library()}): torch2ort takes {ratio * ort / eager:.0%} of eager's time for them, and "
         f"{ratio * (1 - ort) / (1 - eager):.0%} for the rest"
     )

@@ -75,8 +75,11 @@ def compare(name: str, model: nn.Module, given: dict[str, Any] | Tensor) -> None
     chosen = Chosen()
     logging.getLogger("torch2ort").addHandler(chosen)
     ways = {"eager": training(model, given)}
-    for way, options in (("joint", {}), ("joint, autotuned", {"autotune": True, "log_level": "info"})):
-        made = torch2ort.Options(engine="joint", **options)
+    for way, options in (
+        ("torch2ort", {}),
+        ("torch2ort, autotuned", {"autotune": True, "log_level": "info"}),
+    ):
+        made = torch2ort.Options(**options)
         ways[way] = training(torch2ort.ORTModule(copy.deepcopy(model), options=made), given)
         ways[way]()
     logging.getLogger("torch2ort").removeHandler(chosen)

@@ -1,9 +1,8 @@
 """Time from ``ORTModule(model)`` to the end of the first training step, with an empty and a filled cache.
 
-Each engine that the installed onnxruntime trains with has its line, and where there are two, a cold start of
-the one is compared with that of the other. Each start is a process of its own; its imports, the model and the
-data come before the clock starts. So does one collection of their garbage, which Python would else do at a
-moment of its own, in some starts and not in others.
+Each start is a process of its own; its imports, the model and the data come before the clock starts. So does
+one collection of their garbage, which Python would else do at a moment of its own, in some starts and not in
+others.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from pathlib import Path
 import _models
 import onnxruntime  # noqa: F401 - an import, so not part of the start
 import torch
-from _engines import names
 from torch import Tensor, nn
 
 import torch2ort
@@ -54,7 +52,7 @@ def demo() -> tuple[nn.Module, Step]:
 MODELS = {"tiny BERT": bert, "the demo's transformer": demo}
 
 
-def measure(name: str, engine: str, cache: str) -> Start:
+def measure(name: str, way: str, cache: str) -> Start:
     """Return the seconds of the first step, also of CPU, and of a later one."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -70,8 +68,8 @@ def measure(name: str, engine: str, cache: str) -> Start:
 
     gc.collect()
     start, start_of_cpu = time.perf_counter(), time.process_time()
-    options = torch2ort.Options(engine=None if engine == "eager" else engine, cache_dir=cache)
-    module = model if engine == "eager" else torch2ort.ORTModule(model, options=options)
+    options = torch2ort.Options(cache_dir=cache)
+    module = model if way == "eager" else torch2ort.ORTModule(model, options=options)
     loss = step(module)
     first, cpu = time.perf_counter() - start, time.process_time() - start_of_cpu
     later = []
@@ -79,56 +77,46 @@ def measure(name: str, engine: str, cache: str) -> Start:
         start = time.perf_counter()
         step(module)
         later.append(time.perf_counter() - start)
-    hit = engine != "eager" and module.exported.cache.hit
+    hit = way != "eager" and module.exported.cache.hit
     return {"first": first, "cpu": cpu, "later": min(later), "hit": hit, "loss": loss}
 
 
-def measure_in_a_process(name: str, engine: str, cache: str) -> Start:
+def measure_in_a_process(name: str, way: str, cache: str) -> Start:
     """Return what :func:`measure` returns in a process of its own."""
-    command = [sys.executable, __file__, "--measure", name, engine, cache]
+    command = [sys.executable, __file__, "--measure", name, way, cache]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(name: str) -> None:
-    """Check that all starts reach the same loss, and print a line for each engine."""
-    engines = names()
-    runs: dict[str, list[Start]] = {"eager": []}
+    """Check that all starts reach the same loss, and print one line."""
+    runs: dict[str, list[Start]] = {"eager": [], "cold": [], "warm": []}
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as cache:
-            runs["eager"].append(measure_in_a_process(name, "eager", cache))
-            for engine in engines:
-                for way in ("cold", "warm"):
-                    runs.setdefault(f"{engine} {way}", []).append(measure_in_a_process(name, engine, cache))
+            for way, found in runs.items():
+                found.append(measure_in_a_process(name, way, cache))
     for way, found in runs.items():
-        assert all(run["hit"] == way.endswith("warm") for run in found)
+        assert all(run["hit"] == (way == "warm") for run in found)
         torch.testing.assert_close(found[0]["loss"], runs["eager"][0]["loss"], rtol=1e-4, atol=1e-5)
-    for engine in engines:
-        print(line(name, engine, runs), flush=True)
+    print(line(name, runs), flush=True)
 
 
-def line(name: str, engine: str, runs: dict[str, list[Start]]) -> str:
-    """What the starts of an engine took."""
+def line(name: str, runs: dict[str, list[Start]]) -> str:
+    """The seconds of cold and warm starts, and their ratios."""
 
     def median(way: str, seconds: Callable[[Start], float]) -> float:
         return statistics.median(seconds(run) for run in runs[way])
 
     def cold_of_warm(seconds: Callable[[Start], float]) -> float:
-        return median(f"{engine} cold", seconds) / median(f"{engine} warm", seconds)
+        return median("cold", seconds) / median("warm", seconds)
 
-    text = (
-        f"{name}, {engine}, start to the end of the first step, 1 thread: cold "
-        f"{median(f'{engine} cold', first):.2f} s, warm {median(f'{engine} warm', first):.2f} s, ratio "
-        f"{cold_of_warm(first):.1f} (of CPU time {cold_of_warm(cpu):.1f}, without the step itself "
+    return (
+        f"{name}, start to the end of the first step, 1 thread: cold {median('cold', first):.2f} s, warm "
+        f"{median('warm', first):.2f} s, ratio {cold_of_warm(first):.1f} (of CPU time "
+        f"{cold_of_warm(cpu):.1f}, without the step itself "
         f"{cold_of_warm(lambda run: run['first'] - run['later']):.0f}); eager's first step "
         f"{median('eager', first):.2f} s"
     )
-    if engine == "joint" and "ort_training cold" in runs:
-        other = {
-            what: median("joint cold", what) / median("ort_training cold", what) for what in (first, cpu)
-        }
-        text += f"; cold {other[first]:.2f} of ort_training's, of CPU time {other[cpu]:.2f}"
-    return text
 
 
 def first(run: Start) -> float:
@@ -144,7 +132,7 @@ def cpu(run: Start) -> float:
 def main() -> None:
     """Measure one start if told to, else all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measure", nargs=3, help="model, engine or eager, folder of the cache")
+    parser.add_argument("--measure", nargs=3, help="model, eager or another way, folder of the cache")
     measured = parser.parse_args().measure
     if measured:
         print(json.dumps(measure(*measured)))

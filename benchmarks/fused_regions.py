@@ -111,8 +111,8 @@ def training(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
 
 
 def on_ort(model: nn.Module, x: Tensor, *, fuse: bool = False, varies: bool = False) -> Callable[[], Tensor]:
-    """The same of a copy on the joint engine, built by one step, or for batches that vary by two."""
-    options = torch2ort.Options(engine="joint", fuse=fuse)
+    """The same of a wrapped copy, built by one step, or for batches that vary by two."""
+    options = torch2ort.Options(fuse=fuse)
     module = torch2ort.ORTModule(copy.deepcopy(model), options=options)
     if varies:
         training(module, x[: len(x) // 2])()
@@ -126,14 +126,14 @@ def compare(name: str) -> None:
     kind, shape = MODELS[name]
     torch.manual_seed(0)
     model, x = kind().train(), torch.randn(shape)
-    ways = {"joint": on_ort(model, x)}
+    ways = {"torch2ort": on_ort(model, x)}
     if kind is Chain:
         torch2ort.register_inline(Tiny)
-        ways["joint, inlined"] = on_ort(model, x)
-    ways["joint, fused"] = on_ort(model, x, fuse=True)
+        ways["torch2ort, inlined"] = on_ort(model, x)
+    ways["torch2ort, fused"] = on_ort(model, x, fuse=True)
     if kind in (Convolutions, Gates):
-        ways["joint, batch varies"] = on_ort(model, x, varies=True)
-        ways["joint, fused, batch varies"] = on_ort(model, x, fuse=True, varies=True)
+        ways["torch2ort, batch varies"] = on_ort(model, x, varies=True)
+        ways["torch2ort, fused, batch varies"] = on_ort(model, x, fuse=True, varies=True)
     ways["torch.compile"] = training(torch.compile(copy.deepcopy(model)), x)
     ways["eager"] = training(model, x)
     losses = {way: step() for way, step in ways.items()}

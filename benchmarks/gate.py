@@ -26,15 +26,15 @@ WORSE = 1.10
 PEERS = ("torch.compile", "onnxruntime-extensions", "aot_eager", "inductor", "eager")
 KEPT = Path(__file__).with_name("kept.json")
 
-# "joint 0.66 of eager": who, the ratio, and to what.
+# "torch2ort 0.66 of eager": who, the ratio, and to what.
 PART = re.compile(r"(?P<way>.*?)\s*\b(?P<ratio>\d+\.\d\d)(?P<peer> of .+)?")
 
 
 def ratios_of_line(line: str) -> Iterator[tuple[str, float]]:
     """Yield name and value of each ratio of ours in a line.
 
-    >>> list(ratios_of_line("BERT: joint 0.66 of eager, 0.67 of torch.compile (which is 0.97 of eager)"))
-    [('BERT: joint of eager', 0.66), ('BERT: joint of torch.compile', 0.67)]
+    >>> list(ratios_of_line("BERT: torch2ort 0.66 of eager, 0.67 of torch.compile (which is 0.97 of eager)"))
+    [('BERT: torch2ort of eager', 0.66), ('BERT: torch2ort of torch.compile', 0.67)]
     """
     title, _, rest = line.strip().partition(": ")
     title = re.sub(r" \(\d[^)]*\)", "", title)  # how long eager took

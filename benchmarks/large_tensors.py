@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from _engines import names
 from _timing import interleaved_medians
 from torch import Tensor, nn
 
@@ -40,30 +39,24 @@ class Chain(nn.Module):
         return x.sum()
 
 
-def compare(engine: str) -> None:
+def main() -> None:
     """Time chains of two lengths with both sizes, and print one line."""
+    torch.set_num_threads(1)
     ways = {}
     x = torch.randn(8, requires_grad=True)
     for name, size in SIZES.items():
         table = torch.randn(size)
         for count in (1, 1 + FUNCTIONS):
-            module = torch2ort.ORTModule(Chain(count), options=torch2ort.Options(engine=engine))
+            module = torch2ort.ORTModule(Chain(count))
             ways[f"{name} {count}"] = lambda m=module, t=table: torch.autograd.grad(m(t, x), x)
     seconds = interleaved_medians(ways, rounds=100, calls=3)
     costs = [seconds[f"{name} {1 + FUNCTIONS}"] - seconds[f"{name} 1"] for name in SIZES]
     small, large = (1e6 * cost / FUNCTIONS for cost in costs)
     print(
-        f"a Function that copies nothing, {engine}, forward + backward, 1 thread: 64 MiB "
+        f"a Function that copies nothing, forward + backward, 1 thread: 64 MiB "
         f"{large / small:.2f} of 1 KiB ({large:.1f} and {small:.1f} microseconds)",
         flush=True,
     )
-
-
-def main() -> None:
-    """Print one line for each engine."""
-    torch.set_num_threads(1)
-    for engine in names():
-        compare(engine)
 
 
 if __name__ == "__main__":

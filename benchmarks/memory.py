@@ -2,7 +2,7 @@
 
 Each way runs in a process of its own. Counted is what the process holds at most during its third step
 (``VmHWM`` of Linux), above what it held before the first: outputs, gradients, optimizer, buffers of either
-engine. Libraries are imported and a small model is exported before. What an export leaves on the heap counts,
+side. Libraries are imported and a small model is exported before. What an export leaves on the heap counts,
 so that a process which takes the graphs out of the export cache stands beside.
 """
 
@@ -18,7 +18,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-from _engines import names
 from _models import LAYERS, LENGTH, MODELS, batch
 
 import torch2ort
@@ -46,7 +45,7 @@ def peak(way: str, name: str, size: int, cache: str | None = None) -> int:
     torch.set_num_threads(1)
     torch2ort.ORTModule(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
     model, arguments = MODELS[name](), batch(name, size)
-    options = torch2ort.Options(engine=None if way == "eager" else way, cache_dir=cache)
+    options = torch2ort.Options(cache_dir=cache)
     module = model if way == "eager" else torch2ort.ORTModule(model, options=options)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     settle()
@@ -65,18 +64,18 @@ def measured(way: str, name: str, size: int, *cache: str) -> int:
     return int(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
 
 
-def compare(name: str, size: int, engine: str) -> None:
-    """Print one line for a model, a batch size and an engine."""
+def compare(name: str, size: int) -> None:
+    """Print one line for a model and a batch size."""
     with tempfile.TemporaryDirectory() as cache:
-        measured(engine, name, size, cache)
-        ways = {"eager": ("eager",), "exported": (engine,), "kept": (engine, cache)}
+        measured("torch2ort", name, size, cache)
+        ways = {"eager": ("eager",), "exported": ("torch2ort",), "kept": ("torch2ort", cache)}
         found: dict[str, list[int]] = {way: [] for way in ways}
         for _ in range(ROUNDS):
             for way, (trains, *folder) in ways.items():
                 found[way].append(measured(trains, name, size, *folder))
     eager, exported, kept = (statistics.median(values) / 1e6 for values in found.values())
     print(
-        f"{name} {size}x{LENGTH}, {LAYERS} layers, AdamW step, peak memory: {engine} {exported / eager:.2f} "
+        f"{name} {size}x{LENGTH}, {LAYERS} layers, AdamW step, peak memory: torch2ort {exported / eager:.2f} "
         f"of eager ({exported:.0f} of {eager:.0f} MB), out of the export cache {kept / eager:.2f}",
         flush=True,
     )
@@ -88,10 +87,9 @@ def main() -> None:
         way, name, size, *cache = sys.argv[1:]
         print(peak(way, name, int(size), *cache))
         return
-    for engine in names():
-        for name in MODELS:
-            for size in SIZES:
-                compare(name, size, engine)
+    for name in MODELS:
+        for size in SIZES:
+            compare(name, size)
 
 
 if __name__ == "__main__":

@@ -36,19 +36,19 @@ def compare(name: str, *, casts: bool) -> None:
     """Check that both agree, time them, and print one line."""
     model, arguments = MODELS[name](), batch(name, BATCH)
     model = model if casts else model.bfloat16()
-    wrapped = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(engine="joint"))
+    wrapped = torch2ort.ORTModule(copy.deepcopy(model))
     ways = {
         way: training(module, arguments, casts=casts)
-        for way, module in {"joint": wrapped, "eager": model}.items()
+        for way, module in {"torch2ort": wrapped, "eager": model}.items()
     }
     for _ in range(3):
         losses = {way: step() for way, step in ways.items()}
-        torch.testing.assert_close(losses["joint"], losses["eager"], rtol=3e-2, atol=1e-2)
+        torch.testing.assert_close(losses["torch2ort"], losses["eager"], rtol=3e-2, atol=1e-2)
     seconds = interleaved_medians(ways, rounds=15, warm_up=0, clock=time.thread_time)
     how = "under autocast" if casts else "in bfloat16"
     print(
-        f"{name} {BATCH}x{LENGTH}, hidden {HIDDEN}, {LAYERS} layers, {how}, AdamW step, 1 thread: joint "
-        f"{seconds['joint'] / seconds['eager']:.2f} of eager",
+        f"{name} {BATCH}x{LENGTH}, hidden {HIDDEN}, {LAYERS} layers, {how}, AdamW step, 1 thread: torch2ort "
+        f"{seconds['torch2ort'] / seconds['eager']:.2f} of eager",
         flush=True,
     )
 

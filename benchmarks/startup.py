@@ -1,7 +1,6 @@
 """What timing the phases of a start costs, as a share of a cached start.
 
-The phases that a cached start passes are counted, and as many empty ones are timed. It is that of the engine
-that the installed onnxruntime trains with.
+The phases that a cached start passes are counted, and as many empty ones are timed.
 """
 
 from __future__ import annotations

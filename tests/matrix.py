@@ -22,33 +22,27 @@ WORK = ROOT / "build" / "matrix"
 # A registry or a test that hangs must not hang who waits for the answer. In seconds.
 INSTALL_LIMIT, SUITE_LIMIT = 1500, 7200
 
-# What a row of the whole matrix runs on an onnxruntime that trains: all but the families of models, which
-# take as long as all else, and what looks at the checkout. On a stock one, what `make test` runs there.
-TRAINING = ("tests", "--ignore=tests/models", "--ignore=tests/test_repository.py")
-STOCK = tuple(ROOT.joinpath("tests", "stock_suite.txt").read_text().split())
+# Rows of the whole matrix run these: all but the families of models, which take as long as all else, training
+# loops of libraries, and what looks at the checkout.
+SUITE = ("tests", "--ignore=tests/models", "--ignore=tests/loops", "--ignore=tests/test_repository.py")
 
 # What a new version breaks first: how torch calls Functions, how Python compiles and keeps dictionaries, how
-# a runtime is called. Minutes a row: on any onnxruntime; on one that trains; on a stock one, which loads the
-# operator.
+# a runtime is called and loads the operator. Minutes a row.
 FIRST = (
     "tests/pythonop/test_interception.py",
     "tests/test_versions.py",
     "tests/test_export.py",
     "tests/test_exported_model.py",
+    "tests/test_module.py",
     "tests/cache/key/test_code.py",
     "tests/runtime_ext/test_guards.py",
-)
-FIRST_TRAINING = ("tests/test_module.py", "tests/runtime_ext/test_training_runners.py")
-FIRST_STOCK = (
     "tests/stock/test_sessions.py",
     "tests/stock/test_calls.py",
     "tests/engines/joint/test_joint_engine.py",
 )
 
-# What a row says itself, so that constraints.txt does not. That file is for this Python and later ones: pip
-# refuses a constraint that has no build, and an older Python gets what is newest for it.
+# What a row says itself, so that constraints.txt does not.
 VARYING = ("torch", "onnxruntime")
-CONSTRAINED_FROM = (3, 11)
 NEEDED_BY_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 SIDE_BY_SIDE = ("--numprocesses", "2", "--dist", "loadfile")
 
@@ -77,16 +71,9 @@ class Row:
         return f"py{self.python}-torch{torch}-{re.sub('[=]+', '', self.runtime)}{first}"
 
     @property
-    def trains(self) -> bool:
-        """Whether its ONNX Runtime can train."""
-        return self.runtime.startswith("onnxruntime-training")
-
-    @property
     def suite(self) -> tuple[str, ...]:
         """The tests to run there, as arguments of pytest."""
-        if self.whole:
-            return TRAINING if self.trains else (*STOCK, *FIRST)
-        return (*FIRST, *(FIRST_TRAINING if self.trains else FIRST_STOCK))
+        return SUITE if self.whole else FIRST
 
 
 @dataclass(frozen=True)
@@ -107,18 +94,21 @@ class Result:
 
 PINNED = "==2.13.0"
 OTHER_PYTHONS = ("3.10", "3.12", "3.13", "3.14")
-ENGINE = "onnxruntime-training-cpu==1.19.2"
+# The last of its line, which has no build for a later Python than 3.11.
+TRAINING = "onnxruntime-training-cpu==1.19.2"
+TORCHES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+RUNTIMES = ("onnxruntime==1.20.1", "onnxruntime==1.22.1", "onnxruntime==1.24.4", TRAINING)
 
 MATRIX = (
-    *(Row("3.11", f"=={torch}", ENGINE) for torch in ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")),
-    *(Row("3.11", PINNED, f"onnxruntime=={runtime}") for runtime in ("1.20.1", "1.22.1", "1.24.4", "1.31.1")),
+    *(Row("3.11", f"=={torch}", "onnxruntime==1.31.1") for torch in TORCHES),
+    *(Row("3.11", PINNED, runtime) for runtime in RUNTIMES),
     *(Row(python, torch, "onnxruntime") for python in OTHER_PYTHONS for torch in (PINNED, "")),
 )
-# What the newest versions break, and what the oldest Python lacks: `import torch2ort` has failed there.
+# What the newest versions break, and what the oldest Python and the oldest runtime lack.
 NEWEST = (
-    Row("3.11", "", ENGINE, whole=False),
     Row("3.13", "", "onnxruntime", whole=False),
     Row("3.10", PINNED, "onnxruntime", whole=False),
+    Row("3.11", PINNED, TRAINING, whole=False),
 )
 
 
@@ -178,12 +168,12 @@ def _in_environment(row: Row, path: str, environment: Path, wheel: Path) -> Resu
     if not Path(python).exists():
         _run([path, "-m", "venv", str(environment)], limit=INSTALL_LIMIT)
     constraints = environment / "constraints.txt"
-    constraints.write_text("\n".join(_constraints(row)))
+    constraints.write_text("\n".join(_constraints()))
     wanted = (f"torch{row.torch}", row.runtime, *NEEDED_BY_TESTS)
     pip = [python, "-m", "pip", "install", "--quiet", "--timeout", "60", "--constraint", str(constraints)]
     done = _run([*pip, "--force-reinstall", "--no-deps", str(wheel)], limit=INSTALL_LIMIT)
     if done.returncode == 0:
-        extra = "[test]" if row.whole and row.trains else ""
+        extra = "[test]" if row.whole else ""
         done = _run([*pip, f"{wheel}{extra}", *wanted], limit=INSTALL_LIMIT)
     if done.returncode != 0:
         reason = _last_line(done.stdout, "ERROR")
@@ -211,9 +201,7 @@ def _outcome(done: subprocess.CompletedProcess[str]) -> str:
     return f"broken off with status {done.returncode}: {last}"
 
 
-def _constraints(row: Row) -> Iterator[str]:
-    if tuple(map(int, row.python.split("."))) < CONSTRAINED_FROM:
-        return
+def _constraints() -> Iterator[str]:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if line.partition("==")[0] not in VARYING:
             yield line

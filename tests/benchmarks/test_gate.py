@@ -12,7 +12,8 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEP = (
-    "BERT 8x128, AdamW step, 1 thread: joint {:.2f} of eager, 0.70 of torch.compile (which is 0.97 of eager)"
+    "BERT 8x128, AdamW step, 1 thread: torch2ort {:.2f} of eager, 0.70 of torch.compile "
+    "(which is 0.97 of eager)"
 )
 
 
@@ -38,8 +39,8 @@ def test_the_failure_names_the_ratio(tmp_path: Path) -> None:
     kept(STEP.format(0.60), tmp_path / "kept.json")
     lines = gate(STEP.format(0.75), "--kept", tmp_path / "kept.json").stdout.splitlines()
     assert lines == [
-        "WORSE   BERT 8x128, AdamW step, 1 thread: joint of eager: 0.75, kept 0.60 (+25%)",
-        "holds   BERT 8x128, AdamW step, 1 thread: joint of torch.compile: 0.70, kept 0.70 (+0%)",
+        "WORSE   BERT 8x128, AdamW step, 1 thread: torch2ort of eager: 0.75, kept 0.60 (+25%)",
+        "holds   BERT 8x128, AdamW step, 1 thread: torch2ort of torch.compile: 0.70, kept 0.70 (+0%)",
     ]
 
 

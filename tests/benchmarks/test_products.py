@@ -25,9 +25,9 @@ def products(monkeypatch: pytest.MonkeyPatch):
 def test_products_and_the_rest_make_the_ratio(products, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "eager_library", lambda: "MKL 2024.2")
     monkeypatch.setattr(products, "ort_library", lambda: "MLAS of ONNX Runtime 1.31.1")
-    assert products.said_of_products("joint", ratio=0.6, eager=0.8, ort=0.7) == (
-        "  matrix products are 80% of eager's step (MKL 2024.2) and 70% of joint's (MLAS of ONNX Runtime "
-        "1.31.1): joint takes 52% of eager's time for them, and 90% for the rest"
+    assert products.said_of_products(ratio=0.6, eager=0.8, ort=0.7) == (
+        "  matrix products are 80% of eager's step (MKL 2024.2) and 70% of torch2ort's (MLAS of ONNX Runtime "
+        "1.31.1): torch2ort takes 52% of eager's time for them, and 90% for the rest"
     )
 
 
@@ -47,7 +47,7 @@ def test_a_net_of_products_is_mostly_products(products) -> None:
 
 
 def test_the_gate_keeps_nothing_of_what_is_said_of_the_machine(products) -> None:
-    lines = [products.said_of_products("joint", 0.61, 0.81, 0.71), "on AMD EPYC, 2 cores, with torch 1.31.10"]
+    lines = [products.said_of_products(0.61, 0.81, 0.71), "on AMD EPYC, 2 cores, with torch 1.31.10"]
     gate = [sys.executable, BENCHMARKS / "gate.py"]
     done = subprocess.run(gate, input="\n".join(lines), capture_output=True, text=True, check=False)
     assert done.stderr == "no ratio was printed; pipe what the benchmarks print into the gate\n"

@@ -1,9 +1,10 @@
 """Finds out which element types onnxruntime's CPU kernels take: what the package's table is made of.
 
-    .venv/bin/python -m tests.ops.kernel_types > training.json
-    .venv-stock/bin/python -m tests.ops.kernel_types training.json
+    python -m tests.ops.kernel_types > oldest.json
+    python -m tests.ops.kernel_types oldest.json
 
-The first prints what one runtime has, the second the lines of the table, of what both have.
+The first, in an environment with the oldest onnxruntime, prints what that has; the second, in one with the
+newest, the lines of the table, of what both have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The opaque operator with a derivative that is opaque, too: what a joint trace differentiates.
 
-``torch2ort::python_op``, which a trace of the model records, has no derivative. In a joint trace the same call
-is ``differentiable_python_op``, whose last output is a token, and its derivative is ``python_op_grad``.
+``torch2ort::python_op``, which a trace of the model records, has no derivative. In a joint trace the same
+call is ``differentiable_python_op``, whose last output is a token, and its derivative is ``python_op_grad``.
 """
 
 from __future__ import annotations
