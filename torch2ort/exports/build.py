@@ -111,6 +111,7 @@ def _export(
     with_hooks: bool,
 ) -> Built:
     """Trace, translate and infer shapes."""
+    mode = model.training if training is None else training
     with phase(TRACE), quiet(), exclusive.exporting(), traceable_modes(modes):
         traced = trace(
             model,
@@ -140,14 +141,13 @@ def _export(
             if target.is_trained:
                 program = kept_program(traced)
             with phase(TRANSLATE):
-                graph, weights = lower(model, traced, call.schema, target)
+                graph, weights = lower(model, traced, call.schema, replace(target, training=mode))
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     if logger.isEnabledFor(DEVINFO):
         logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, report(graph))
     counts = len(graph.proto.graph.node), len(graph.sites)
     logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, *counts)
     interface = _interface(call, traced, graph)
-    mode = model.training if training is None else training
     source = None if program is None else source_of(program, traced, graph)
     return Built(
         graph,
