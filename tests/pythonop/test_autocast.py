@@ -11,7 +11,6 @@ from torch.amp import custom_bwd, custom_fwd
 
 import torch2ort
 
-pytestmark = pytest.mark.joint("it alone trains in half precision")
 seen: list[tuple[str, bool, torch.dtype]] = []
 
 

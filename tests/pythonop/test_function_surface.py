@@ -468,7 +468,6 @@ def test_outputs_that_share_memory(call):
     check(call)
 
 
-@pytest.mark.ort_training("it warns of a copy that it alone makes")
 def test_undeclared_aliasing_warns_once_and_names_the_map():
     ort = torch2ort.ORTModule(Around(lambda h, k, x: torch.relu(Identity.apply(h)) + k))
     with warnings.catch_warnings(record=True) as caught:

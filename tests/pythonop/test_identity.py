@@ -176,7 +176,6 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.joint("only its Functions get tensors of the model themselves")
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_function_sees_of_a_parameter_what_eager_shows(question, way) -> None:
@@ -191,7 +190,6 @@ def test_without_gradients_a_function_sees_it_too(question) -> None:
         torch.testing.assert_close(module(x), model(x))
 
 
-@pytest.mark.joint("only its Functions get tensors of the model themselves")
 def test_an_attribute_that_changes_between_steps_is_seen() -> None:
     model, x = Seen(QUESTIONS["attribute"]), torch.randn(2, 4)
     module = torch2ort.ORTModule(model)
@@ -212,7 +210,6 @@ class Nested(torch.nn.Module):
         return self.head(Again.apply(self.inner, x, *self.inner.parameters()))
 
 
-@pytest.mark.joint("only its Functions get tensors of the model themselves")
 @pytest.mark.parametrize("way", WAYS)
 def test_autograd_finds_the_parameters_that_are_arguments(way) -> None:
     assert_trains_alike(Nested(), way)
@@ -233,7 +230,6 @@ class Accumulates(Function):
         return grad @ weight, None
 
 
-@pytest.mark.joint("only its Functions get tensors of the model themselves")
 def test_a_gradient_is_added_to_an_attribute_of_its_parameter() -> None:
     def made():
         model = Calling(lambda model, h: Accumulates.apply(h, model.weight))

@@ -60,9 +60,8 @@ def declared():
     torch2ort.unregister(Doubles)
 
 
-@pytest.mark.ort_training("the joint engine refuses the write, as eager does in backward")
 def test_an_argument_that_is_written_to_and_returned_is_told_of_once():
-    module = torch2ort.ORTModule(Around(lambda model, h: Doubles.apply(torch.tanh(h)) + 1))
+    module = torch2ort.ORTModule(Around(lambda model, h: Doubles.apply(h * 3) + 1))
 
     def train():
         for _ in range(3):
@@ -82,7 +81,6 @@ def copied_bytes(name: str) -> int:
     return sum(site.copied_bytes for site in sites if site.name == f"{__name__}.{name}")
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 @pytest.mark.usefixtures("declared")
 def test_a_map_saves_the_copy_between_functions():
     module = torch2ort.ORTModule(Around(lambda model, h: torch.tanh(Doubles.apply(Triple.apply(h)))))

@@ -15,7 +15,6 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
-from tests.support.engine import trains_jointly
 from tests.support.functions import Affine, Square, Sum, TwoOutputs
 
 
@@ -39,15 +38,12 @@ def calls(model: torch.nn.Module, folder: Path, *, backward: bool = False) -> li
     """Names of the Functions that each PythonOp or PythonOpGrad of the session's graph calls."""
     ort = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(save_onnx_dir=folder))
     ort(torch.randn(3, 4)).square().sum().backward()
-    joint = ort.engine == "joint"
-    stage = ("backward" if backward else "forward") if joint else "gradient"
-    (file,) = folder.glob(f"*_{stage}.onnx")
+    (file,) = folder.glob(f"*_{'backward' if backward else 'forward'}.onnx")
     comments = [
         attribute.s.decode()
         for node in onnx.load(file).graph.node
         for attribute in node.attribute
-        if node.op_type == ("PythonOpGrad" if backward else "PythonOp")
-        and attribute.name == ("func_name" if joint else "comment")
+        if node.op_type == ("PythonOpGrad" if backward else "PythonOp") and attribute.name == "func_name"
     ]
     return [", ".join(name.rpartition(".")[2] for name in comment.split(", ")) for comment in comments]
 
@@ -210,6 +206,10 @@ JOINED = {
         lambda x, w: x * Square.apply(Square.apply(w.detach())),
         ["Square, Square"],
     ),
+    "a gradient for one alone": (
+        lambda x, w: Product.apply(Square.apply(x.detach()), x),
+        ["Square, Product"],
+    ),
 }
 
 APART = {
@@ -220,11 +220,6 @@ APART = {
     "a call between": (
         lambda x, w: Affine.apply(Square.apply(x), Square.apply(w)),
         ["Square", "Square, Affine"],
-    ),
-    # The joint engine's forward half knows of no gradient.
-    "a gradient for one alone": (
-        lambda x, w: Product.apply(Square.apply(x.detach()), x),
-        ["Square, Product"] if trains_jointly() else ["Square", "Product"],
     ),
 }
 
@@ -264,7 +259,6 @@ BACKWARD = {
 }
 
 
-@pytest.mark.joint("the other engine joins the two halves of its one graph")
 @pytest.mark.parametrize(("body", "expected"), BACKWARD.values(), ids=BACKWARD)
 def test_backwards_that_follow_each_other_are_one_node(body, expected, tmp_path):
     model = Model(lambda x, w: sum(y) if isinstance(y := body(x, w), tuple) else y)

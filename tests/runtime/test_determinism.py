@@ -67,10 +67,6 @@ def _put(weight, x, index):
     return weight.index_put((index,), x[:2], accumulate=True)
 
 
-def _select(weight, x, index):
-    return weight.index_select(0, index) * x[:2]
-
-
 def _warned(run):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -120,12 +116,6 @@ def test_with_pytorchs_flag_that_kernel_is_not_named():
         assert _named_of(_put) == []
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.ort_training("the joint engine's backward has PyTorch's deterministic kernel there")
-@pytest.mark.parametrize(("threads", "expected"), [(2, ["GatherGrad"]), (1, [])])
-def test_an_operator_of_backward_that_threads_share_is_named(threads, expected):
-    assert [name for name, _ in _named_of(_select, threads)] == expected
 
 
 def test_indices_that_the_model_fixes_are_not_named():

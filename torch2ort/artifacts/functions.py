@@ -23,7 +23,7 @@ from torch2ort.pythonop.autocast import off
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import onnxruntime, stock
 from torch2ort.runtime.binding import Callee
-from torch2ort.runtime.training_kernel.run_lock import contexts_in
+from torch2ort.runtime.contexts import contexts_in
 
 Numbers = Callable[[], tuple[int, int]]
 

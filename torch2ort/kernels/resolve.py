@@ -82,10 +82,10 @@ def _check_signature(site: Site, function: FunctionClass, signature: inspect.Sig
         return
     context = () if uses_setup_context(function) else (None,)
     try:
-        signature.bind(*context, *site.own_arguments)
+        signature.bind(*context, *site.arguments)
     except TypeError as error:
         raise ModelLoadError(
-            f"PythonOp {site.func_name}: the model calls it with {len(site.own_arguments)} arguments, but "
+            f"PythonOp {site.func_name}: the model calls it with {len(site.arguments)} arguments, but "
             f"{qualified_name(function)}.forward{signature} does not take them ({error}). Supply the class "
             f"as it was when the model was exported, or export the model again"
         ) from error

@@ -125,8 +125,6 @@ class Site:
         shared: ids of the containers inside of those that it does not make anew.
         keeps_state: whether ``forward`` writes to an argument that the model holds.
         remembers: whether ``forward`` writes to objects or tensors that outlive its call.
-        mapped: whether an exporter's operators compute the outputs, which are the site's last arguments, so
-            that only ``backward`` is the Function's.
         caught: what in the model's code catches exceptions of the call.
         autocast: what autocast is set to where the call stands; ``None`` if it is off there.
         result: what ``forward`` gives; ``None`` until the abstract run.
@@ -140,7 +138,6 @@ class Site:
     needs_input_grad: tuple[bool, ...]
     training: bool
     internal: bool = False
-    mapped: bool = False
     originals: tuple[int, ...] = ()
     written_back: tuple[int, ...] = ()
     fresh: tuple[int, ...] = ()
@@ -161,14 +158,6 @@ class Site:
     def tensor_positions(self) -> tuple[int, ...]:
         """Argument positions that hold tensors, in call order."""
         return tuple(i for i, value in enumerate(self.arguments) if value is TENSOR)
-
-    @property
-    def own_arguments(self) -> tuple[Any, ...]:
-        """The arguments of ``apply``: all but the outputs that an exporter's operators computed."""
-        if not self.mapped:
-            return self.arguments
-        computed = sum(value is TENSOR for value in self.known_result.outputs)
-        return self.arguments[: len(self.arguments) - computed]
 
     @property
     def constants(self) -> dict[int, Any]:

@@ -3,9 +3,7 @@
 from torch2ort.runtime._ort_private import (
     DISABLED_OPTIMIZERS,
     drop_model_bytes,
-    has_training,
     onnxruntime,
-    training_pybind,
     version,
 )
 from torch2ort.runtime.inference import InferenceEngine
@@ -17,9 +15,7 @@ __all__ = [
     "InferenceEngine",
     "custom_ops_library_path",
     "drop_model_bytes",
-    "has_training",
     "inference_session",
     "onnxruntime",
-    "training_pybind",
     "version",
 ]

@@ -1,23 +1,18 @@
 """Every private name of onnxruntime that torch2ort.runtime touches, with the versions tried.
 
+Version 1.19.2 is that of onnxruntime-training.
+
 | name (of onnxruntime.capi._pybind_state) | tried on |
 | --- | --- |
-| OrtModuleGraphBuilder, OrtModuleGraphBuilderConfiguration, GraphInfo | training 1.19.2 |
-| TrainingGraphTransformerConfiguration, PropagateCastOpsConfiguration | training 1.19.2 |
-| TrainingAgent, PartialGraphExecutionState, OrtValueVector | training 1.19.2 |
-| register_forward_runner, register_backward_runner | training 1.19.2 |
-| register_torch_autograd_function | training 1.19.2 |
-| register_aten_op_executor, register_custom_stop_gradient_edges | training 1.19.2 |
-| unregister_python_functions | training 1.19.2 |
-| OrtValue.from_dlpack, OrtValue.to_dlpack | training 1.19.2, stock 1.22.1 to 1.32.0 (not in 1.20.1) |
-| OrtValue.ortvalue_from_shape_and_onnx_type, data_ptr, element_type | stock 1.20.1 |
-| OrtValueVector.push_back | training 1.19.2, stock 1.31.1 |
-| OrtValueVector.to_dlpacks | training 1.19.2, stock 1.22.1, 1.31.1 |
-| OrtDevice, Severity | training 1.19.2, stock 1.20.1, 1.31.1 |
-| InferenceSession._sess.run_with_ort_values | training 1.19.2, stock 1.20.1, 1.22.1, 1.24.4, 1.31.1 |
-| InferenceSession._sess.run_with_ortvaluevector | stock 1.31.1, on the CPU |
-| OrtDevice.make of the public OrtDevice, its _get_c_device | stock 1.31.1, on the CPU |
-| InferenceSession._model_bytes | training 1.19.2, stock 1.31.1 |
+| OrtValue.from_dlpack, OrtValue.to_dlpack | 1.19.2, 1.22.1 to 1.32.0 (not in 1.20.1) |
+| OrtValue.ortvalue_from_shape_and_onnx_type, data_ptr, element_type | 1.20.1 |
+| OrtValueVector.push_back | 1.19.2, 1.31.1 |
+| OrtValueVector.to_dlpacks | 1.19.2, 1.22.1, 1.31.1 |
+| OrtDevice, Severity | 1.19.2, 1.20.1, 1.31.1 |
+| InferenceSession._sess.run_with_ort_values | 1.19.2, 1.20.1, 1.22.1, 1.24.4, 1.31.1 |
+| InferenceSession._sess.run_with_ortvaluevector | 1.31.1, on the CPU |
+| OrtDevice.make of the public OrtDevice, its _get_c_device | 1.31.1, on the CPU |
+| InferenceSession._model_bytes | 1.19.2, 1.31.1 |
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from torch2ort.errors import RuntimeNotFoundError
 from torch2ort.log import no_new_handlers
 
 # Rewrites of graphs that every session goes without. GemmSumFusion fails an assertion, and the session with
-# it, where a Gemm reads the third output of a node or a later one (training 1.19.2, stock 1.31.1).
+# it, where a Gemm reads the third output of a node or a later one (1.19.2, 1.31.1).
 # NoopElimination reads the first number of a constant that has none, and may leave a sum without a node that
 # gives it (1.19.2 to 1.26.0; not 1.31.1). Fusions of a GELU that is written out take 1.000005 for 1, and
 # 1.4142 for the root of 2 (GeluFusion 1.19.2, GeluFusionL1 and L2 1.31.1). MatMulScaleFusion multiplies a
@@ -39,11 +34,6 @@ DISABLED_OPTIMIZERS = (
     "GemmSumFusion", "NoopElimination", "GeluFusion", "GeluFusionL1", "GeluFusionL2", "FastGeluFusion",
     "MatMulScaleFusion",
 )  # fmt: skip
-
-_TRAINING_HINT = (
-    "pip install 'torch2ort[training]' (onnxruntime-training-cpu 1.19.2, Python 3.11) "
-    "or 'torch2ort[training-gpu]', in an environment without another onnxruntime"
-)
 
 
 @functools.cache
@@ -59,7 +49,7 @@ def onnxruntime() -> Any:
     except ImportError as error:
         raise RuntimeNotFoundError(
             f"running a model needs an ONNX Runtime package, and `import onnxruntime` failed ({error}). "
-            f"For inference: pip install 'torch2ort[cpu]'. For training: {_TRAINING_HINT}"
+            f"Install one: pip install 'torch2ort[cpu]' (or gpu, training, training-gpu)"
         ) from error
 
 
@@ -94,24 +84,3 @@ def is_told_of_bools() -> bool:
 def drop_model_bytes(session: Any) -> None:
     """Free the model that a session holds, weights and all, for a ``set_providers`` that nobody calls."""
     session._model_bytes = None
-
-
-def has_training() -> bool:
-    """Whether the installed onnxruntime has the gradient builder and the PythonOp kernel."""
-    return hasattr(pybind(), "OrtModuleGraphBuilder")
-
-
-def training_pybind() -> Any:
-    """Onnxruntime's extension module, of a training build.
-
-    Raises:
-        RuntimeNotFoundError: the installed onnxruntime is not a training build.
-    """
-    module = pybind()
-    if not has_training():
-        raise RuntimeNotFoundError(
-            f"training needs onnxruntime-training, and the installed onnxruntime "
-            f"{onnxruntime().__version__} is an inference "
-            f"build: {_TRAINING_HINT}"
-        )
-    return module

@@ -45,18 +45,13 @@ _WITH_FLAG: Mapping[str, frozenset[str]] = {
     ),
 }
 # Of onnxruntime's own, with any settings, as its sources say; CUDA's were not tried. The CPU's split the
-# indices among threads: GatherGrad adds in any order (training 1.19.2), ScatterND races (stock 1.31.1).
+# indices of a ScatterND among threads, which race.
 _OPERATORS: Mapping[str, frozenset[str]] = {
-    "cpu": frozenset({"GatherGrad", "ScatterND"}),
-    "cuda": frozenset(
-        {
-            *("GatherElementsGrad", "GatherNDGrad", "GroupNorm", "ResizeGrad", "ScatterElements"),
-            *("ScatterND", "SkipGroupNorm", "TopK"),
-        }
-    ),
+    "cpu": frozenset({"ScatterND"}),
+    "cuda": frozenset({"GroupNorm", "ScatterElements", "ScatterND", "SkipGroupNorm", "TopK"}),
 }
 # Those that need the same index twice, in their second input.
-_BY_INDICES = ("GatherGrad", "ScatterND")
+_BY_INDICES = ("ScatterND",)
 # What indices are computed by that are all different: their values do not come out of a tensor.
 _DIFFERENT = ("NonZero", "Shape", "Size")
 _PREFIX = "torch.ops.aten."

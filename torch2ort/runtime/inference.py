@@ -19,15 +19,16 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import off
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime import stock
 from torch2ort.runtime.binding import original_feeds
 from torch2ort.runtime.cached_session import can_keep, kept_session
+from torch2ort.runtime.contexts import contexts_in
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.refused_index import refused_index
-from torch2ort.runtime.session import refuse_missing, surroundings, take_error, tuned_session
-from torch2ort.runtime.training_kernel.run_lock import contexts_in
+from torch2ort.runtime.session import refuse_missing, tuned_session
 from torch2ort.runtime.values import bool_outputs, to_tensors
 from torch2ort.startup import SESSION, timed
 
@@ -62,9 +63,7 @@ class InferenceEngine:
                 graph.proto, graph.sites, settings, providers=providers, originals=originals
             )
         else:
-            self._session = kept_session(
-                graph, settings, providers, identity(options), shelf, originals=originals
-            )
+            self._session = kept_session(graph, settings, providers, identity(options), shelf)
         if options.providers:
             refuse_missing(self._session, providers)
         private.drop_model_bytes(self._session)
@@ -87,12 +86,11 @@ class InferenceEngine:
         """
         values = dict(zip(self._graph.feeds, self._feeds.values(feeds), strict=True))
         failure: BaseException | None = None
-        called = self._session.python_op_callees
-        with surroundings(called), self._with_originals(feeds), torch.no_grad(), off():
+        with self._with_originals(feeds), torch.no_grad(), off():
             try:
                 fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
             except Exception as error:
-                failure = take_error(error) or self._refused_index(values) or engine_error(error)
+                failure = stock.take_error(error) or self._refused_index(values) or engine_error(error)
         # Outside of the handler, which would make onnxruntime's error the context of the Function's.
         if failure is not None:
             raise failure

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,10 @@ import onnx
 from torch2ort.graph.nodes import function_of
 from torch2ort.graph.origin import Origin
 from torch2ort.pythonop import Site
-from torch2ort.runtime.chains import Chain
 
 _KERNEL = "_kernel_time"
 # Between the name of a node and what onnxruntime adds when it makes others of it.
-_SEPARATORS = ("/", "_Grad", "_token_")
+_SEPARATORS = ("/", "_token_")
 
 
 @dataclass(frozen=True)
@@ -116,18 +115,16 @@ def active_tracer() -> Tracer | None:
     return _active
 
 
-def describe(graph: onnx.GraphProto, sites: Mapping[str, Site], chains: Iterable[Chain] = ()) -> None:
+def describe(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
     """Say what the nodes of the session that is made next come from.
 
     Args:
         graph: with the names and metadata of an export.
         sites: what each node calls that calls a Function, by node name.
-        chains: what nodes call that stand for several.
     """
     if _active is not None:
         names = {name: kernel_name(site) for name, site in sites.items()}
-        joined = {chain.name: ", ".join(names[member] for member in chain.members) for chain in chains}
-        _active.describe({node.name: Origin.of(node) for node in graph.node}, {**names, **joined})
+        _active.describe({node.name: Origin.of(node) for node in graph.node}, names)
 
 
 def kernel_name(site: Site) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import onnx
@@ -15,20 +15,14 @@ from torch2ort.graph.large import loadable
 from torch2ort.log import onnxruntime_severity
 from torch2ort.providers import name_of
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime import binding, stock
+from torch2ort.runtime import stock
 from torch2ort.runtime.binding import Callee, OriginalFeeds
 from torch2ort.runtime.centering import disabled_optimizers
-from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.custom_op.in_place import follows_maps
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
-from torch2ort.runtime.inplace import plan_inplace
 from torch2ort.runtime.mended import mended
 from torch2ort.runtime.profiling import profiled
-from torch2ort.runtime.training_kernel.bools import cast_bools
-from torch2ort.runtime.training_kernel.context_table import pool
-from torch2ort.runtime.training_kernel.run_lock import contexts_in, python_op_lock
 
 _RUN_METHODS = ("run", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector")
 
@@ -42,7 +36,7 @@ def inference_session(
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` that can run the graph's PythonOp nodes.
 
-    With onnxruntime-training they run in its own kernel, else in the custom operator of torch2ort's library.
+    They run in the custom operator of torch2ort's library.
 
     Args:
         proto: an exported model; it is not changed.
@@ -59,8 +53,6 @@ def inference_session(
         settings.log_severity_level = onnxruntime_severity()
         settings.use_deterministic_compute = torch.are_deterministic_algorithms_enabled()
         return tuned_session(proto, sites, settings, providers=providers)
-    if sites and not private.has_training():
-        stock.register_library(session_options)
     model, bound = _bind(proto, sites, session_options, in_place=follows_maps(providers))
     with loadable(model) as source:
         return make_session(source, bound, session_options, providers)
@@ -86,13 +78,8 @@ def tuned_session(
     Raises:
         EngineError: onnxruntime refuses the model.
     """
-    if not sites or private.has_training():
-        model, bound = _bind(proto, sites, settings, originals, in_place=follows_maps(providers))
-        with loadable(model) as source:
-            return make_session(source, bound, settings, providers)
-    stock.register_library(settings)
     model, bound = _bind(proto, sites, settings, originals, in_place=follows_maps(providers))
-    with lent_allocator(settings) as lent:
+    with lent_allocator(settings) if sites else nullcontext(False) as lent:
         if lent:
             forget_output_sizes(model.graph)
         with loadable(model) as source:
@@ -111,25 +98,10 @@ def _bind(
     proto = mended(proto)
     if not sites:
         return proto, ()
+    stock.register_library(settings)
     model = onnx.ModelProto()
     model.CopyFrom(proto)
-    # The library's operator goes before onnxruntime-training's own.
-    if stock.has_library(settings):
-        return model, stock.bind_nodes(model.graph, sites, originals, in_place=in_place)
-    keep_results(settings)
-    binding.refuse_bodies(model.graph)
-    plans = plan_inplace(model.graph, sites, {value.name for value in model.graph.output})
-    binding.bind_nodes(model.graph, sites, training=False)
-    cast_bools(model.graph, sites)
-    chains = join_python_ops(model.graph, sites)
-    bound = binding.bind_sites(sites, plans, chains, training=False, originals=originals)
-    binding.name_functions(model.graph, bound.functions)
-    return model, list(bound.callees.values())
-
-
-def keep_results(settings: Any) -> None:
-    """Keep operators from writing over what a Function gave onnxruntime-training, and may still hold."""
-    settings.enable_mem_reuse = False
+    return model, stock.bind_nodes(model.graph, sites, originals, in_place=in_place)
 
 
 def make_session(
@@ -183,27 +155,6 @@ def refuse_missing(session: Any, providers: Sequence[Any]) -> None:
             )
 
 
-@contextlib.contextmanager
-def surroundings(callees: Sequence[Callee]) -> Iterator[None]:
-    """What a run of a session whose nodes call these needs around it."""
-    if callees and private.has_training():
-        with python_op_lock, contexts_in(None), torch.no_grad():
-            pool.tidy()
-            pool.add(len(callees))
-            yield
-    else:
-        yield
-
-
-def take_error(error: Exception) -> BaseException | None:
-    """The exception of a Function behind a failed run, with its traceback, if that was the cause.
-
-    To be called inside of the run's :func:`surroundings`, which forget it when they end.
-    """
-    kept = stock.take_error(error)
-    return native.take_error() if kept is None and private.has_training() else kept
-
-
 @functools.cache
 def _session_class() -> Any:
     base = private.onnxruntime().InferenceSession
@@ -218,11 +169,10 @@ def _session_class() -> Any:
 
         @functools.wraps(method)
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with surroundings(self.python_op_callees):
-                try:
-                    return method(self, *args, **kwargs)
-                except Exception as error:
-                    failure = take_error(error) or error
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                failure = stock.take_error(error) or error
             # Outside of the handler, which would make onnxruntime's error the context of the Function's.
             raise failure
 

@@ -1,4 +1,4 @@
-"""PythonOp nodes on a stock onnxruntime: the custom-op library, and what a node may call.
+"""PythonOp nodes on any onnxruntime: the custom-op library, and what a node may call.
 
 The extension module itself is the library. When a session makes the kernel of a node, the library asks
 :func:`resolve` here for the node's site; names in the node are all that it has to say.
@@ -25,13 +25,10 @@ from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import _torch_private as private
 from torch2ort.runtime import binding
 from torch2ort.runtime.chains import join_python_ops
-from torch2ort.runtime.custom_op.in_place import plan_of, share_memory
+from torch2ort.runtime.custom_op.in_place import InplacePlan, plan_of, share_memory, views_only
 from torch2ort.runtime.custom_op.lent_outputs import is_sole_holder
-from torch2ort.runtime.inplace import InplacePlan, views_only
 
 KEY_ATTRIBUTE = "site_key"
-# The library adds it to the options that it is registered with.
-_REGISTERED_ENTRY = "torch2ort.custom_ops"
 _READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks", "gradients", "handed_on"})
 _KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
 
@@ -42,7 +39,7 @@ _bound: weakref.WeakValueDictionary[str, binding.Callee] = weakref.WeakValueDict
 
 
 def custom_ops_library_path() -> str:
-    """Path of the library that lets a stock onnxruntime run exported files.
+    """Path of the library that lets any onnxruntime run exported files.
 
     Make it known to the options of each session whose model holds PythonOp nodes, and supply the classes
     that they call with :func:`torch2ort.register_function`::
@@ -88,7 +85,7 @@ def _native_site(
 ) -> native.Site:
     key = f"{site.key}/{key}"
     given = (originals or {}).get(site.key)
-    return binding.native_site(site, key, training=False, protected=(), plan=plan, originals=given)
+    return binding.native_site(site, key, training=False, plan=plan, originals=given)
 
 
 def bind_nodes(
@@ -110,7 +107,6 @@ def bind_nodes(
     Returns:
         What the nodes call. They find it as long as this list lives.
     """
-    binding.bind_nodes(graph, sites, training=False)
     saved = share_memory(graph, sites) if in_place else {}
     joined = {name: site for name, site in sites.items() if not binding.runs_directly(site)}
     chains = {chain.name: chain for chain in join_python_ops(graph, joined)}
@@ -180,14 +176,6 @@ def try_cuda() -> None:
 def cuda_is_tried() -> bool:
     """Whether :func:`try_cuda` was called."""
     return bool(_tried)
-
-
-def has_library(session_options: Any) -> bool:
-    """Whether sessions of these options run PythonOp nodes in the library's operator."""
-    try:
-        return bool(session_options.get_session_config_entry(_REGISTERED_ENTRY))
-    except Exception:  # onnxruntime's own, for an entry that nobody added
-        return False
 
 
 def take_error(error: Exception) -> BaseException | None:

@@ -105,7 +105,7 @@ def bool_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> frozenset[int]
 
 
 def restore_bools(tensors: list[torch.Tensor], positions: Iterable[int]) -> None:
-    """Make bools of what came as bytes, in place: onnxruntime-training takes a Function's bools for those."""
+    """Make bools of what came as bytes, in place."""
     for i in positions:
         if tensors[i].dtype is torch.uint8:
             tensors[i] = tensors[i].view(torch.bool)
@@ -113,7 +113,7 @@ def restore_bools(tensors: list[torch.Tensor], positions: Iterable[int]) -> None
 
 @functools.cache
 def shares_memory() -> bool:
-    """Whether values are made without a copy: onnxruntime-training does it, and stock builds from 1.22 on."""
+    """Whether values are made without a copy: all but onnxruntime 1.20 and 1.21 do it."""
     return hasattr(private.pybind().OrtValue, "from_dlpack")
 
 

@@ -75,7 +75,7 @@ def refuse_to_inline(site: Site) -> None:
         NotInlinedError: with what it does.
     """
     result = site.known_result
-    if site.function is None or site.mapped or site.internal:
+    if site.function is None or site.internal:
         reason = "it is not called as itself here"
     elif not result.observed:
         reason = "nobody could run its forward at export to see what it does"

@@ -14,7 +14,6 @@ import torch2ort
 from tests.support.comparison import assert_same
 
 NAME = f"{__name__}."
-pytestmark = pytest.mark.joint("it alone gives Functions tensors of the model themselves")
 
 
 class Reads(Function):

@@ -104,7 +104,6 @@ def test_an_operator_of_torch_has_the_gradient_of_its_translation():
     assert_same(found, [expected.t() @ x, expected.sum(0)], "gradients")
 
 
-@pytest.mark.joint("the other engine follows a gradient beside its own")
 def test_other_operators_of_the_model_keep_their_gradients():
     torch2ort.register_gradient("Tanh", lambda g, inputs, outputs, grads: g.op("Mul", grads[0], 5))
     model, x = Layer(lambda h: torch.tanh(h.exp()).sin()), torch.randn(3, 4)
@@ -123,7 +122,6 @@ def test_other_operators_of_the_model_keep_their_gradients():
     assert_same(gradients(torch2ort.ORTModule(model), x), gradients(expected, x), "gradients")
 
 
-@pytest.mark.joint("the other engine follows a gradient beside its own")
 def test_a_call_with_other_operators_keeps_the_functions_own():
     torch2ort.register_exporter(
         Mapped, lambda g, x: g.op("Mul", g.op("Mul", one_after_the_other(g, x), 2), 0.5)
@@ -156,14 +154,7 @@ class Row(torch.nn.Module):
         return Scaled.apply(x, self.weight).tanh()
 
 
-SECOND_ALONE = pytest.param(
-    False,
-    marks=pytest.mark.joint("the other engine refuses gradients of which one is not needed"),
-    id="the second alone",
-)
-
-
-@pytest.mark.parametrize("needed", [pytest.param(True, id="both arguments"), SECOND_ALONE])
+@pytest.mark.parametrize("needed", [True, False], ids=["both arguments", "the second alone"])
 def test_each_argument_has_its_gradient(needed):
     @torch2ort.register_gradient("Mul")
     def _(g, inputs, outputs, grads):
@@ -176,7 +167,6 @@ def test_each_argument_has_its_gradient(needed):
 
 
 def test_a_call_with_other_operators_trains_like_eager():
-    """Where not all operators have a registered gradient, each engine has its own way to eager's."""
     torch2ort.register_exporter(Mapped, lambda g, x: g.op("Mul", one_after_the_other(g, x), 1))
     torch2ort.register_gradient("Celu", celu_gradient)
     torch2ort.register_gradient("Elu", elu_gradient)

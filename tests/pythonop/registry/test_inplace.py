@@ -12,7 +12,6 @@ import torch
 import torch2ort
 from tests.support.comparison import assert_trains_like_eager
 from torch2ort import _native
-from torch2ort.runtime import has_training
 
 SEEN: dict[str, list[int]] = {}
 
@@ -198,7 +197,6 @@ def test_a_row_of_declared_views_is_one_memory():
     assert len({*SEEN["View backward"], *SEEN["before backward"]}) == 1
 
 
-@pytest.mark.joint("the other engine follows fewer maps, and warns of every copy")
 def test_a_row_of_declared_writes_happens_in_one_memory():
     torch2ort.register_inplace_map(AddInto, forward={0: 0}, backward={0: 0})
     step(settled(add_into_thrice))
@@ -206,7 +204,6 @@ def test_a_row_of_declared_writes_happens_in_one_memory():
     assert len({*SEEN["AddInto"], *SEEN["after"]}) == 1
 
 
-@pytest.mark.joint("the other engine follows fewer maps, and warns of every copy")
 @pytest.mark.parametrize("call", [add_into, add_into_thrice, add_into_apart])
 def test_a_declared_write_saves_the_copy(call):
     torch2ort.register_inplace_map(AddInto, forward={0: 0}, backward={0: 0})
@@ -267,7 +264,6 @@ def test_the_exported_node_tells_onnxruntimes_planner():
     assert maps == {"tensor_reuse_map": [-1, 1], "bw_tensor_reuse_map": [-1, 1]}
 
 
-@pytest.mark.skipif(not has_training(), reason="a stock onnxruntime has memory of its own for each output")
 def test_a_saved_and_loaded_model_keeps_its_map(tmp_path):
     torch2ort.register_inplace_map(View, forward={0: 2})
     torch2ort.export(Chain(view).eval(), torch.randn(5, 4)).save(tmp_path / "model.onnx")
@@ -417,13 +413,11 @@ def warned(call, beside=None):
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.joint("the other engine follows fewer maps, and warns of every copy")
 def test_a_write_to_what_others_read_warns_of_no_map():
     messages = warned(add_into, lambda hidden: hidden.detach() * 3)
     assert not [message for message in messages if "forward={0: 0}" in message]
 
 
-@pytest.mark.skipif(has_training(), reason="onnxruntime-training's kernel warns of every copy")
 def test_a_view_that_is_the_models_output_warns_of_no_map():
     class Ends(torch.nn.Module):
         def forward(self, x):

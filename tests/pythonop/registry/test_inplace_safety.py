@@ -12,8 +12,6 @@ import torch2ort
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Sum
 
-pytestmark = pytest.mark.joint("the other engine's maps are not safe where backward writes to a gradient")
-
 
 class AddInto(torch.autograd.Function):
     """Writes to its first argument, and returns it."""

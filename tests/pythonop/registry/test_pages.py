@@ -38,7 +38,6 @@ def test_shape_inferer(capsys):
     assert max(differences(printed)) < 1e-5
 
 
-@pytest.mark.ort_training("the joint engine looks at no in-place maps")
 @pytest.mark.filterwarnings("ignore::torch2ort.Torch2OrtWarning")
 def test_inplace_map(capsys):
     printed = run("inplace_map.py", capsys)

@@ -13,7 +13,7 @@ import torch
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
-from torch2ort.runtime.inplace import views_only
+from torch2ort.runtime.custom_op.in_place import views_only
 
 aten = torch.ops.aten
 # They cost nothing, so that what they are views of is kept, and not one more tensor.

@@ -20,7 +20,7 @@ from torch2ort.providers import CPU, session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
-from torch2ort.runtime.binding import Callee, OriginalFeeds, bind_nodes, directly, native_site, runs_directly
+from torch2ort.runtime.binding import Callee, OriginalFeeds, directly, native_site, runs_directly
 from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, share_memory
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
@@ -65,14 +65,8 @@ class Bindings:
             key = f"{site.key}/{secrets.token_hex(4)}"
             training = any(site.needs_input_grad)
             plan = plan_of(site, in_place=self.in_place)
-            self._sites[site.key] = native_site(
-                site,
-                key,
-                training=training,
-                protected=(),
-                plan=plan,
-                originals=self._originals.get(site.key),
-            )
+            originals = self._originals.get(site.key)
+            self._sites[site.key] = native_site(site, key, training=training, plan=plan, originals=originals)
             self.names[key] = site.key
         return self._sites[site.key]
 
@@ -88,7 +82,6 @@ def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> l
     Returns:
         What the nodes call. They find it as long as this list lives.
     """
-    bind_nodes(graph, lowered.calls, training=False)
     sites: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
     saved = share_memory(graph, sites) if bindings.in_place else {}
     for node, site in sites.items():

@@ -10,10 +10,10 @@ import torch
 from torch2ort.graph.graph import Graph
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
+from torch2ort.runtime import stock
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
 from torch2ort.runtime.inference import InferenceEngine, engine_error
-from torch2ort.runtime.session import surroundings, take_error
 from torch2ort.runtime.values import to_tensors
 
 
@@ -41,12 +41,11 @@ class DeviceInference(InferenceEngine):
         failure: BaseException | None = None
         with self._stream.entered():
             values = self._on_device.values(feeds)
-            called = self._session.python_op_callees
-            with surroundings(called), self._with_originals(feeds), torch.no_grad(), off():
+            with self._with_originals(feeds), torch.no_grad(), off():
                 try:
                     fetched = self._run(self._graph.feeds, values)
                 except Exception as error:
-                    failure = take_error(error) or engine_error(error)
+                    failure = stock.take_error(error) or engine_error(error)
             # Outside of the handler, which would make onnxruntime's error the context of the Function's.
             if failure is not None:
                 raise failure

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -19,7 +19,6 @@ from torch2ort.providers import CPU, name_of
 from torch2ort.pythonop import ONNX_TYPES, TENSOR, Site
 from torch2ort.pythonop.differentiable import needed_inputs
 from torch2ort.pythonop.site import TensorType
-from torch2ort.runtime.inplace import InplacePlan, views_only
 
 # `kind`, key and value of a pair of an in-place map.
 Pair = tuple[str, int, int]
@@ -32,6 +31,25 @@ _PASS_ON = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 def follows_maps(providers: Sequence[object] | None) -> bool:
     """Whether in-place maps hold in sessions of these providers; others have no kernel of the two nodes."""
     return all(name_of(provider) == CPU for provider in providers or ())
+
+
+@dataclass(frozen=True, slots=True)
+class InplacePlan:
+    """The maps in force at a site in one session.
+
+    Attributes:
+        forward: output position -> argument position.
+        backward: argument position -> output position.
+    """
+
+    forward: Mapping[int, int] = field(default_factory=dict)
+    backward: Mapping[int, int] = field(default_factory=dict)
+
+
+def views_only(site: Site) -> InplacePlan:
+    """The plan for a session whose graph nobody looked at: nothing is written to."""
+    result = site.known_result
+    return InplacePlan({o: a for o, a in result.forward_map if a not in result.mutated})
 
 
 def plan_of(site: Site, *, in_place: bool) -> InplacePlan:

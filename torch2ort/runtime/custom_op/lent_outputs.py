@@ -1,4 +1,4 @@
-"""Large outputs of Functions that a stock onnxruntime takes as they are.
+"""Large outputs of Functions that onnxruntime takes as they are.
 
 A Function allocates its output with torch; the custom operator can only ask onnxruntime for memory and copy
 into it. The copy is saved by an allocator of ours, which gives onnxruntime the output's own memory when it

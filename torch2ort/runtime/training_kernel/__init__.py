@@ -1,1 +1,0 @@
-"""What the PythonOp kernels inside of onnxruntime-training ask for."""
