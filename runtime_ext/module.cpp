@@ -10,7 +10,6 @@
 #include "switches.h"
 #include "tensors/layout.h"
 #include "tensors/noted.h"
-#include "training_kernel/training_kernel.h"
 
 namespace torch2ort {
 
@@ -81,42 +80,71 @@ PyObject* CountWrites(PyObject*, PyObject* tensor) {
   return PyLong_FromLong(CountedWrites(tensor));
 }
 
-// The policy without a runtime: torch tensors in, torch tensors out, through the same exchange structs.
-PyObject* CallDirectly(PyObject* args, const char* format,
-                       bool (*policy)(Site*, Loans&, std::vector<Managed>*)) {
-  PyObject *site, *given;
-  if (!PyArg_ParseTuple(args, format, site_type, &site, &given)) return nullptr;
-  Ref tensors = Ref::Steal(PySequence_Tuple(given));
-  if (!tensors) return nullptr;
-  auto count = static_cast<size_t>(PyTuple_Size(tensors.get()));
-  Loans loans(count);
-  for (size_t i = 0; i < count; ++i) {
-    PyObject* tensor = PyTuple_GetItem(tensors.get(), static_cast<Py_ssize_t>(i));
+// ---- the policy without a runtime: torch tensors in, torch tensors out ----
+
+bool LendTensors(PyObject* given, Loans* loans) {
+  for (size_t i = 0; i < loans->size(); ++i) {
+    PyObject* tensor = PyTuple_GetItem(given, static_cast<Py_ssize_t>(i));
     if (tensor == Py_None) continue;
     if (!IsTensor(tensor)) {
       PyErr_Format(PyExc_TypeError, "item %zu of the tensors is of type %.200s", i, TypeName(tensor).c_str());
-      return nullptr;
+      return false;
     }
     Managed managed = ExportTensor(tensor);
-    if (!managed) return nullptr;
-    loans[i] = LendVersioned(managed.release());
+    if (!managed) return false;
+    (*loans)[i] = LendVersioned(managed.release());
   }
-  std::vector<Managed> outputs;
-  if (!policy(AsSite(site), loans, &outputs)) return nullptr;
-  Ref results = Ref::Steal(PyList_New(static_cast<Py_ssize_t>(outputs.size())));
-  for (size_t i = 0; results && i < outputs.size(); ++i) {
-    Ref tensor = outputs[i] == nullptr ? Ref::Share(Py_None) : ImportManaged(std::move(outputs[i]));
-    if (!tensor) return nullptr;
+  return true;
+}
+
+// Takes tensors as a runtime does: a copy of each, but for one that is declared to be an argument's memory.
+template <typename IsMapped>
+Ref TakeTensors(std::vector<Managed> tensors, IsMapped is_mapped) {
+  Ref results = Ref::Steal(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
+  for (size_t i = 0; results && i < tensors.size(); ++i) {
+    Ref tensor = tensors[i] == nullptr ? Ref::Share(Py_None) : ImportManaged(std::move(tensors[i]));
+    if (tensor && tensor.get() != Py_None && !is_mapped(i))
+      tensor = CallMethod(tensor.get(), method_names.clone);
+    if (!tensor) return {};
     PyList_SetItem(results.get(), static_cast<Py_ssize_t>(i), tensor.release());
   }
-  return results.release();
+  return results;
+}
+
+// The arguments of a call, with `callee` borrowed.
+bool ReadCall(PyObject* args, const char* format, PyObject** callee, Ref* tensors) {
+  PyObject* given;
+  if (!PyArg_ParseTuple(args, format, callee, &given)) return false;
+  if (!IsCallable(*callee)) {
+    PyErr_Format(PyExc_TypeError, "expected a Site or a Chain, got %.200s", TypeName(*callee).c_str());
+    return false;
+  }
+  *tensors = Ref::Steal(PySequence_Tuple(given));
+  return static_cast<bool>(*tensors);
 }
 
 PyObject* CallForward(PyObject*, PyObject* args) {
-  return CallDirectly(args, "O!O:call_forward", RunForward);
+  PyObject* callee;
+  Ref given;
+  if (!ReadCall(args, "OO:call_forward", &callee, &given)) return nullptr;
+  Loans loans(static_cast<size_t>(PyTuple_Size(given.get())));
+  std::vector<Managed> outputs;
+  std::vector<Ref> storages;
+  if (!LendTensors(given.get(), &loans) || !RunForward(callee, loans, &outputs, &storages)) return nullptr;
+  const auto& specs = OutputsOf(callee);
+  return TakeTensors(std::move(outputs), [&](size_t i) { return specs[i].mapped_input >= 0; }).release();
 }
+
 PyObject* CallBackward(PyObject*, PyObject* args) {
-  return CallDirectly(args, "O!O:call_backward", RunBackward);
+  PyObject* callee;
+  Ref given;
+  if (!ReadCall(args, "OO:call_backward", &callee, &given)) return nullptr;
+  Loans loans(static_cast<size_t>(PyTuple_Size(given.get())));
+  std::vector<Managed> gradients;
+  if (!LendTensors(given.get(), &loans) || !RunBackward(callee, loans, &gradients)) return nullptr;
+  bool site = PyObject_TypeCheck(callee, site_type) != 0;
+  auto is_mapped = [&](size_t i) { return site && (*AsSite(callee)->gradient_mapped)[i] >= 0; };
+  return TakeTensors(std::move(gradients), is_mapped).release();
 }
 
 PyMethodDef methods[] = {
@@ -126,9 +154,6 @@ PyMethodDef methods[] = {
     {"holders", CountHolders, METH_O, nullptr},
     {"writes", CountWrites, METH_O, nullptr},
     {"begin", Begin, METH_O, nullptr},
-    {"take_error", TakeError, METH_NOARGS, nullptr},
-    {"training_runners", TrainingRunners, METH_NOARGS, nullptr},
-    {"aten_executor", AtenExecutor, METH_NOARGS, nullptr},
     {"call_forward", CallForward, METH_VARARGS, nullptr},
     {"call_backward", CallBackward, METH_VARARGS, nullptr},
     {"intercept", Intercept, METH_VARARGS, nullptr},

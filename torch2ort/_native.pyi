@@ -194,8 +194,8 @@ class Site:
         calls: Forward calls so far.
         copied_bytes: Bytes copied so far to keep memory apart: private copies of what a Function writes to or
             keeps, and copies of outputs and gradients that would share memory. A site's first forward works
-            on copies of all arguments that are neither protected nor mapped, and its first backward on copies
-            of all gradients, to see what the Function keeps and writes to.
+            on copies of all arguments that are not mapped, and its first backward on copies of all gradients,
+            to see what the Function keeps and writes to.
     """
 
     name: str
@@ -223,11 +223,9 @@ class Site:
         training: bool,
         non_differentiable: tuple[int, ...] = (),
         mutated: tuple[int, ...] = (),
-        protected_inputs: tuple[int, ...] = (),
         forward_map: Mapping[int, int] = ...,
         backward_map: Mapping[int, int] = ...,
         probed: bool = True,
-        overwritten: tuple[int, ...] = (),
         originals: Mapping[int, int] = ...,
     ) -> Site:
         """Decides everything about the call that does not change from run to run.
@@ -243,7 +241,7 @@ class Site:
                 positions.
             tensor_positions: Arguments that are tensors, increasing.
             needs_input_grad: One entry an argument.
-            input_dtypes: One entry a tensor argument. A ``"bool"`` one may arrive as ``uint8``.
+            input_dtypes: One entry a tensor argument.
             outputs: One entry an output: the constant that ``forward`` returned at export; ignored at tensor
                 outputs.
             tensor_outputs: Outputs that are tensors, increasing.
@@ -256,15 +254,11 @@ class Site:
                 gradients.
             mutated: Tensor arguments that ``forward`` writes to. It gets private copies of them, unless a
                 ``forward_map`` says that an output takes over the argument's memory.
-            protected_inputs: Tensor arguments whose memory nobody writes to while a Function keeps it. The
-                others are given memory of their own when a Function keeps them.
             forward_map: Output to the argument whose memory it is.
             backward_map: Argument to the output the memory of whose gradient the argument's gradient is.
             probed: The first calls work on copies, to see what the Function keeps and writes to. Not needed
                 for one that is known to do neither with what is not in ``mutated``, nor to keep what it
                 returns, and of which nobody is to be warned.
-            overwritten: Outputs over which the node that reads them may write, so that they are copied where
-                anybody holds them, the context too.
             originals: Position of a tensor argument -> number among :attr:`Run.originals` of the tensor that
                 forward gets in its place, if the run has it.
 
@@ -434,8 +428,7 @@ class Run:
 def begin(run: Run | None) -> Run | None:
     """Makes ``run`` this thread's current run: where forward puts contexts and backward finds them.
 
-    Without a run, contexts are dropped at once. An exception that :func:`take_error` has not taken is
-    forgotten.
+    Without a run, contexts are dropped at once.
 
     Returns:
         The run that was current before.
@@ -443,20 +436,6 @@ def begin(run: Run | None) -> Run | None:
     Raises:
         TypeError: ``run`` is neither a :class:`Run` nor ``None``.
     """
-
-def take_error() -> BaseException | None:
-    """Takes the exception, with its traceback, of this thread's last runner call that failed."""
-
-def training_runners() -> tuple[int, int]:
-    """Addresses of the forward and the backward runner of onnxruntime-training 1.19.
-
-    The callback of a registered name (the class attributes ``apply`` and ``backward``) must be the
-    :class:`Site` itself. A runner that fails keeps the exception for :func:`take_error` and makes ONNX
-    Runtime's run fail.
-    """
-
-def aten_executor() -> tuple[int, int]:
-    """Addresses for ``register_aten_op_executor``: executes ``detach`` without a copy, and nothing else."""
 
 def configure_custom_op(
     *,
@@ -468,7 +447,7 @@ def configure_custom_op(
 ) -> None:
     """Hands the custom operator what it needs of Python.
 
-    A stock onnxruntime loads the operator from this module's file. What an earlier call gave is replaced, for
+    Onnxruntime loads the operator from this module's file. What an earlier call gave is replaced, for
     kernels made before too, and never freed.
 
     Args:
@@ -507,30 +486,32 @@ def lend_allocator() -> bool:
 def withdraw_allocator() -> None:
     """Takes it back. Sessions made in between keep it."""
 
-def call_forward(site: Site, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Runs a site's forward on torch tensors, as a runtime without callbacks of its own would.
+def call_forward(callee: Site | Chain, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Runs a callee's forward on torch tensors, as a runtime without callbacks of its own would.
 
     Args:
-        site: The call.
+        callee: The call, or calls.
         tensors: One a tensor argument. Its memory counts as the runtime's: it may be overwritten after the
             call.
 
     Returns:
-        One tensor a tensor output, contiguous, mutated arguments that forward does not return last.
+        One tensor a tensor output, contiguous, mutated arguments that forward does not return last. Each has
+        memory of its own, unless a map says otherwise.
 
     Raises:
         Exception: Whatever the Function raises, and the types given to :func:`configure`.
     """
 
-def call_backward(site: Site, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Runs a site's backward with the context of its forward in the current run.
+def call_backward(callee: Site | Chain, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Runs a callee's backward with the context of its forward in the current run.
 
     Args:
-        site: The call.
+        callee: The call, or calls.
         grads: One a tensor output, ``None`` where there is no gradient.
 
     Returns:
-        One gradient a tensor argument, contiguous; ``None`` for one that needs none.
+        One gradient a tensor argument, contiguous; ``None`` for one that needs none. Each has memory of its
+        own, unless a map says otherwise.
 
     Raises:
         RuntimeError: The gradients do not fit forward's arguments; with torch's wording.

@@ -37,6 +37,8 @@ class BackwardCall {
   bool arrived(size_t i) {
     return !missing_[i] && (passed_ || loans_[i] != nullptr) && (*site_->tensor_outputs)[i].differentiable;
   }
+  // Whether other sites of the chain run before the caller takes the gradients.
+  bool Continues() const { return passing_ != nullptr && passing_->argument >= 0; }
   bool Linked(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
 
   bool Receive();
@@ -218,10 +220,6 @@ bool BackwardCall::Settle() {
   return true;
 }
 
-bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs) {
-  return RunBackward(site, gradients, outputs, nullptr);
-}
-
 bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, Passing* passing) {
   try {
     return BackwardCall(site, gradients, outputs, passing).Run();
@@ -325,7 +323,7 @@ bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
   Ref gradient = Ref::Share(value);
   DLTensor view;
   if (!Conform(i, &gradient, &view)) return false;
-  Held held = WhoHoldsGradient(value, gradient);
+  Held held = Continues() ? WhoHoldsGradient(value, gradient) : Held::kByKnown;
   if (held == Held::kUnknown) return false;
   if (Linked(i)) return PassOn(i, std::move(gradient), view, held);
   Managed managed = ExportContiguous(gradient.get());
@@ -448,7 +446,8 @@ bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, D
   return *gradient && config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0;
 }
 
-// Gives a gradient memory of its own, unless it has that or is declared to be an output gradient's memory.
+// Gives a gradient that is an incoming one's memory as such, or as a copy; else as it is, unless a site that
+// runs before the caller takes it may write to its memory.
 bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Held held, Managed* managed) {
   Span span = SpanOf((*managed)->dl_tensor);
   if (span.size() == 0) {
@@ -473,17 +472,21 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Held held, Managed*
         site_->name, inputs_[i].argument, (*site_->tensor_outputs)[static_cast<size_t>(mapped)].position);
     return false;
   }
-  if (held == Held::kAlone) return true;
   for (size_t j = 0; j < site_->returned; ++j) {
     if (!span.Overlaps(spans_[j])) continue;
-    *managed = ExportCopy(site_, gradient);
+    if (access_[j] == Access::kShared && !passed_) {
+      DLTensor view = (*managed)->dl_tensor;
+      *managed = Managed(ExportLoan(loans_[j], view));
+      ++exports_[j];
+      site_->copied_bytes += span.size();  // by who takes it
+    } else {
+      *managed = ExportCopy(site_, gradient);
+    }
     return *managed && WarnOnce(i, j);
   }
+  if (!Continues() || held == Held::kAlone) return true;
   bool shared = (held == Held::kElsewhere && IsOver(gradient, (*managed)->dl_tensor)) ||
                 HeldByContext(span) || span.Overlaps(passed_span_);
-  for (const Managed& earlier : *outputs_) {
-    shared |= earlier != nullptr && span.Overlaps(SpanOf(earlier->dl_tensor));
-  }
   if (shared) *managed = ExportCopy(site_, gradient);
   return static_cast<bool>(*managed);
 }

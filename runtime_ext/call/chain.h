@@ -31,7 +31,7 @@ inline Chain* AsChain(PyObject* self) { return reinterpret_cast<Chain*>(self); }
 bool IsCallable(PyObject* object);
 std::vector<const InputSpec*> InputsOf(PyObject* callee);
 const std::vector<OutputSpec>& OutputsOf(PyObject* callee);
-// As for a site; `storages` may be null.
+// As for a site.
 bool RunForward(PyObject* callee, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages);
 bool RunBackward(PyObject* callee, Loans& gradients, std::vector<Managed>* outputs);
 

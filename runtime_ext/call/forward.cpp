@@ -55,7 +55,7 @@ class ForwardCall {
   bool WarnOnce(size_t index, size_t i);
   bool WarnWritten(size_t i);
   void NoteInContext(PyObject* value, Holders* known);
-  bool PassOn(const OutputSpec& spec, PyObject* value, Held held);
+  bool PassOn(const OutputSpec& spec, PyObject* value);
   bool Separate();
   bool ReturnMutated(PyObject* result);
   bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
@@ -63,8 +63,8 @@ class ForwardCall {
   bool Original(size_t i) const { return original_versions_[i] >= 0; }
   bool Passed(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
   size_t output_count() const { return outputs_->size() + (passing_ != nullptr && passing_->result); }
-  bool Disentangle(size_t index, PyObject* value, Held held, Managed* managed);
-  Held WhoHoldsOutput(const OutputSpec& spec, PyObject* value);
+  bool Disentangle(size_t index, PyObject* value, Managed* managed);
+  Held WhoHoldsOutput(PyObject* value);
   bool ReturnAlias(PyObject* value, Managed* managed, Ref* storage);
   bool KeepOrDropContext();
   bool Describe(PyObject* tensor);
@@ -76,7 +76,7 @@ class ForwardCall {
   Site* site_;
   Loans& loans_;
   std::vector<Managed>* outputs_;
-  std::vector<Ref>* storages_;  // one an output, or null
+  std::vector<Ref>* storages_;  // one an output
   Passing* passing_;            // null for a site that is not in a chain
   std::vector<InputSpec>& inputs_;
   SmallArray<Ref, 8> tensors_;    // as forward gets them
@@ -160,10 +160,7 @@ bool ForwardCall::ReceiveLoan(size_t i) {
     PyErr_Format(config.error_type, "%U: no tensor arrived for argument %zd", site_->name, input.argument);
     return false;
   }
-  DLDataType& dtype = loans_[i]->dl_tensor.dtype;
-  // Runtimes pass bool as bytes in DLPack's older form, which knows no bool.
-  if (input.dtype.code == kDLBool && dtype.code == kDLUInt && dtype.bits == 8) dtype = input.dtype;
-  if (!CheckDType(input, dtype)) return false;
+  if (!CheckDType(input, loans_[i]->dl_tensor.dtype)) return false;
   access_[i] = input.access;
   // A copy spares the Function memory that the runtime takes back, or that it may not write to.
   if (loans_[i]->lasting && !input.mutated && access_[i] == Access::kCopied) access_[i] = Access::kShared;
@@ -257,7 +254,7 @@ bool ForwardCall::Settle() {
   SmallArray<Ref, 8> watched(inputs_.size());
   SmallArray<bool, 8> lent(inputs_.size());  // and may be kept
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    lent[i] = !Passed(i) && !Original(i) && !inputs_[i].protected_ && access_[i] != Access::kCopied;
+    lent[i] = !Passed(i) && !Original(i) && access_[i] != Access::kCopied;
     if (lent[i] && !Watch(tensors_[i].get(), &watched[i])) return false;
   }
   // From here on only the Function and the run can hold the inputs.
@@ -289,7 +286,7 @@ void ForwardCall::Abandon() {
   }
   outputs_->clear();
   if (passing_ != nullptr) passing_->result.reset();
-  if (storages_ != nullptr) storages_->clear();
+  storages_->clear();
   context_.reset();
   argument_tuple_.reset();
   result_.reset();
@@ -302,10 +299,6 @@ void ForwardCall::Abandon() {
   if (error == nullptr) return;
   PyErr_Restore(Ref::Share(reinterpret_cast<PyObject*>(Py_TYPE(error))).release(), error,
                 PyException_GetTraceback(error));
-}
-
-bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs) {
-  return RunForward(site, inputs, outputs, nullptr);
 }
 
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages,
@@ -386,19 +379,15 @@ bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
                  site_->name, spec.position, TypeName(value).c_str());
     return false;
   }
-  Held held = WhoHoldsOutput(spec, value);
-  if (held == Held::kUnknown) return false;
-  if (passing_ != nullptr && passing_->has_next) return PassOn(spec, value, held);
+  if (passing_ != nullptr && passing_->has_next) return PassOn(spec, value);
   Managed managed = ExportContiguous(value);
   if (!managed) return RaiseForeign(spec);
   if (!CheckTensor(spec, managed->dl_tensor)) return false;
   const void* exported = managed.get();
-  if (!Disentangle(outputs_->size(), value, held, &managed)) return false;
-  if (storages_ != nullptr) {
-    storages_->emplace_back();
-    bool unchanged = managed.get() == exported;  // neither copied nor an argument's memory
-    if (unchanged && !ReturnAlias(value, &managed, &storages_->back())) return false;
-  }
+  if (!Disentangle(outputs_->size(), value, &managed)) return false;
+  storages_->emplace_back();
+  bool unchanged = managed.get() == exported;  // neither copied nor an argument's memory
+  if (unchanged && !ReturnAlias(value, &managed, &storages_->back())) return false;
   outputs_->push_back(std::move(managed));
   return true;
 }
@@ -411,13 +400,15 @@ bool ForwardCall::RaiseForeign(const OutputSpec& spec) {
 
 // Gives the output to the next site as it is, unless others hold it or it is an argument's memory. It is
 // contiguous, as every value of the graph is: an export drops a contiguous() between two calls.
-bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value, Held held) {
+bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
+  Held held = WhoHoldsOutput(value);
+  if (held == Held::kUnknown) return false;
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(value, &view) != 0) return RaiseForeign(spec);
   if (!CheckTensor(spec, view)) return false;
   Span span = SpanOf(view);
   for (size_t i = 0; held != Held::kAlone && i < inputs_.size(); ++i) {
-    if ((Passed(i) && storages_ != nullptr) || !span.Overlaps(spans_[i])) continue;
+    if (Passed(i) || !span.Overlaps(spans_[i])) continue;
     Ref copy = CopyTensor(site_, value);
     if (copy) passing_->result = Contiguous(copy.get(), view);
     return passing_->result && WarnOnce(0, i);
@@ -476,20 +467,18 @@ bool ForwardCall::WarnOnce(size_t index, size_t i) {
   return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
 }
 
-// Whether somebody else than the context holds the output, to use its memory again: a workspace. What the
-// context holds, nobody writes to, unless the next Function is to write its result over this one.
-Held ForwardCall::WhoHoldsOutput(const OutputSpec& spec, PyObject* value) {
-  // PyTorch's kernels keep nothing unseen. Who takes storages copies the outputs; what goes to the next site
-  // is not copied, and in a run that one may save it for its backward.
-  bool handed_on = passing_ != nullptr && passing_->has_next && CurrentRun() != nullptr;
-  if (site_->trusted || (storages_ != nullptr && !handed_on)) return Held::kByKnown;
+// Whether somebody else than the context holds what goes to the next site, to use its memory again: a
+// workspace. What the context holds, nobody writes to.
+Held ForwardCall::WhoHoldsOutput(PyObject* value) {
+  // PyTorch's kernels keep nothing unseen. In a run alone the next site may save it for its backward.
+  if (site_->trusted || CurrentRun() == nullptr) return Held::kByKnown;
   Holders known;
   PyObject* result = result_.get();
   Py_ssize_t returned = site_->returns_tuple ? PyTuple_Size(result) : 1;
   for (Py_ssize_t i = 0; i < returned; ++i) {
     known.references += (site_->returns_tuple ? PyTuple_GetItem(result, i) : result) == value;
   }
-  if (!spec.overwritten) NoteInContext(value, &known);
+  NoteInContext(value, &known);
   return WhoHolds(value, known);
 }
 
@@ -532,8 +521,8 @@ void ForwardCall::NoteInContext(PyObject* value, Holders* known) {
     note(held);
 }
 
-// Gives an output memory of its own, unless it has that or is declared to be an input's memory.
-bool ForwardCall::Disentangle(size_t index, PyObject* value, Held held, Managed* managed) {
+// Gives an output that is an input's memory as such, whoever takes it, or as a copy; else as it is.
+bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
   OutputSpec& spec = (*site_->tensor_outputs)[index];
   Span span = SpanOf((*managed)->dl_tensor);
   if (span.size() == 0) {
@@ -558,8 +547,8 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Held held, Managed*
   }
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!span.Overlaps(spans_[i])) continue;
-    if (storages_ != nullptr && Passed(i)) return true;  // torch's memory, which the output holds
-    if (storages_ != nullptr && access_[i] == Access::kShared) {
+    if (Passed(i)) return true;  // torch's memory, which the output holds
+    if (access_[i] == Access::kShared) {
       DLTensor view = (*managed)->dl_tensor;
       *managed = Managed(ExportLoan(loans_[i], view));
       ++exports_[i];
@@ -570,14 +559,7 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Held held, Managed*
     if (!*managed) return false;
     return WarnOnce(index, i);
   }
-  if (storages_ != nullptr) return true;
-  for (const Managed& earlier : *outputs_) {
-    if (!span.Overlaps(SpanOf(earlier->dl_tensor))) continue;
-    *managed = ExportCopy(site_, value);
-    return static_cast<bool>(*managed);
-  }
-  if (held == Held::kElsewhere && IsOver(value, (*managed)->dl_tensor)) *managed = ExportCopy(site_, value);
-  return static_cast<bool>(*managed);
+  return true;
 }
 
 bool ForwardCall::ReturnMutated(PyObject* result) {

@@ -46,19 +46,18 @@ struct Passing {
   }
 };
 
-// Runs forward; gives one output per Site::tensor_outputs. False with an exception set on failure.
-bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs);
-// For a caller that copies the outputs: they may share memory with arguments and with each other. `storages`
-// gets one entry an output: torch's storage, if the caller may spare the copy once nobody else holds that.
-// Else nothing: the output has less than kLargeOutputBytes, or is an argument's memory. For a site of a
-// chain, loans, outputs and gradients are null where `passing` stands for them, and `storages` may be null.
+// Runs forward; gives one output per Site::tensor_outputs, which the caller copies: they may share memory
+// with arguments and with each other. `storages` gets one entry an output: torch's storage, if the caller may
+// spare the copy once nobody else holds that. Else nothing: the output has less than kLargeOutputBytes, or is
+// an argument's memory. For a site of a chain, loans, outputs and gradients are null where `passing` stands
+// for them. False with an exception set on failure.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages,
                 Passing* passing = nullptr);
 
 // Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor
-// argument, null for those that need none. False with an exception set on failure.
-bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs);
-bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, Passing* passing);
+// argument, null for those that need none. The caller copies them: they may share memory with those that it
+// gave, with what forward kept, and with each other. False with an exception set on failure.
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, Passing* passing = nullptr);
 
 // ---- shared by the two directions ----
 

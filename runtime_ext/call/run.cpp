@@ -32,9 +32,8 @@ struct Run {
   size_t cursor;  // where the last context was found: backward visits the sites in about the opposite order
 };
 
-// Owned references; what is left of them when a thread ends is not freed, as that needs the GIL.
+// Owned; what is left of it when a thread ends is not freed, as that needs the GIL.
 thread_local PyObject* current_run = nullptr;
-thread_local PyObject* kept_error = nullptr;
 
 Run* AsRun(PyObject* self) { return reinterpret_cast<Run*>(self); }
 
@@ -224,7 +223,6 @@ PyObject* Begin(PyObject*, PyObject* run) {
     PyErr_Format(PyExc_TypeError, "begin() takes a Run or None, not %.200s", TypeName(run).c_str());
     return nullptr;
   }
-  Py_CLEAR(kept_error);  // an older one would be mistaken for the reason why a call in this run failed
   PyObject* before = current_run;
   current_run = run == Py_None ? nullptr : Ref::Share(run).release();
   if (before == nullptr) Py_RETURN_NONE;
@@ -328,13 +326,6 @@ Ref ArrivalsAt(Site* site) {
              (run->partial == 0 && PySet_Size(run->undefined) == 0);
   return all ? Ref::Share(Py_None)
              : Ref::Steal(PyObject_CallFunctionObjArgs(run->arrivals, site->key, nullptr));
-}
-
-void KeepError() { Ref old = Ref::Steal(std::exchange(kept_error, TakeRaised())); }
-
-PyObject* TakeError(PyObject*, PyObject*) {
-  if (kept_error == nullptr) Py_RETURN_NONE;
-  return std::exchange(kept_error, nullptr);
 }
 
 }  // namespace torch2ort

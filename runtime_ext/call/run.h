@@ -1,4 +1,4 @@
-// The contexts of one forward run, and this thread's state: its current run and its last error.
+// The contexts of one forward run, and this thread's current run.
 #pragma once
 
 #include <vector>
@@ -43,9 +43,5 @@ Managed TakeDonated(size_t index);
 
 // Has a run own these values, which its backward alone reads.
 void GiveDonated(PyObject* run, std::vector<DLManagedTensor*> values);
-
-// Keeps the pending exception for take_error().
-void KeepError();
-PyObject* TakeError(PyObject* module, PyObject*);
 
 }  // namespace torch2ort

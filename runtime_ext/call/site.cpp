@@ -12,8 +12,7 @@ namespace {
 struct Given {
   PyObject *name, *key, *forward, *setup_context, *backward, *arguments, *tensor_positions, *needs_input_grad;
   PyObject *input_dtypes, *outputs, *tensor_outputs, *output_dtypes, *output_ranks;
-  PyObject *non_differentiable, *mutated, *protected_inputs, *forward_map, *backward_map, *overwritten;
-  PyObject* originals;
+  PyObject *non_differentiable, *mutated, *forward_map, *backward_map, *originals;
   int returns_tuple, training, probed;
 };
 
@@ -99,21 +98,15 @@ bool ParseInputs(Site* site, const Given& given) {
 }
 
 bool ParseInputFlags(Site* site, const Given& given) {
-  std::vector<Py_ssize_t> mutated, protected_inputs;
-  if (!ParseInts(given.mutated, &mutated) || !ParseInts(given.protected_inputs, &protected_inputs))
-    return false;
+  std::vector<Py_ssize_t> mutated;
+  if (!ParseInts(given.mutated, &mutated)) return false;
   for (Py_ssize_t argument : mutated) {
     int i = Lookup(*site->input_index, argument, "mutated must hold positions of tensor arguments");
     if (i < 0) return false;
     (*site->inputs)[static_cast<size_t>(i)].mutated = true;
   }
-  for (Py_ssize_t argument : protected_inputs) {
-    int i = Lookup(*site->input_index, argument, "protected_inputs must hold positions of tensor arguments");
-    if (i < 0) return false;
-    (*site->inputs)[static_cast<size_t>(i)].protected_ = true;
-  }
   for (InputSpec& input : *site->inputs) {
-    bool shared = input.mapped || ((input.protected_ || !given.probed) && !input.mutated);
+    bool shared = input.mapped || (!given.probed && !input.mutated);
     input.access = shared ? Access::kShared : input.mutated ? Access::kCopied : Access::kProbed;
   }
   return true;
@@ -152,13 +145,6 @@ bool ParseOutputs(Site* site, const Given& given) {
     int i = Lookup(*site->output_index, position, "non_differentiable must hold positions of tensor outputs");
     if (i < 0) return false;
     (*site->tensor_outputs)[static_cast<size_t>(i)].differentiable = false;
-  }
-  std::vector<Py_ssize_t> overwritten;
-  if (!ParseInts(given.overwritten, &overwritten)) return false;
-  for (Py_ssize_t position : overwritten) {
-    int i = Lookup(*site->output_index, position, "overwritten must hold positions of tensor outputs");
-    if (i < 0) return false;
-    (*site->tensor_outputs)[static_cast<size_t>(i)].overwritten = true;
   }
   return true;
 }
@@ -279,43 +265,24 @@ bool CheckGiven(const Given& given) {
 }
 
 PyObject* SiteNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"name",
-                                "key",
-                                "forward",
-                                "setup_context",
-                                "backward",
-                                "arguments",
-                                "tensor_positions",
-                                "needs_input_grad",
-                                "input_dtypes",
-                                "outputs",
-                                "tensor_outputs",
-                                "output_dtypes",
-                                "output_ranks",
-                                "returns_tuple",
-                                "training",
-                                "non_differentiable",
-                                "mutated",
-                                "protected_inputs",
-                                "forward_map",
-                                "backward_map",
-                                "probed",
-                                "overwritten",
-                                "originals",
-                                nullptr};
+  static const char* names[] = {"name",         "key",           "forward",          "setup_context",
+                                "backward",     "arguments",     "tensor_positions", "needs_input_grad",
+                                "input_dtypes", "outputs",       "tensor_outputs",   "output_dtypes",
+                                "output_ranks", "returns_tuple", "training",         "non_differentiable",
+                                "mutated",      "forward_map",   "backward_map",     "probed",
+                                "originals",    nullptr};
   Given given{};
   given.returns_tuple = given.training = -1;
   given.probed = 1;
   if (!CheckConfigured()) return nullptr;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!O!pO!O!:Site", const_cast<char**>(names),
-          &given.name, &given.key, &given.forward, &given.setup_context, &given.backward, &PyTuple_Type,
-          &given.arguments, &PyTuple_Type, &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad,
-          &PyTuple_Type, &given.input_dtypes, &PyTuple_Type, &given.outputs, &PyTuple_Type,
-          &given.tensor_outputs, &PyTuple_Type, &given.output_dtypes, &PyTuple_Type, &given.output_ranks,
-          &given.returns_tuple, &given.training, &PyTuple_Type, &given.non_differentiable, &PyTuple_Type,
-          &given.mutated, &PyTuple_Type, &given.protected_inputs, &PyDict_Type, &given.forward_map,
-          &PyDict_Type, &given.backward_map, &given.probed, &PyTuple_Type, &given.overwritten, &PyDict_Type,
+          args, kwargs, "|$UUOOOO!O!O!O!O!O!O!O!ppO!O!O!O!pO!:Site", const_cast<char**>(names), &given.name,
+          &given.key, &given.forward, &given.setup_context, &given.backward, &PyTuple_Type, &given.arguments,
+          &PyTuple_Type, &given.tensor_positions, &PyTuple_Type, &given.needs_input_grad, &PyTuple_Type,
+          &given.input_dtypes, &PyTuple_Type, &given.outputs, &PyTuple_Type, &given.tensor_outputs,
+          &PyTuple_Type, &given.output_dtypes, &PyTuple_Type, &given.output_ranks, &given.returns_tuple,
+          &given.training, &PyTuple_Type, &given.non_differentiable, &PyTuple_Type, &given.mutated,
+          &PyDict_Type, &given.forward_map, &PyDict_Type, &given.backward_map, &given.probed, &PyDict_Type,
           &given.originals) ||
       !CheckGiven(given)) {
     return nullptr;

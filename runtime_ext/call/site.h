@@ -26,7 +26,6 @@ struct InputSpec {
   bool needs_grad;
   bool requires_grad;  // needs_grad and of a dtype that can
   bool mutated;        // forward writes into it
-  bool protected_;     // the graph promises not to write into this memory while the Function holds it
   bool mapped;         // some output is declared to be its memory
   int original;        // number of the run's original that forward gets in its place, or -1
   Access access;
@@ -40,7 +39,6 @@ struct OutputSpec {
   int32_t rank;
   bool differentiable;
   int mapped_input;      // index of the tensor argument whose memory it is declared to be, or -1
-  bool overwritten;      // the node that reads it may write over it, so that nobody may hold it
   bool gradient_mapped;  // some gradient is declared to be the memory of this output's gradient
   bool warned;
 };

@@ -1,4 +1,4 @@
-// com.microsoft::PythonOp for a stock ONNX Runtime: an operator that runs Functions through the call policy.
+// com.microsoft::PythonOp for any ONNX Runtime: an operator that runs Functions through the call policy.
 #pragma once
 
 #include <atomic>

@@ -231,7 +231,7 @@ extern "C" __attribute__((visibility("default"))) torch2ort::OrtStatus* Register
     return Register(options);
   }
   std::string message =
-      std::string("torch2ort needs onnxruntime 1.20 or later, and this is ") + base->GetVersionString();
+      std::string("torch2ort needs onnxruntime 1.19.2 or later, and this is ") + base->GetVersionString();
   api = base->GetApi(1);
   return api == nullptr ? nullptr : api->CreateStatus(kOrtFail, message.c_str());
 }

@@ -52,7 +52,7 @@ struct DLTensor {
   uint64_t byte_offset;
 };
 
-// Before DLPack 1.0: what onnxruntime-training passes in capsules named "dltensor".
+// Before DLPack 1.0: what onnxruntime passes in capsules named "dltensor".
 struct DLManagedTensor {
   DLTensor dl_tensor;
   void* manager_ctx;

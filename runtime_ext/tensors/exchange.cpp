@@ -32,13 +32,6 @@ Loan* Lend(const DLTensor& tensor, void* owner, void (*give_back)(void* owner)) 
   return loan;
 }
 
-Loan* LendLegacy(DLManagedTensor* tensor) {
-  return Lend(tensor->dl_tensor, tensor, [](void* owner) {
-    auto* tensor = static_cast<DLManagedTensor*>(owner);
-    if (tensor->deleter != nullptr) tensor->deleter(tensor);
-  });
-}
-
 Loan* LendVersioned(DLManagedTensorVersioned* tensor) {
   return Lend(tensor->dl_tensor, tensor,
               [](void* owner) { ReleaseManaged()(static_cast<DLManagedTensorVersioned*>(owner)); });

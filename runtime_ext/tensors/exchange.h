@@ -50,7 +50,6 @@ struct Loan : DLManagedTensorVersioned {
 // A loan with one holder, the caller. `give_back(owner)` may run on any thread, without the GIL; null says
 // that the memory is only borrowed for the length of the call.
 Loan* Lend(const DLTensor& tensor, void* owner, void (*give_back)(void* owner));
-Loan* LendLegacy(DLManagedTensor* tensor);
 Loan* LendVersioned(DLManagedTensorVersioned* tensor);
 // A lasting loan of memory that `feed`, a torch tensor, keeps alive. Null with an exception set on failure.
 Loan* LendFeed(const DLTensor& tensor, PyObject* feed);

@@ -70,21 +70,23 @@ def make_site(function: type[torch.autograd.Function], *arguments: Any, **overri
     return native.Site(**(settings | overrides))
 
 
-def run_forward(site: native.Site, *tensors: torch.Tensor) -> list[torch.Tensor]:
+def run_forward(callee: native.Site | native.Chain, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """One forward on copies of ``tensors``, whose memory is overwritten when it has returned."""
     given = [t.detach().clone() for t in tensors]
     with torch.no_grad():
-        outputs = native.call_forward(site, given)
+        outputs = native.call_forward(callee, given)
         results = [t.clone() for t in outputs]
         overwrite(given)
     return results
 
 
-def run_backward(site: native.Site, *gradients: torch.Tensor | None) -> list[torch.Tensor | None]:
+def run_backward(
+    callee: native.Site | native.Chain, *gradients: torch.Tensor | None
+) -> list[torch.Tensor | None]:
     """One backward on copies of ``gradients``, whose memory is overwritten when it has returned."""
     given = [None if g is None else g.clone() for g in gradients]
     with torch.no_grad():
-        outputs = native.call_backward(site, given)
+        outputs = native.call_backward(callee, given)
         results = [None if t is None else t.clone() for t in outputs]
         overwrite(given)
     return results

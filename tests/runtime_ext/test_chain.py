@@ -1,4 +1,4 @@
-"""A chain runs its sites one after the other, as one node of onnxruntime-training."""
+"""A chain runs its sites one after the other, as one node."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from onnx import helper
 
-from tests.runtime_ext.calls import error_of, make_site
-from tests.runtime_ext.training_graph import (
-    LARGE,
-    Trainer,
-    assert_leaves_no_memory_behind,
-    python_op,
-    register,
-)
+from tests.runtime_ext.calls import InRun, assert_same, error_of, make_site, run_backward, run_forward
+from tests.support.memory import resident_bytes
 from torch2ort.pythonop.native import native
 
 Function = torch.autograd.Function
@@ -60,49 +53,61 @@ def times(shape: tuple[int, int] = (2, 3)) -> native.Site:
     return make_site(Times, tensor(shape), tensor(shape))
 
 
-def trainer(shape: tuple[int, int] = (2, 3)) -> tuple[Trainer, list[native.Site]]:
-    """Computes ``w * (x * (h * x))`` with ``h = x * w``, in a chain of three sites."""
+def three(shape: tuple[int, int] = (2, 3)) -> tuple[native.Chain, list[native.Site]]:
+    """Computes ``w * (x * (h * x))`` in a chain of three sites."""
     sites = [times(shape) for _ in range(3)]
-    chain = native.Chain(key=f"chain{next(_serial)}", sites=tuple(sites), links=(-1, 1, 0))
-    register(chain, chain.key)
-    nodes = [helper.make_node("Mul", ["x", "w"], ["h"]), python_op(chain.key, ["h", "x", "x", "w"], ["y"])]
-    return Trainer(nodes, shape), sites
+    return native.Chain(key=f"chain{next(_serial)}", sites=tuple(sites), links=(-1, 1, 0)), sites
 
 
 def test_a_chain_computes_what_its_functions_compute() -> None:
-    steps, sites = trainer()
+    chain, sites = three()
     for _ in range(3):
-        x, w, gradient = torch.randn(2, 3), tensor(), torch.randn(2, 3)
-        expected = Times.apply(Times.apply(x, Times.apply(x * w, x)), w)
+        h, x, w, gradient = tensor(), tensor(), tensor(), torch.randn(2, 3)
+        y = x.detach().clone().requires_grad_()
+        expected = Times.apply(Times.apply(y, Times.apply(h, x)), w)
         expected.backward(gradient)
-        torch.testing.assert_close(steps.forward(x, w.detach()), expected.detach())
-        torch.testing.assert_close(steps.backward(gradient), w.grad)
+        with InRun():
+            assert_same(run_forward(chain, h, x, y, w), [expected.detach()])
+            assert_same(run_backward(chain, gradient), [h.grad, x.grad, y.grad, w.grad])
     assert [site.calls for site in sites] == [3, 3, 3]
 
 
+def step(chain: native.Chain, shape: tuple[int, int] = (2, 3), *, backward: bool = True) -> None:
+    with InRun():
+        run_forward(chain, *[torch.ones(shape)] * 4)
+        if backward:
+            run_backward(chain, torch.ones(shape))
+
+
 def test_what_passes_between_sites_is_not_copied() -> None:
-    steps, sites = trainer()
+    chain, sites = three()
     copied = []
     for _ in range(3):
         before = [site.copied_bytes for site in sites]
-        steps.forward(torch.ones(2, 3), torch.ones(2, 3))
-        steps.backward(torch.ones(2, 3))
+        step(chain)
         copied.append([site.copied_bytes - b for site, b in zip(sites, before, strict=True)])
     # What a site keeps of the runtime's memory is a copy. A first backward works on one of its gradient, too.
     assert copied == [[48 + 24, 24 + 24, 24 + 24], [48, 24, 24], [48, 24, 24]]
 
 
 def test_each_site_leaves_a_context_until_its_backward() -> None:
-    steps, _ = trainer()
-    steps.forward(torch.ones(2, 3), torch.ones(2, 3))
-    assert len(steps.run) == 3
+    chain, _ = three()
+    with InRun() as run:
+        run_forward(chain, *[torch.ones(2, 3)] * 4)
+        assert len(run) == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("backward", [True, False], ids=["with backward", "forward alone"])
 def test_steps_leave_no_memory_behind(backward: bool) -> None:
-    steps, _ = trainer(LARGE)
-    assert_leaves_no_memory_behind(steps, backward=backward)
+    shape = (128, 256)
+    chain, _ = three(shape)
+    for _ in range(50):
+        step(chain, shape, backward=backward)
+    before = resident_bytes()
+    for _ in range(400):
+        step(chain, shape, backward=backward)
+    assert resident_bytes() - before < 20 * torch.ones(shape).nbytes
 
 
 def test_a_chain_keeps_its_sites_and_goes_with_its_holder() -> None:

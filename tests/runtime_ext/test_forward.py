@@ -92,13 +92,6 @@ def test_other_dtypes_pass(dtype: torch.dtype) -> None:
     torch.testing.assert_close(y, x * 1, rtol=0, atol=0)
 
 
-def test_a_bool_that_arrives_as_bytes_is_a_bool_to_forward() -> None:
-    mask = torch.tensor([True, False])
-    site = make_site(Record, data(2), mask)
-    run_forward(site, torch.ones(2), mask.view(torch.uint8))
-    torch.testing.assert_close(Record.seen[2], mask, rtol=0, atol=0)
-
-
 def test_a_dtype_that_was_not_exported_is_refused() -> None:
     site = make_site(Record, data(2))
     error = error_of(run_forward, site, torch.ones(2, dtype=torch.float64))

@@ -134,12 +134,23 @@ WORKSPACES: dict[str, Callable[[torch.Tensor], Any]] = {
 BYTES = 24
 
 
+class Double(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
 def bytes_copied(
     keep_result: Callable[[torch.Tensor], Any], keep_gradient: Callable[[torch.Tensor], Any]
 ) -> int:
     """What the second step of a Function copies, whose result and gradient are kept as the arguments say.
 
-    In the first step the tensors that it gets are copies, as it is not known yet what it does with them.
+    Both go on to other Functions of a chain. In the first step the tensors that it gets are copies, as it is
+    not known yet what it does with them.
     """
     kept: list[Any] = []
 
@@ -157,15 +168,17 @@ def bytes_copied(
             kept.append(keep_gradient(made))
             return made
 
-    site = make_site(Keeps, torch.ones(6, requires_grad=True))
+    x = torch.ones(6, requires_grad=True)
+    first, site, last = make_site(Double, x), make_site(Keeps, x), make_site(Double, x)
+    chain = native.Chain(key="keeps", sites=(first, site, last), links=(-1, 0, 0))
     copied = 0
     for _ in range(2):
         copied = site.copied_bytes
         with InRun():
-            (result,) = run_forward(site, torch.ones(6))
-            (gradient,) = run_backward(site, torch.ones(6))
-        torch.testing.assert_close(result, torch.full((6,), 2.0))
-        torch.testing.assert_close(gradient, torch.full((6,), 2.0))
+            (result,) = run_forward(chain, torch.ones(6))
+            (gradient,) = run_backward(chain, torch.ones(6))
+        torch.testing.assert_close(result, torch.full((6,), 8.0))
+        torch.testing.assert_close(gradient, torch.full((6,), 8.0))
     return site.copied_bytes - copied
 
 
@@ -210,11 +223,13 @@ def test_one_gradient_for_two_arguments_is_copied_once(holders_known_by: str) ->
             made = gradient * 2
             return made, made
 
-    site = make_site(Sum, torch.ones(6, requires_grad=True), torch.ones(6, requires_grad=True))
+    x = torch.ones(6, requires_grad=True)
+    site = make_site(Sum, x, x)
+    chain = native.Chain(key="sum", sites=(make_site(Double, x), site), links=(-1, 0))
     copied = 0
     for _ in range(2):
         copied = site.copied_bytes
         with InRun():
-            run_forward(site, torch.ones(6), torch.ones(6))
-            run_backward(site, torch.ones(6))
+            run_forward(chain, torch.ones(6), torch.ones(6))
+            run_backward(chain, torch.ones(6))
     assert site.copied_bytes - copied == BYTES

@@ -86,17 +86,6 @@ def test_what_forward_keeps_survives_the_runtimes_writes(way: str) -> None:
     assert site.copied_bytes == 3 * 24 + 24  # each step's argument, and the first step's gradient
 
 
-def test_what_forward_keeps_of_a_protected_argument_is_not_copied(way: str) -> None:
-    x = data(2, 3)
-    site = make_site(Keep, x, protected_inputs=(0,))
-    expected = run_eager(Keep, [x], [torch.ones(2, 3)])
-    with torch.no_grad(), InRun():
-        given = x.detach().clone()
-        native.call_forward(site, [given])
-        assert site.copied_bytes == 0
-        assert_same(run_backward(site, torch.ones(2, 3)), expected[1])
-
-
 def test_an_argument_that_is_not_kept_is_not_copied() -> None:
     site = make_site(result(lambda x: (x.view(-1) * 2).view_as(x)), data(2, 3))
     copied = [copied_by(site, run_forward, torch.ones(2, 3)) for _ in range(3)]
@@ -391,8 +380,7 @@ def test_two_gradients_never_share_memory() -> None:
     assert second.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("protected", [(), (0,)], ids=["own copy", "the runtime's memory"])
-def test_accumulating_into_a_gradient_never_reaches_what_was_saved(protected: tuple[int, ...]) -> None:
+def test_accumulating_into_a_gradient_never_reaches_what_was_saved() -> None:
     class ReturnSaved(Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -410,7 +398,7 @@ def test_accumulating_into_a_gradient_never_reaches_what_was_saved(protected: tu
 
     holders: list[Any] = []
     seen: list[torch.Tensor] = []
-    site = make_site(ReturnSaved, data(2), protected_inputs=protected)
+    site = make_site(ReturnSaved, data(2))
     for expected in (1.0, 2.0, 3.0, 2.0):
         with torch.no_grad(), InRun():
             x = torch.ones(2)
@@ -477,9 +465,7 @@ def test_a_forward_map_that_is_contradicted_is_refused() -> None:
 
 
 def test_a_backward_map_lets_a_gradient_take_over_an_incoming_ones_memory() -> None:
-    site = make_site(
-        result(lambda x: x * 2, lambda g: g.mul_(2)), data(2), backward_map={0: 0}, protected_inputs=(0,)
-    )
+    site = make_site(result(lambda x: x * 2, lambda g: g.mul_(2)), data(2), backward_map={0: 0}, probed=False)
     for _ in range(2):
         with torch.no_grad(), InRun():
             run_forward(site, torch.ones(2))

@@ -60,7 +60,6 @@ def test_a_site_cannot_be_changed(attribute: str) -> None:
         ({"returns_tuple": False}, "outputs needs exactly one entry when returns_tuple is False"),
         ({"non_differentiable": (1,)}, "non_differentiable must hold positions of tensor outputs"),
         ({"mutated": (1,)}, "mutated must hold positions of tensor arguments"),
-        ({"protected_inputs": (-1,)}, "protected_inputs must hold positions of tensor arguments"),
         (
             {"forward_map": {0: 1}},
             "forward_map must map positions of tensor outputs to positions of tensor arguments",

@@ -1,4 +1,4 @@
-"""Fixtures that the tests of the stock runtime share."""
+"""Fixtures that the tests of the operator library share."""
 
 from __future__ import annotations
 

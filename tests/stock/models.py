@@ -1,4 +1,4 @@
-"""Models and graphs that the tests of the stock runtime share."""
+"""Models and graphs that the tests of the operator library share."""
 
 from __future__ import annotations
 

@@ -16,10 +16,9 @@ from tests.support.memory import resident_bytes
 
 SMALL, LARGE = 10, 100_000  # below and above the size from which an output may be passed on as it is
 VERSION = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-TRAINING = hasattr(onnxruntime.capi._pybind_state, "OrtModuleGraphBuilder")
 
 passes_outputs_on = pytest.mark.skipif(
-    TRAINING or VERSION < (1, 23), reason="this onnxruntime gives no way to spare the copy of an output"
+    VERSION < (1, 23), reason="this onnxruntime gives no way to spare the copy of an output"
 )
 
 
@@ -131,7 +130,6 @@ class KeepsArray(torch.autograd.Function):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-@pytest.mark.skipif(TRAINING, reason="onnxruntime-training writes into outputs that a Function keeps")
 def test_an_output_that_the_function_keeps_does_not_change(function, kept, expected, size):
     model = exported(function, size)
     KeepsOutput.table = None
@@ -169,7 +167,7 @@ def test_an_input_is_copied_only_if_the_function_keeps_it(function, copies):
     assert site.copied_bytes - before == 3 * copies * x.nbytes
 
 
-@pytest.mark.skipif(VERSION < (1, 22) and not TRAINING, reason="this onnxruntime does not speak DLPack")
+@pytest.mark.skipif((1, 20) <= VERSION < (1, 22), reason="this onnxruntime does not speak DLPack")
 def test_the_feeds_reach_the_function_without_a_copy():
     class Model(torch.nn.Module):
         def forward(self, x):
@@ -279,8 +277,6 @@ class WritesInput(torch.autograd.Function):
         return x.mul_(2.0)
 
 
-# onnxruntime-training hands over the caller's own memory, of which the copy warns.
-@pytest.mark.filterwarnings("ignore::torch2ort.errors.Torch2OrtWarning")
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_a_function_that_writes_into_its_argument_leaves_the_callers_tensor_alone(size):
     def call(x):

@@ -137,10 +137,6 @@ def test_the_next_run_after_an_exception_is_right(picky):
     assert picky(torch.full((1,), 3.0))[0].item() == 3.0
 
 
-@pytest.mark.skipif(
-    hasattr(onnxruntime.capi._pybind_state, "OrtModuleGraphBuilder"),
-    reason="onnxruntime-training owns the tensors of its traceback, and reuses them",
-)
 def test_tensors_in_a_traceback_keep_their_values_after_the_run():
     class Fails(torch.autograd.Function):
         fail = False

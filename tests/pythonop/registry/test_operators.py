@@ -160,7 +160,7 @@ def test_what_is_no_operator_of_torch_is_refused(name, sentence):
 
 
 class Celu(torch.autograd.Function):
-    """Mapped to an operator that onnxruntime-training has no gradient of."""
+    """Mapped to an operator that has no gradient unless one is registered."""
 
     @staticmethod
     def forward(ctx, x, alpha):
