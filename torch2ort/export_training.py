@@ -90,7 +90,7 @@ def export_training(
     _refuse_untrained(step, wrapped.model)
     state = _Start(step, chosen)
     functions: dict[str, Site] = {}
-    target = plain_target(options.opset, is_step=True)
+    target = plain_target(options.opset, is_step=True, training=wrapped.training)
     models = files.of_training(step, results[1:], chosen, state.optimizer, target, functions)
     refuse_assumed_of_half(step.joint.graph_module.graph, is_forward=False)
     known = state_names(model, wrapped)

@@ -112,9 +112,9 @@ def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> 
     Raises:
         UnsupportedOperatorError: the engine cannot train an operator.
     """
-    if device_of(options.providers).type == "cpu":
-        return Engine(built, requires_grad, options, live_target(options))
-    return DeviceEngine(built, requires_grad, options, live_target(options))
+    target = replace(live_target(options), training=built.training)
+    engine = Engine if device_of(options.providers).type == "cpu" else DeviceEngine
+    return engine(built, requires_grad, options, target)
 
 
 def inference_engine_of(built: Built, options: Options) -> InferenceEngine:

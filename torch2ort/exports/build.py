@@ -58,6 +58,7 @@ def build(
         ExportError: see :func:`export`.
     """
     refuse_untraceable(model)
+    target = replace(target, training=model.training if training is None else training)
     hooked = backward_hook(model)
     if target.is_trained and hooked is not None:
         _refuse_hook(model, hooked)
@@ -153,7 +154,7 @@ def _export(
         graph,
         weights,
         interface,
-        mode,
+        target.training,
         traced.origins,
         traced.views,
         traced.tracked,

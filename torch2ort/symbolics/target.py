@@ -69,7 +69,7 @@ class Target:
         has_libraries: whether operators of libraries are registered when the graph runs, as in the process
             that made it.
         translations: of operators that are translated for this target otherwise than for all.
-        training: whether the model was traced in training mode.
+        training: the mode that is exported.
         inlines_functions: whether each Function that can be inlined is, besides those that are registered.
     """
 

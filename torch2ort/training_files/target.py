@@ -22,12 +22,13 @@ from torch2ort.training_files.derivatives import STEP
 aten = torch.ops.aten
 
 
-def plain_target(opset: int | None, *, is_step: bool) -> Target:
+def plain_target(opset: int | None, *, is_step: bool, training: bool = False) -> Target:
     """What a graph without PyTorch's kernels is for.
 
     Args:
         opset: version of ONNX's operators; ``None`` for the default.
         is_step: whether its Functions have a backward in it, too.
+        training: the mode that was traced.
     """
     return Target(
         opset=opset or DEFAULT_OPSET,
@@ -39,6 +40,7 @@ def plain_target(opset: int | None, *, is_step: bool) -> Target:
         ),
         has_kernels=False,
         translations=_TRANSLATIONS,
+        training=training,
     )
 
 

@@ -80,7 +80,7 @@ def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options:
         UnsupportedOperatorError: an operator fits into no graph.
     """
     rules = GradientRules(source=GradientSource.PROGRAM)
-    target = replace(target_of(options), gradients=rules)
+    target = replace(target_of(options), gradients=rules, training=wrapped.training)
     with requiring(wrapped, trained):
         built = build(wrapped, call, training=None, target=target, options=options)
     _refuse_effects(wrapped, built)

@@ -24,7 +24,7 @@ class GraphBuilder:
     """Builds the nodes that stand for one call.
 
     Attributes:
-        training: whether the model was traced in training mode.
+        training: the mode that is exported.
         opset: version of ONNX's own operators that the graph is of.
     """
 
