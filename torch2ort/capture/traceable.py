@@ -54,13 +54,18 @@ def _cumulative_batch_norm(module: BatchNorm, x: torch.Tensor) -> torch.Tensor:
     assert module.num_batches_tracked is not None
     assert module.running_mean is not None
     assert module.running_var is not None
+    running = (module.running_mean, module.running_var)
+    # By a momentum of 1 they become those of this batch.
+    mean, variance = (statistic.detach().clone() for statistic in running)
+    result = torch.nn.functional.batch_norm(
+        x, mean, variance, module.weight, module.bias, True, 1.0, module.eps
+    )
     with torch.no_grad():
         module.num_batches_tracked.add_(1)
-        factor = module.num_batches_tracked.to(x.dtype).reciprocal()
-        variance, mean = torch.var_mean(x, [0, *range(2, x.dim())])
-        module.running_mean.copy_(module.running_mean * (1 - factor) + mean * factor)
-        module.running_var.copy_(module.running_var * (1 - factor) + variance * factor)
-    return torch.nn.functional.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
+        factor = module.num_batches_tracked.to(mean.dtype).reciprocal()
+        for average, found in zip(running, (mean, variance), strict=True):
+            average.copy_(average * (1 - factor) + found * factor)
+    return result
 
 
 @contextlib.contextmanager

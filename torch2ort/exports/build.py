@@ -112,7 +112,6 @@ def _export(
     with_hooks: bool,
 ) -> Built:
     """Trace, translate and infer shapes."""
-    mode = model.training if training is None else training
     with phase(TRACE), quiet(), exclusive.exporting(), traceable_modes(modes):
         traced = trace(
             model,
@@ -142,7 +141,7 @@ def _export(
             if target.is_trained:
                 program = kept_program(traced)
             with phase(TRANSLATE):
-                graph, weights = lower(model, traced, call.schema, replace(target, training=mode))
+                graph, weights = lower(model, traced, call.schema, target)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     if logger.isEnabledFor(DEVINFO):
         logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, report(graph))

@@ -16,7 +16,8 @@ import torch
 from torch2ort import io_schema
 from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.graph import checksum
-from torch2ort.graph.file_checks import check_functions, check_interface
+from torch2ort.graph.drawn import order_of_draws
+from torch2ort.graph.file_checks import check_draws, check_functions, check_interface
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.large import content_of
@@ -104,6 +105,7 @@ def _metadata(graph: Graph, interface: Interface, *, training: bool) -> str:
             "outputs": interface.outputs.to_json(),
             **record(graph, interface),
             "state": state_of(graph),
+            "draws": order_of_draws(graph.proto.graph, graph.sites),
         }
     )
 
@@ -153,6 +155,7 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
         graph = recorded_graph(data, model, sites, state)
         check_functions(model)
         check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
+        check_draws(graph, list(data.get("draws", [])))
         training = bool(data["training"])
     except ModelLoadError as error:
         raise ModelLoadError(f"{file}: {error}") from error

@@ -10,6 +10,7 @@ import onnx
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.drawn import order_of_draws
 from torch2ort.graph.graph import Graph
 from torch2ort.io_schema import Schema
 
@@ -87,6 +88,21 @@ def check_interface(
             raise _damaged("mutations", mutation.kind, "what is written to", "'buffer' or 'input'")
         if mutation.kind == "input" and mutation.target not in graph.inputs:
             raise _damaged("mutations", mutation.target, "an input", list(graph.inputs))
+
+
+def check_draws(graph: Graph, saved: Sequence[str]) -> None:
+    """Compare a graph with what its file says of the nodes that draw eager's random numbers.
+
+    Raises:
+        ModelLoadError: it lost some, or has them in another order.
+    """
+    found = order_of_draws(graph.proto.graph, graph.sites)
+    if found != saved:
+        raise ModelLoadError(
+            f"its nodes that draw eager's random numbers are {_short(found)}, and were {_short(saved)} when "
+            f"it was saved: it was changed by another tool. Export the model again, or open it in a plain "
+            f"onnxruntime.InferenceSession, which draws numbers of its own"
+        )
 
 
 def _same(name: str, given: Any, what: str, expected: Any) -> None:

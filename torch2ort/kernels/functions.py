@@ -311,10 +311,7 @@ class DropoutNoise(Function):
             token: the previous random call's token, if there is one.
         """
         del token
-        shape = [like.shape[d] for d in order]
-        noise = torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - p).div_(1 - p)
-        if tuple(order) != tuple(sorted(order)):
-            noise = noise.permute([order.index(d) for d in range(len(order))]).contiguous()
+        noise = _noise(p, order, like)
         after = torch.zeros(1, dtype=torch.int64)
         ctx.mark_non_differentiable(noise, after)
         return noise, after
@@ -322,6 +319,55 @@ class DropoutNoise(Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
         """Noise has no gradient."""
+        return (None,) * len(ctx.needs_input_grad)
+
+
+def _noise(p: float, order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """What eager dropout multiplies with; see :class:`DropoutNoise`."""
+    shape = [like.shape[d] for d in order]
+    noise = torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - p).div_(1 - p)
+    if tuple(order) == tuple(sorted(order)):
+        return noise
+    return noise.permute([order.index(d) for d in range(len(order))]).contiguous()
+
+
+class Dropout(Function):
+    """Eager's dropout on the CPU, where ONNX's own operator draws in a file."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, p: float, order: tuple[int, ...], dtype: torch.dtype, source: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``source`` times noise, and the mask of what was kept.
+
+        Args:
+            ctx: the context.
+            p: probability of a zero.
+            order: as for :class:`DropoutNoise`.
+            dtype: eager's, which may be narrower than that of ``source``; it rounds.
+            source: numbers of that type.
+        """
+        narrow = source.to(dtype)
+        noise = _noise(p, order, narrow)
+        return (narrow * noise).to(source.dtype), noise != 0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
+        """No file asks for it."""
+        return (None,) * len(ctx.needs_input_grad)
+
+
+class Bernoulli(Function):
+    """Ones with a probability, else zeros, where ONNX's own operator draws in a file."""
+
+    @staticmethod
+    def forward(ctx: Any, p: float, like: torch.Tensor) -> torch.Tensor:
+        """Drawn for a tensor of the shape and element type of ``like``."""
+        return torch.empty_like(like).bernoulli_(p)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
+        """It has no gradient."""
         return (None,) * len(ctx.needs_input_grad)
 
 

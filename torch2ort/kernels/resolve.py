@@ -9,7 +9,7 @@ import torch
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.kernels.allowed import check_index_check, check_kernel_call, check_region, text_of
-from torch2ort.kernels.functions import AtenKernel, DropoutNoise, decode_library_call
+from torch2ort.kernels.functions import AtenKernel, Bernoulli, Dropout, DropoutNoise, decode_library_call
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel
 from torch2ort.kernels.regions.function import FusedRegion
@@ -19,7 +19,8 @@ FunctionClass = type[torch.autograd.Function]
 
 # Names that exported graphs give to PyTorch's own kernels; nobody has to register them.
 _OWN: dict[str, FunctionClass] = {
-    qualified_name(f): f for f in (AtenKernel, DropoutNoise, IndexCheck, FusedRegion, LibraryKernel)
+    qualified_name(f): f
+    for f in (AtenKernel, Bernoulli, Dropout, DropoutNoise, IndexCheck, FusedRegion, LibraryKernel)
 }
 
 

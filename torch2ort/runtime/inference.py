@@ -24,6 +24,7 @@ from torch2ort.runtime.binding import original_feeds
 from torch2ort.runtime.cached_session import can_keep, kept_session
 from torch2ort.runtime.contexts import contexts_in
 from torch2ort.runtime.determinism import name_undeterministic
+from torch2ort.runtime.eager_draws import drawing_as_eager
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.optimized import identity
 from torch2ort.runtime.profiling import describe
@@ -44,7 +45,7 @@ class InferenceEngine:
 
     @timed(SESSION)
     def __init__(self, graph: Graph, options: Options, shelf: Shelf | None = None) -> None:
-        self._graph = graph
+        self._graph = graph = drawing_as_eager(graph)
         settings = private.onnxruntime().SessionOptions()
         settings.log_severity_level = onnxruntime_severity()
         settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()

@@ -21,6 +21,7 @@ from torch2ort.runtime.binding import Callee, OriginalFeeds
 from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.custom_op.in_place import follows_maps
 from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
+from torch2ort.runtime.eager_draws import with_eager_draws
 from torch2ort.runtime.mended import mended
 from torch2ort.runtime.profiling import profiled
 
@@ -48,6 +49,7 @@ def inference_session(
         RuntimeNotFoundError: no onnxruntime is installed.
         EngineError: onnxruntime refuses the model.
     """
+    proto, sites = with_eager_draws(proto, sites)
     if session_options is None:
         settings = private.onnxruntime().SessionOptions()
         settings.log_severity_level = onnxruntime_severity()

@@ -6,6 +6,8 @@ into the program, and goes on with what it took. The checks are no part of a gra
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +19,9 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes import _torch_private as private
 
 kernels_chosen_unconditionally = private.kernels_chosen_unconditionally
+
+
+_BY_STATISTICS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
 
 
 class Conditions(NamedTuple):
@@ -52,9 +57,7 @@ def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[
     """
     environment = _environment(graph)
     added = [] if environment is None else private.guards(environment)[known.on_inputs :]
-    texts = {
-        str(size): f"size({i}, {d})" for i, tensor in enumerate(inputs) for d, size in enumerate(tensor.shape)
-    }
+    texts = _texts(inputs)
     try:
         return [private.python_text(condition, texts) for condition in added]
     except KeyError:
@@ -62,6 +65,35 @@ def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[
             f"an operator of the model can be translated for some only of the sizes that were to vary "
             f"({added}). Export with these sizes fixed"
         ) from None
+
+
+def conditions_of_statistics(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> list[str]:
+    """That each channel has several values where a normalization takes their variance, as eager PyTorch asks.
+
+    A trace does not: it takes no size that varies for 1.
+
+    Args:
+        graph: of a program as it was traced.
+        inputs: the traced inputs, in order.
+    """
+    texts = _texts(inputs)
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        if node.target not in _BY_STATISTICS or not node.args[5]:
+            continue
+        rows, _, *others = node.args[0].meta["val"].shape
+        count = math.prod(others, start=rows if node.target is torch.ops.aten.batch_norm.default else 1)
+        if isinstance(count, torch.SymInt):
+            # Sizes that values decide are in no input.
+            with contextlib.suppress(KeyError):
+                found[private.python_text(sympy.Gt(count.node.expr, 1, evaluate=False), texts)] = None
+    return list(found)
+
+
+def _texts(inputs: Sequence[torch.Tensor]) -> dict[str, str]:
+    return {
+        str(size): f"size({i}, {d})" for i, tensor in enumerate(inputs) for d, size in enumerate(tensor.shape)
+    }
 
 
 def assumed(graph: torch.fx.Graph) -> list[sympy.Expr]:

@@ -18,7 +18,7 @@ from torch2ort.sizes.guessed import expands_unknown, forget_new_sizes
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
-from torch2ort.symbolics.decompositions import EVERY
+from torch2ort.symbolics.decompositions import EVERY, EXPORTED
 from torch2ort.symbolics.default_dtype import write_default_dtypes
 from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
 from torch2ort.symbolics.eager_formulas import eager_kernels
@@ -134,12 +134,12 @@ def _decomposed(
     program: torch.export.ExportedProgram, target: Target, users: frozenset[OpOverload]
 ) -> torch.export.ExportedProgram:
     """A program without what neither ONNX nor PyTorch's kernels do as a whole; ``users`` are left."""
-    decompositions = target.gradients.decompositions(dict(EVERY))
+    decompositions = target.gradients.decompositions(EVERY | EXPORTED if target.is_exported else dict(EVERY))
     keeps_kernels = target.rounds_as_eager and target.has_kernels
     with eager_kernels() if keeps_kernels else contextlib.nullcontext():
         return private.decompose(
             program,
-            translation_table(target.translations),
+            translation_table(target),
             {operator: function for operator, function in decompositions.items() if operator not in users},
             whole_in_half if target.rounds_as_eager else dict,
             decomposed=DECOMPOSED - users,
@@ -253,7 +253,7 @@ def _forget_strides(program: torch.export.ExportedProgram) -> None:
 
 
 def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Callable[[torch.fx.Node], bool]:
-    known = private.registry(translation_table(target.translations))
+    known = private.registry(translation_table(target))
     users = user_operators()
 
     def chosen(node: torch.fx.Node) -> bool:

@@ -85,7 +85,7 @@ def translate(
     view = private.torchlib_translation(torch.ops.aten.view.default)
     assert view is not None
     table: dict[Any, Callable[..., Any]] = {
-        **translation_table(target.translations),
+        **translation_table(target),
         **(others or {}),
         torch.ops.aten.reshape.default: view,
         _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),

@@ -87,8 +87,8 @@ def _fold(model: ir.Model) -> None:
             onnx_shape_inference=True,
             input_size_limit=4096,
             output_size_limit=1 << 20,
-            # As nodes they are seen, and given to PyTorch's kernels. None leaves it to the limits.
-            should_fold=lambda node: False if loses_digits(node) else None,
+            # As nodes they are seen, and given to PyTorch's kernels, or draw. None leaves it to the limits.
+            should_fold=lambda node: False if loses_digits(node) or must_run(node) else None,
         )
 
 
@@ -117,9 +117,12 @@ def _own_tensors_as_inputs(model: ir.Model) -> Iterator[None]:
 
 @contextmanager
 def _calls_of_their_own(model: ir.Model) -> Iterator[None]:
-    """Each call that :func:`must_run` names is read; it and one with a backward are unlike all others."""
+    """Each call that :func:`must_run` names is read; it and one with a backward are unlike all others.
+
+    So is the last output of a normalization by the batch, without which it is taken for another one.
+    """
     graph = model.graph
-    calls = [node for node in graph if must_run(node)]
+    calls = [node for node in graph if must_run(node) or _is_by_batch(node)]
     own = len(graph.outputs)
     graph.outputs.extend(node.outputs[-1] for node in calls)
     with _told_apart(node for node in graph if has_backward(node) or must_run(node)):
@@ -127,6 +130,10 @@ def _calls_of_their_own(model: ir.Model) -> Iterator[None]:
     # By position, as an output of the model's may have become the very value that a call gives.
     while len(graph.outputs) > own:
         graph.outputs.pop()
+
+
+def _is_by_batch(node: ir.Node) -> bool:
+    return node.op_type == "BatchNormalization" and "training_mode" in node.attributes
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from torch2ort import io_schema, shape_infer, symbolics
 from torch2ort.capture.trace import PREFIX, Trace
 from torch2ort.errors import ExportError
 from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.drawn import leaves_more
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.mutation import Mutation
-from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
-from torch2ort.sizes.guessed import added_conditions
+from torch2ort.sizes.guessed import added_conditions, conditions_of_statistics
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
 from torch2ort.startup import SHAPES, phase
 from torch2ort.symbolics.cleanup import drop_unread_constants
@@ -59,7 +59,7 @@ def lower(
         # ONNX Runtime fuses into operators of this domain, and does not find them where a model that has
         # others' nodes does not import it.
         translated.model.opset_imports.setdefault("com.microsoft", 1)
-    keep_order(graph, {name for name, site in sites.items() if _leaves_more(site)})
+    keep_order(graph, {name for name, site in sites.items() if leaves_more(site)})
     weights = _lift_weights(translated.model, model, traced.program)
     names = [leaf.name or "input" for leaf in inputs.leaves]
     separate_outputs(graph)
@@ -67,7 +67,8 @@ def lower(
     drop_unread_constants(graph)
     returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
     left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
-    name_interface(graph, names, [*returned, *left], PREFIX)
+    targets = _targets(translated.mutations, traced, names)
+    name_interface(graph, names, [*returned, *left, *(f"{target}.updated" for target in targets)], PREFIX)
     with phase(SHAPES), shown_sites(graph, sites):
         shape_infer.infer(translated.model, size_names)
     proto = ir.to_proto(translated.model)
@@ -80,15 +81,13 @@ def lower(
         inputs=tuple(names),
         weights={value.name or "": origin for value, origin, _ in weights},
         outputs=outputs[:count],
-        mutations=_named_mutations(translated.mutations, outputs[count:], traced, names),
+        mutations=tuple(
+            Mutation(output, mutation.kind, target)
+            for output, mutation, target in zip(outputs[count:], translated.mutations, targets, strict=True)
+        ),
         sites=sites,
     )
     return result, {value.name or "": tensor for value, _, tensor in weights}
-
-
-def _leaves_more(site: Site) -> bool:
-    """Whether a call does more than give its results, so that it stays between those before and after it."""
-    return site.known_result.uses_rng or site.known_result.effects
 
 
 def _translate(name: str, traced: Trace, nodes: SiteNodes, target: Target) -> symbolics.Translated:
@@ -116,19 +115,13 @@ def _translate(name: str, traced: Trace, nodes: SiteNodes, target: Target) -> sy
             ) from error
 
 
-def _named_mutations(
-    mutations: Sequence[Mutation], outputs: Sequence[str], traced: Trace, names: Sequence[str]
-) -> tuple[Mutation, ...]:
-    """``mutations`` with the final names of their outputs and targets."""
+def _targets(mutations: Sequence[Mutation], traced: Trace, names: Sequence[str]) -> list[str]:
+    """The final name of what each of ``mutations`` writes to."""
     placeholders = list(traced.program.graph_signature.user_inputs)
-    named = []
-    for mutation, output in zip(mutations, outputs, strict=True):
-        if mutation.kind == "buffer":
-            target = mutation.target.removeprefix(PREFIX)
-        else:
-            target = names[placeholders.index(mutation.target)]
-        named.append(Mutation(output, mutation.kind, target))
-    return tuple(named)
+    return [
+        m.target.removeprefix(PREFIX) if m.kind == "buffer" else names[placeholders.index(m.target)]
+        for m in mutations
+    ]
 
 
 def _lift_weights(
@@ -191,4 +184,5 @@ def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
             int(upper) if upper.is_Integer else None,
         )
     added = added_conditions(program.graph, traced.conditions, inputs)
-    return Sizes(names, dims, ranges, (*traced.guards, *added))
+    statistics = conditions_of_statistics(program.graph, inputs)
+    return Sizes(names, dims, ranges, (*traced.guards, *added, *statistics))

@@ -13,6 +13,11 @@ from torch2ort.symbolics._torch_private import OpOverload
 _library = torch.library.Library("torch2ort", "FRAGMENT")
 _library.define("dropout_noise(Tensor like, float p) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
 _library.define(
+    "dropout(Tensor self, float p, ScalarType dtype) -> (Tensor, Tensor)",
+    tags=[torch.Tag.nondeterministic_seeded],
+)
+_library.define("bernoulli(Tensor like, float p) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+_library.define(
     "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) -> Tensor"
 )
 _library.define("checked_index(Tensor index, Tensor[] tensors, str check) -> Tensor")
@@ -24,6 +29,10 @@ _library.define("python_number(Tensor[] numbers, ScalarType dtype, str formula) 
 
 # Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
 dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
+# Dropout as one operator and the mask of what it kept, drawn as eager does in a type that may be narrower.
+dropout: OpOverload = torch.ops.torch2ort.dropout.default
+# Ones with a probability, else zeros, as a contiguous tensor.
+bernoulli: OpOverload = torch.ops.torch2ort.bernoulli.default
 # Cross entropy of class indices without label smoothing: what ONNX's SoftmaxCrossEntropyLoss can do.
 cross_entropy: OpOverload = torch.ops.torch2ort.cross_entropy.default
 # The same indices, which eager's operator would take; see torch2ort.symbolics.indices.
@@ -45,6 +54,16 @@ python_number: OpOverload = torch.ops.torch2ort.python_number.default
 @torch.library.register_fake("torch2ort::dropout_noise", lib=_library)
 def _fake_dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:
     return torch.empty_like(like)
+
+
+@torch.library.register_fake("torch2ort::dropout", lib=_library)
+def _fake_dropout(self: torch.Tensor, p: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+
+
+@torch.library.register_fake("torch2ort::bernoulli", lib=_library)
+def _fake_bernoulli(like: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 @torch.library.register_fake("torch2ort::cross_entropy", lib=_library)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import sympy
 
 from torch2ort.errors import ExportError
+from torch2ort.graph.drawn import DRAWN_META, described_draw
 from torch2ort.pythonop import (
     ONNX_TYPES,
     SITE_ATTRIBUTE,
@@ -19,6 +20,7 @@ from torch2ort.pythonop import (
 )
 from torch2ort.pythonop.differentiable import needed_inputs
 from torch2ort.pythonop.registry import exporter_of
+from torch2ort.symbolics.drawn_nodes import drawn_node
 from torch2ort.symbolics.graph_builder import ops
 from torch2ort.symbolics.registered import map_site
 from torch2ort.symbolics.target import Target
@@ -61,6 +63,12 @@ class SiteNodes:
         """
         site = site_by_key(key)
         # In a half of a step it has a backward, which asks for what forward kept.
+        drawn = drawn_node(site, inputs)
+        if drawn:
+            node = drawn[0].producer()
+            assert node is not None
+            node.metadata_props[SITE_META] = site.key
+            return list(drawn)
         own = site.internal or (self._target.is_half and any(site.needs_input_grad))
         exporter = None if own else exporter_of(site)
         if exporter is None:
@@ -97,12 +105,20 @@ class SiteNodes:
         return sites
 
     def name(self, graph: ir.Graph) -> dict[str, Site]:
-        """Name the graph's PythonOp nodes by their order, which is the same in every process."""
+        """Name the graph's PythonOp nodes by their order, which is the same in every process.
+
+        So are ONNX's operators named that draw what a call does, which they describe.
+        """
         sites: dict[str, Site] = {}
+        drawn = 0
         for node in graph:
             if SITE_ATTRIBUTE in node.attributes:
                 node.name = f"PythonOp_{len(sites)}"
                 sites[node.name] = site_by_key(node.metadata_props.pop(SITE_META))
+            elif SITE_META in node.metadata_props:
+                node.name, drawn = f"Drawn_{drawn}", drawn + 1
+                site = site_by_key(node.metadata_props.pop(SITE_META))
+                node.metadata_props[DRAWN_META] = described_draw(site)
         return sites
 
     def _python_op(self, site: Site, inputs: list[ir.Value]) -> list[ir.Value]:

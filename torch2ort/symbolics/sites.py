@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels.functions import AtenKernel, DropoutNoise, encode_call, is_callable
+from torch2ort.kernels.functions import (
+    AtenKernel,
+    Bernoulli,
+    Dropout,
+    DropoutNoise,
+    encode_call,
+    is_callable,
+)
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel, with_results
 from torch2ort.kernels.library_operators import is_of_library
@@ -92,6 +99,14 @@ class SiteMaker:
             like, p = node.args
             order = _memory_order(node.meta["val"])
             outputs = self.call(node, DropoutNoise, [p, order], [like], random=True)  # type: ignore[list-item]
+        elif node.target is operators.dropout:
+            source, p, dtype = node.args
+            order = _memory_order(node.meta["val"][0])
+            # A session orders them: nodes of ONNX have no token.
+            outputs = self.call(node, Dropout, [p, order, dtype], [source])  # type: ignore[list-item]
+        elif node.target is operators.bernoulli:
+            like, p = node.args
+            outputs = self.call(node, Bernoulli, [p], [like])  # type: ignore[list-item]
         elif node.target is operators.checked_index:
             _, tensors, text = node.args
             outputs = self.call(node, IndexCheck, [text], tensors)  # type: ignore[arg-type]

@@ -19,6 +19,8 @@ from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.source import source_line
 
 aten = torch.ops.aten
+# They know the order in which the elements of their tensors lie.
+_DROPOUTS = frozenset({operators.dropout, operators.dropout_noise})
 # They draw for a tensor of their own, a number for each channel.
 _DRAW_FOR_CHANNELS = frozenset({aten.feature_alpha_dropout_.default, aten.feature_dropout_.default})
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
@@ -202,7 +204,7 @@ def _drawn_for(node: torch.fx.Node) -> list[object]:
         # An operator in PyTorch's kernel was asked as the operator that it was.
         drawing = site.known_result.uses_rng and not site.internal
         return [t.meta.get("val") for t in tensors] if drawing else []  # type: ignore[union-attr]
-    if node.op != "call_function" or not is_random(node) or node.target is operators.dropout_noise:
+    if node.op != "call_function" or not is_random(node) or node.target in _DROPOUTS:
         return []
     if is_recurrent(node.target):
         return []  # draws inside, for values whose order is its own

@@ -84,6 +84,15 @@ class Target:
     inlines_functions: bool = False
 
     @property
+    def is_exported(self) -> bool:
+        """Whether the graph is one that :class:`torch2ort.ExportedModel` shows and saves.
+
+        Random numbers and normalizations by the batch are ONNX's own operators there.
+        """
+        is_whole = self.gradients.source in (GradientSource.NOWHERE, GradientSource.PROGRAM)
+        return is_whole and self.has_kernels and not self.rounds_as_eager
+
+    @property
     def is_trained(self) -> bool:
         """Whether the engine derives gradients from the traced program."""
         return self.gradients.source is GradientSource.PROGRAM

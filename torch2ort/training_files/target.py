@@ -16,7 +16,7 @@ from torch2ort.runtime.probe import can_run
 from torch2ort.symbolics.decompositions.registry import Table
 from torch2ort.symbolics.graph_builder import constant, op, ops
 from torch2ort.symbolics.target import GradientRules, GradientSource, Target
-from torch2ort.symbolics.translations.activation import sigmoid
+from torch2ort.symbolics.translations.activation import quotient
 from torch2ort.training_files.derivatives import STEP
 
 aten = torch.ops.aten
@@ -123,7 +123,7 @@ def _product(letters: str) -> Callable[[ir.Value, ir.Value], ir.Value]:
 def _silu_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
     """The derivative of ``x sigmoid(x)``."""
     one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
-    part = sigmoid(self)
+    part = quotient(self)
     slope = op("Mul", part, op("Add", one, op("Mul", self, op("Sub", one, part))))
     return op("Mul", grad_output, slope)
 
@@ -135,7 +135,7 @@ def _mish_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
     small = op("Log", op("Add", one, op("Exp", op("Neg", op("Abs", self)))))
     bent = op("Tanh", op("Add", op("Max", self, zero), small))
     rest = op("Sub", one, op("Mul", bent, bent))
-    return op("Mul", grad_output, op("Add", bent, op("Mul", op("Mul", self, sigmoid(self)), rest)))
+    return op("Mul", grad_output, op("Add", bent, op("Mul", op("Mul", self, quotient(self)), rest)))
 
 
 _TRANSLATIONS: dict[Any, Callable[..., Any]] = {
@@ -143,6 +143,7 @@ _TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.mm.default: _product("ab,bc->ac"),
     aten.gelu.default: _gelu,
     aten.mish_backward.default: _mish_backward,
+    aten.sigmoid.default: quotient,
     aten.silu_backward.default: _silu_backward,
     aten.max_pool2d_with_indices.default: _max_pool(2),
     aten.max_pool3d_with_indices.default: _max_pool(3),

@@ -6,9 +6,9 @@ also where PyTorch's reference decomposition would give a NaN gradient from the 
 
 import importlib
 
-from torch2ort.symbolics.decompositions.registry import EVERY
+from torch2ort.symbolics.decompositions.registry import EVERY, EXPORTED
 
-__all__ = ["EVERY"]
+__all__ = ["EVERY", "EXPORTED"]
 
 # Each fills the table when it is imported.
 for _name in (

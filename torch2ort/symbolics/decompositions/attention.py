@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from torch2ort.symbolics import operators
 from torch2ort.symbolics.decompositions.registry import decomposes
 
 aten = torch.ops.aten
@@ -46,7 +45,7 @@ def scaled_dot_product_attention(
         alive = attn_mask.detach() > -math.inf
     weights = torch.softmax(scores, -1)
     if dropout_p > 0:
-        weights = weights * operators.dropout_noise(weights, dropout_p)
+        weights = aten.native_dropout(weights, dropout_p, True)[0]
     result = weights @ value
     if alive is None:
         return result

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch2ort.symbolics.decompositions.registry import decomposes
+from torch2ort.symbolics.decompositions.registry import EXPORTED, decomposes
 
 aten = torch.ops.aten
 
@@ -88,6 +88,18 @@ def batch_norm_without_stats(
     """Output, mean and inverse standard deviation, by the statistics of the batch."""
     output, mean, _, inverse = _normalize(input, weight, bias, eps)
     return output, mean, inverse
+
+
+@decomposes(aten._native_batch_norm_legit_functional.default, table=EXPORTED)
+def whole_batch_norm(input: torch.Tensor, *args: Any) -> _Five:
+    """Whole where it goes by the statistics of the batch, in single precision."""
+    *_, training, _, _ = args
+    if not training:
+        return batch_norm_functional(input, *args)
+    if input.dtype not in (torch.float16, torch.bfloat16):
+        return NotImplemented  # type: ignore[no-any-return]
+    whole = in_single_precision(aten._native_batch_norm_legit_functional.default)
+    return whole(input, *args)  # type: ignore[no-any-return]
 
 
 @decomposes(aten.instance_norm.default)

@@ -13,6 +13,8 @@ _F = TypeVar("_F", bound=Decomposition)
 
 # Those of every graph.
 EVERY: Table = {}
+# Those of graphs that are exported besides, in front of the others.
+EXPORTED: Table = {}
 
 
 def decomposes(*operators: OpOverload, table: Table = EVERY) -> Callable[[_F], _F]:

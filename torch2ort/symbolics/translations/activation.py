@@ -25,10 +25,16 @@ def erfc(self: ir.Value) -> ir.Value:
 
 
 # ONNX Runtime's Sigmoid is zero from -18 on, where a float has many numbers left. A quotient is exact there.
+# A session of torch2ort's has one in its place (runtime/sigmoids.py).
 
 
 @translates(aten.sigmoid.default)
 def sigmoid(self: ir.Value) -> ir.Value:
+    """ONNX's own; in double a quotient, as some runtimes make an operator without doubles of it."""
+    return quotient(self) if self.dtype == ir.DataType.DOUBLE else op("Sigmoid", self)
+
+
+def quotient(self: ir.Value) -> ir.Value:
     """``1 / (1 + exp(-x))``."""
     return _times_sigmoid(constant(np.array(1, self.dtype.numpy())), self)  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Layer normalization."""
+"""Normalizations of layers, and by the statistics of a batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from torch2ort.symbolics.graph_builder import constant, op, ops, shape_of
-from torch2ort.symbolics.translations.registry import translates
+from torch2ort.symbolics.graph_builder import constant, op, ops, rank, shape_of, size
+from torch2ort.symbolics.translations.registry import EXPORTED, translates
 
 aten = torch.ops.aten
 
@@ -64,6 +64,68 @@ def native_layer_norm(
     narrow = half and (weight is None or weight.dtype == input.dtype)
     statistics = [op("Cast", v, dtype=input.dtype, to=input.dtype) if narrow else v for v in (mean, inverse)]
     return [layer_norm(input, normalized_shape, weight, bias, eps), *statistics]
+
+
+@translates(aten._native_batch_norm_legit_functional.default, table=EXPORTED)
+def batch_norm(
+    input: ir.Value,
+    weight: ir.Value | None,
+    bias: ir.Value | None,
+    running_mean: ir.Value,
+    running_var: ir.Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Sequence[ir.Value]:
+    """The output, the batch's mean and inverse standard deviation, and the new running statistics.
+
+    ONNX's running variance is that of the population, and its momentum a float32. So the statistics are
+    scaled before and after. ONNX Runtime writes the new ones into the memory of the old, which is therefore
+    that of a product.
+    """
+    assert input.dtype is not None
+    assert input.shape is not None
+    channels = input.shape[1] if isinstance(input.shape[1], int) else size(input, 1)
+    kept, share, gain = _scaling(momentum)
+    count = op("Cast", op("Div", op("Size", input), size(input, 1)), to=int(input.dtype))
+    fraction = op("Div", op("Sub", count, 1), count)
+    output, mean, variance = ops(
+        "BatchNormalization",
+        input,
+        _filled([channels], 1, input.dtype) if weight is None else weight,
+        _filled([channels], 0, input.dtype) if bias is None else bias,
+        op("Mul", running_mean, kept),
+        op("Mul", op("Mul", running_var, kept), fraction),
+        dtypes=(input.dtype,) * 3,
+        epsilon=float(eps),
+        momentum=share,
+        training_mode=1,
+    )
+    means = (op("Mul", mean, gain), op("Div", op("Mul", variance, gain), fraction))
+    return output, *_of_batch(input, eps), *means
+
+
+def _scaling(momentum: float) -> tuple[float, float, float]:
+    """Factors before and after an average by a ``share``, so that both give one by ``1 - momentum``.
+
+    ``gain * (share * (kept * old) + (1 - share) * new)`` is ``(1 - momentum) * old + momentum * new``. No
+    ``kept`` is 1, as a product by it would be left out.
+    """
+    if momentum == 0:
+        return 2.0, 1.0, 0.5
+    share = 0.25 if momentum == 0.5 else 0.5
+    gain = momentum / (1 - share)
+    return (1 - momentum) / (gain * share), share, gain
+
+
+def _of_batch(input: ir.Value, eps: float) -> tuple[ir.Value, ir.Value]:
+    """The mean of each channel, and its inverse standard deviation."""
+    axes = constant([0, *range(2, rank(input))])
+    mean = op("ReduceMean", input, axes, keepdims=1)
+    centered = op("Sub", input, mean)
+    variance = op("ReduceMean", op("Mul", centered, centered), axes, keepdims=0)
+    inverse = op("Reciprocal", op("Sqrt", op("Add", variance, float(eps))))
+    return op("Reshape", mean, constant([-1])), inverse
 
 
 def _filled(shape: Sequence[int | ir.Value], value: int, dtype: ir.DataType) -> ir.Value:

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch2ort.symbolics.registered import user_translations
+from torch2ort.symbolics.target import Target
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # torch2ort's own; what users register goes before them.
 OWN: dict[Any, Callable[..., Any]] = {}
+# Those of graphs that are exported besides, of what others take apart.
+EXPORTED: dict[Any, Callable[..., Any]] = {}
 
 
-def translates(*operators: Any) -> Callable[[_F], _F]:
-    """Register a function as the translation of ``operators``."""
+def translates(*operators: Any, table: dict[Any, Callable[..., Any]] = OWN) -> Callable[[_F], _F]:
+    """Register a function as the translation of ``operators``.
+
+    Args:
+        operators: overloads whose arguments the function takes.
+        table: where.
+    """
 
     def register(function: _F) -> _F:
-        OWN.update(dict.fromkeys(operators, function))
+        table.update(dict.fromkeys(operators, function))
         return function
 
     return register
 
 
-def translation_table(
-    instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
-) -> dict[Any, Callable[..., Any]]:
-    """Translations by operator: those that users registered, then those of a target, then our own.
-
-    Args:
-        instead: the target's.
-    """
-    own = {**OWN, **instead}
+def translation_table(target: Target) -> dict[Any, Callable[..., Any]]:
+    """Translations by operator: those that users registered, then those of a target, then our own."""
+    own = {**OWN, **(EXPORTED if target.is_exported else {}), **target.translations}
     return {**own, **user_translations(own)}

@@ -1,0 +1,68 @@
+"""Nodes of ONNX that draw random numbers, for which a session of torch2ort's calls what eager calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import onnx
+
+from torch2ort.errors import ModelLoadError
+from torch2ort.kernels.functions import Bernoulli, Dropout
+from torch2ort.kernels.resolve import bind_classes
+from torch2ort.pythonop import Site, dump_site, load_site
+
+# Where a node says which call of torch2ort's draws eager's numbers; a plain session draws its own.
+DRAWN_META = "torch2ort.drawn"
+_FUNCTIONS = (Bernoulli, Dropout)
+
+
+def described_draw(site: Site) -> str:
+    """The text that :func:`drawn_sites` reads."""
+    return json.dumps([site.func_name, dump_site(site)])
+
+
+def drawn_sites(graph: onnx.GraphProto) -> dict[str, Site]:
+    """The site behind each such node, by the node's name.
+
+    Raises:
+        ModelLoadError: what a node says is damaged, or is no call that draws.
+    """
+    sites = {}
+    for node in graph.node:
+        text = next((p.value for p in node.metadata_props if p.key == DRAWN_META), None)
+        if text is None:
+            continue
+        try:
+            name, described = json.loads(text)
+            site = load_site(name, described)
+            bind_classes([site])
+        except (ValueError, TypeError) as error:
+            raise ModelLoadError(
+                f"node '{node.name}': its metadata '{DRAWN_META}' is damaged ({error})"
+            ) from error
+        if site.function not in _FUNCTIONS or len(site.tensor_positions) != 1:
+            raise ModelLoadError(f"node '{node.name}' is to draw random numbers by {name}, which does not")
+        sites[node.name] = site
+    return sites
+
+
+def leaves_more(site: Site) -> bool:
+    """Whether a call does more than give its results, so that it stays between those before and after it."""
+    return site.known_result.uses_rng or site.known_result.effects
+
+
+def order_of_draws(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[str]:
+    """The names of the nodes that may draw eager's numbers, in the order in which they do.
+
+    Args:
+        graph: the nodes.
+        sites: the site of each PythonOp node, by node name.
+
+    Returns:
+        None of them where no node of ONNX is among them: data keep calls in their order.
+    """
+    drawn = drawn_sites(graph)
+    if not drawn:
+        return []
+    return [n.name for n in graph.node if n.name in drawn or (n.name in sites and leaves_more(sites[n.name]))]
