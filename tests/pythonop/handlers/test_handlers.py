@@ -109,8 +109,7 @@ SURROGATES = {
 def test_snntorch_spikes_are_operators_with_the_surrogates_gradient(name):
     call = SURROGATES[name](library("snntorch.surrogate"))
     assert operators(exports(Around(call))) == ["Gemm", "Greater", "Cast", "Gemm"]
-    module = trains(call)
-    assert [site.func_name for site in module.exported.python_ops] == [f"snntorch.surrogate.{name}"]
+    trains(call)
 
 
 def test_a_spiking_network_of_snntorch():
@@ -162,10 +161,7 @@ def test_brevitas_steps_are_operators_with_a_straight_through_gradient(name):
         return ste(x * 3)
 
     exports(Around(call))
-    module = trains(call)
-    assert [site.func_name for site in module.exported.python_ops] == [
-        f"brevitas.ops.autograd_ste_ops.{name}"
-    ]
+    trains(call)
 
 
 def test_a_quantised_layer_of_brevitas():
