@@ -1,9 +1,11 @@
-# `make demo` and `make test` need a Python from 3.10 to 3.13 with venv, g++ and make; all else is installed into
-# .venv. Its stamps let a second call reuse it all, until a file that the build reads changes.
+# `make demo` and `make test` need a Python from 3.10 to 3.13 with venv and its headers, g++ and make; all else is
+# installed into .venv. Its stamps let a second call reuse it all, until a file that the build reads changes.
 
+# A version manager puts names of Pythons on the path that it does not have.
+SUITS := import ensurepip, os, sys, sysconfig, venv; \
+	sys.exit(not ((3, 10) <= sys.version_info < (3, 14) and os.path.exists(sysconfig.get_path("include") + "/Python.h")))
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3.10 python3; do \
-	$$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
-	2>/dev/null && echo $$python && break; done)
+	$$python -c '$(SUITS)' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
@@ -24,8 +26,8 @@ help:  ## Show this list
 # --- the environment ---------------------------------------------------------------------------------
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "torch2ort's build needs a Python from 3.10 to 3.13 with venv. Install one, or \
-	name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "torch2ort's build needs a Python from 3.10 to 3.13 with venv and its headers, and \
+	none is on the path. Install one, or name it: make PYTHON=/path/to/python3.13" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # Packages from the index that are already there are kept.
