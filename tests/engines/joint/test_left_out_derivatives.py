@@ -8,9 +8,6 @@ import pytest
 import torch
 
 import torch2ort
-from torch2ort.runtime import has_training
-
-pytestmark = pytest.mark.skipif(has_training(), reason="onnxruntime-training has an engine of its own")
 
 MODULES = {
     "batch norm": (torch.nn.BatchNorm1d(4), (3, 4)),
