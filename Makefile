@@ -27,7 +27,7 @@ help:  ## Show this list
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "torch2ort's build needs a Python from 3.10 to 3.13 with venv and its headers, and \
-	none is on the path. Install one, or name it: make PYTHON=/path/to/python3.13" >&2; exit 1; }
+	none is on the path. Install one, or name it: make demo PYTHON=/path/to/python3.13" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # Packages from the index that are already there are kept.

@@ -28,7 +28,9 @@ _OTHERS = (threading.Thread, threading.local)
 def is_read_whole(kind: type) -> bool:
     """Whether all attributes of an instance count."""
     return not issubclass(kind, _OTHERS) and any(
-        (cls.__module__ in _MODULES or cls.__module__.startswith(_PACKAGES))
+        # Cython's functions have a descriptor there.
+        isinstance(cls.__module__, str)
+        and (cls.__module__ in _MODULES or cls.__module__.startswith(_PACKAGES))
         # What is written in C reads no attributes.
         and cls.__flags__ & HEAP_TYPE
         and package_of_module(cls.__module__) is not None
