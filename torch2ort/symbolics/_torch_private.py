@@ -38,10 +38,12 @@ import operator
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import onnx_ir as ir
 import onnxscript.evaluator
+import sympy
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -344,6 +346,21 @@ def _as_it_was(own: Callable[..., Any], mode: FakeTensorMode, _: Any, *args: Any
         return own(*args, **kwargs)
 
 
+# Sizes that an export lets be 0, while a program is decomposed.
+_may_be_zero: ContextVar[frozenset[sympy.Symbol]] = ContextVar("_may_be_zero", default=frozenset())
+
+
+@contextmanager
+def _sizes_of_zero(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """Have :func:`is_never_zero` tell for the sizes of this program."""
+    least = {symbol: bounds.lower for symbol, bounds in program.range_constraints.items()}
+    token = _may_be_zero.set(frozenset(symbol for symbol, lower in least.items() if lower < 1))
+    try:
+        yield
+    finally:
+        _may_be_zero.reset(token)
+
+
 @_composites_found_once()
 def decompose(
     program: torch.export.ExportedProgram,
@@ -389,7 +406,7 @@ def decompose(
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
     # And a random operator whose numbers nobody reads moves the generator on, in eager.
     sizes = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with sizes, inductor.patch(fallback_random=True), symbolic_resizes():
+    with sizes, inductor.patch(fallback_random=True), symbolic_resizes(), _sizes_of_zero(program):
         try:
             program = program.run_decompositions(adapted(decompositions))
         except AssertionError as error:
@@ -540,6 +557,16 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode | None:
 def is_known(condition: bool | torch.SymBool) -> bool:
     """Whether ``condition`` holds for every size; ``False`` too where nobody can tell."""
     return bool(statically_known_true(condition))
+
+
+def is_never_zero(size: int | torch.SymInt) -> bool:
+    """Whether a size in a decomposition is none that an export lets be 0.
+
+    A trace takes sizes that vary for 2 or more, whatever bounds they were given.
+    """
+    if isinstance(size, int):
+        return size > 0
+    return is_known(size > 0) and _may_be_zero.get().isdisjoint(size.node.expr.free_symbols)
 
 
 def sync_output_names(program: torch.export.ExportedProgram) -> None:

@@ -60,7 +60,7 @@ def mean_dim(
     """As :func:`mean`."""
     axes = reduced_axes(self, dim)
     sizes: list[int | torch.SymInt] = [self.shape[axis] for axis in axes]
-    if all(private.is_known(size > 0) for size in sizes):
+    if all(map(private.is_never_zero, sizes)):
         return NotImplemented  # type: ignore[no-any-return]
     return self.sum(axes, keepdim, dtype=dtype) / math.prod(sizes)
 
