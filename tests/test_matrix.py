@@ -48,6 +48,22 @@ def test_a_python_that_the_version_manager_keeps_to_itself_is_found(path):
     assert interpreter(THIS) == str(own)
 
 
+def test_the_rows_run_tests_that_are_there():
+    named = [name.removeprefix("--ignore=") for name in (*matrix.SUITE, *matrix.FIRST)]
+    assert [name for name in named if not (matrix.ROOT / name).exists()] == []
+
+
+def test_no_two_rows_share_an_environment():
+    names = [row.name for row in (*matrix.MATRIX, *matrix.NEWEST)]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_constraints_leave_a_row_its_own_versions():
+    named = {line.partition("==")[0] for line in matrix._constraints()}
+    assert "numpy" in named
+    assert named.isdisjoint(matrix.VARYING)
+
+
 def test_a_row_without_its_python_is_not_tried_and_no_failure(path):
     result = matrix.try_row(Row("3.99", "==2.13.0", "onnxruntime"), Path("a.whl"), keep=False)
     assert result == Result("3.99", "2.13.0", "onnxruntime", "not tried: no such Python here")
