@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from tests.support.comparison import assert_trains_like_eager
+from tests.support.sweeps import thinned
 
 
 class ConvNet(torch.nn.Module):
@@ -24,11 +27,10 @@ class ConvNet(torch.nn.Module):
         return self.head(hidden.mean((2, 3)))
 
 
-OPTIMIZERS = pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-
-
-@OPTIMIZERS
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("training", "optimizer"),
+    thinned(itertools.product((True, False), (torch.optim.SGD, torch.optim.AdamW)), 3),
+)
 def test_conv_net(training, optimizer):
     model = ConvNet().train(training)
     assert_trains_like_eager(model, [(torch.randn(4, 3, 12, 12, requires_grad=True),)], optimizer, lr=0.01)

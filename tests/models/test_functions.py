@@ -7,6 +7,7 @@ import torch
 
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Constants, Derived, Numpy, Square, TwoOutputs, scaled
+from tests.support.sweeps import thinned
 
 
 class Mlp(torch.nn.Module):
@@ -38,10 +39,10 @@ class Around(torch.nn.Module):
         return self.last(self._call(self.first(x)))
 
 
-OPTIMIZERS = pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+OPTIMIZERS = pytest.mark.parametrize("optimizer", thinned([torch.optim.SGD, torch.optim.AdamW], 2))
 
 
-@OPTIMIZERS
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_mlp_with_three_functions(optimizer):
     assert_trains_like_eager(Mlp(), [(torch.randn(5, 6, requires_grad=True),)], optimizer, lr=0.01)
 

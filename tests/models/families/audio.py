@@ -38,7 +38,7 @@ def waves(
     settings: dict[str, Any] | None = None,
     **more: Any,
 ) -> None:
-    options = {k: more.pop(k) for k in ("refused", "long") if k in more}
+    options = {k: more.pop(k) for k in ("refused",) if k in more}
 
     @family(name, **options)
     def make() -> Any:
@@ -64,7 +64,7 @@ waves(
     letters,
     refused=READS.format("Wav2Vec2ForCTC", READS_LABELS),
 )
-waves("hubert", hf.HubertConfig, hf.HubertForSequenceClassification, classes, long=True)
+waves("hubert", hf.HubertConfig, hf.HubertForSequenceClassification, classes)
 waves(
     "hubert_ctc",
     hf.HubertConfig,
@@ -72,9 +72,9 @@ waves(
     letters,
     refused=READS.format("HubertForCTC", READS_LABELS),
 )
-waves("wavlm", hf.WavLMConfig, hf.WavLMForSequenceClassification, classes, long=True)
-waves("unispeech", hf.UniSpeechConfig, hf.UniSpeechForSequenceClassification, classes, long=True)
-waves("sew", hf.SEWConfig, hf.SEWForSequenceClassification, classes, squeeze_factor=2, long=True)
+waves("wavlm", hf.WavLMConfig, hf.WavLMForSequenceClassification, classes)
+waves("unispeech", hf.UniSpeechConfig, hf.UniSpeechForSequenceClassification, classes)
+waves("sew", hf.SEWConfig, hf.SEWForSequenceClassification, classes, squeeze_factor=2)
 waves(
     "data2vec_audio",
     hf.Data2VecAudioConfig,
@@ -82,11 +82,10 @@ waves(
     classes,
     conv_pos_kernel_size=3,
     num_conv_pos_embeddings=2,
-    long=True,
 )
 
 
-@family("whisper", long=True)
+@family("whisper")
 def whisper() -> Any:
     config = hf.WhisperConfig(
         vocab_size=50,
@@ -112,7 +111,7 @@ def whisper() -> Any:
     ]
 
 
-@family("speech_to_text", long=True)
+@family("speech_to_text")
 def speech_to_text() -> Any:
     config = hf.Speech2TextConfig(
         vocab_size=50,
@@ -139,7 +138,7 @@ def speech_to_text() -> Any:
     ]
 
 
-@family("audio_spectrogram_transformer", long=True)
+@family("audio_spectrogram_transformer")
 def audio_spectrogram_transformer() -> Any:
     config = hf.ASTConfig(
         hidden_size=16,
@@ -195,11 +194,10 @@ series(
     hf.InformerConfig,
     hf.InformerForPrediction,
     SERIES,
-    long=True,
 )
 
 
-@family("patchtst", long=True)
+@family("patchtst")
 def patchtst() -> Any:
     config = hf.PatchTSTConfig(
         num_input_channels=2,
@@ -217,7 +215,7 @@ def patchtst() -> Any:
     ]
 
 
-@family("patchtsmixer", long=True)
+@family("patchtsmixer")
 def patchtsmixer() -> Any:
     config = hf.PatchTSMixerConfig(
         num_input_channels=2,
@@ -233,7 +231,7 @@ def patchtsmixer() -> Any:
     ]
 
 
-@family("decision_transformer", long=True)
+@family("decision_transformer")
 def decision_transformer() -> Any:
     config = hf.DecisionTransformerConfig(
         state_dim=3, act_dim=2, hidden_size=16, max_ep_len=16, n_layer=1, n_head=2, n_positions=64
@@ -252,7 +250,7 @@ def decision_transformer() -> Any:
     return hf.DecisionTransformerModel(config), [batch(2, 4), batch(3, 6)]
 
 
-@family("encodec", long=True, refused=READS.format("EncodecModel", BRANCHES))
+@family("encodec", refused=READS.format("EncodecModel", BRANCHES))
 def encodec() -> Any:
     config = hf.EncodecConfig(
         target_bandwidths=[1.5],

@@ -25,7 +25,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 
 def decoder(name: str, config: Any, model: Any, settings: dict[str, Any] | None = None, **more: Any) -> None:
-    options = {k: more.pop(k) for k in ("refused", "long") if k in more}
+    options = {k: more.pop(k) for k in ("refused",) if k in more}
 
     @family(name, **options)
     def make() -> Any:
@@ -34,13 +34,13 @@ def decoder(name: str, config: Any, model: Any, settings: dict[str, Any] | None 
 
 
 GPT2 = {"vocab_size": 50, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
-decoder("llama", hf.LlamaConfig, hf.LlamaForCausalLM, long=True)
-decoder("qwen2", hf.Qwen2Config, hf.Qwen2ForCausalLM, long=True)
-decoder("qwen3", hf.Qwen3Config, hf.Qwen3ForCausalLM, long=True)
-decoder("gemma", hf.GemmaConfig, hf.GemmaForCausalLM, long=True)
-decoder("phi", hf.PhiConfig, hf.PhiForCausalLM, long=True)
-decoder("phi3", hf.Phi3Config, hf.Phi3ForCausalLM, long=True)
-decoder("gpt2", hf.GPT2Config, hf.GPT2LMHeadModel, GPT2, long=True)
+decoder("llama", hf.LlamaConfig, hf.LlamaForCausalLM)
+decoder("qwen2", hf.Qwen2Config, hf.Qwen2ForCausalLM)
+decoder("qwen3", hf.Qwen3Config, hf.Qwen3ForCausalLM)
+decoder("gemma", hf.GemmaConfig, hf.GemmaForCausalLM)
+decoder("phi", hf.PhiConfig, hf.PhiForCausalLM)
+decoder("phi3", hf.Phi3Config, hf.Phi3ForCausalLM)
+decoder("gpt2", hf.GPT2Config, hf.GPT2LMHeadModel, GPT2)
 decoder(
     "gpt_neo",
     hf.GPTNeoConfig,
@@ -54,49 +54,44 @@ decoder(
         "num_heads": 2,
         "window_size": 4,
     },
-    long=True,
 )
-decoder("gpt_neox", hf.GPTNeoXConfig, hf.GPTNeoXForCausalLM, TINY, long=True)
-decoder("gptj", hf.GPTJConfig, hf.GPTJForCausalLM, {**GPT2, "rotary_dim": 4}, long=True)
-decoder("gpt_bigcode", hf.GPTBigCodeConfig, hf.GPTBigCodeForCausalLM, GPT2, long=True)
+decoder("gpt_neox", hf.GPTNeoXConfig, hf.GPTNeoXForCausalLM, TINY)
+decoder("gptj", hf.GPTJConfig, hf.GPTJForCausalLM, {**GPT2, "rotary_dim": 4})
+decoder("gpt_bigcode", hf.GPTBigCodeConfig, hf.GPTBigCodeForCausalLM, GPT2)
 decoder(
     "codegen",
     hf.CodeGenConfig,
     hf.CodeGenForCausalLM,
     {**GPT2, "rotary_dim": 4, "n_head": 4, "n_embd": 32},
-    long=True,
 )
 decoder(
     "opt",
     hf.OPTConfig,
     hf.OPTForCausalLM,
     {**TINY, "ffn_dim": 32, "word_embed_proj_dim": 16, "pad_token_id": 1},
-    long=True,
 )
 decoder(
     "bloom",
     hf.BloomConfig,
     hf.BloomForCausalLM,
     {"vocab_size": 50, "hidden_size": 16, "n_layer": 1, "n_head": 2},
-    long=True,
 )
-decoder("falcon", hf.FalconConfig, hf.FalconForCausalLM, TINY, long=True)
+decoder("falcon", hf.FalconConfig, hf.FalconForCausalLM, TINY)
 decoder(
     "mpt",
     hf.MptConfig,
     hf.MptForCausalLM,
     {"vocab_size": 50, "d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 32},
-    long=True,
 )
-decoder("stablelm", hf.StableLmConfig, hf.StableLmForCausalLM, long=True)
-decoder("starcoder2", hf.Starcoder2Config, hf.Starcoder2ForCausalLM, long=True)
-decoder("cohere", hf.CohereConfig, hf.CohereForCausalLM, long=True)
-decoder("olmo", hf.OlmoConfig, hf.OlmoForCausalLM, long=True)
-decoder("olmo2", hf.Olmo2Config, hf.Olmo2ForCausalLM, long=True)
-decoder("granite", hf.GraniteConfig, hf.GraniteForCausalLM, long=True)
-decoder("glm", hf.GlmConfig, hf.GlmForCausalLM, long=True)
-decoder("persimmon", hf.PersimmonConfig, hf.PersimmonForCausalLM, TINY, long=True)
-decoder("biogpt", hf.BioGptConfig, hf.BioGptForCausalLM, {**TINY, "pad_token_id": 1}, long=True)
+decoder("stablelm", hf.StableLmConfig, hf.StableLmForCausalLM)
+decoder("starcoder2", hf.Starcoder2Config, hf.Starcoder2ForCausalLM)
+decoder("cohere", hf.CohereConfig, hf.CohereForCausalLM)
+decoder("olmo", hf.OlmoConfig, hf.OlmoForCausalLM)
+decoder("olmo2", hf.Olmo2Config, hf.Olmo2ForCausalLM)
+decoder("granite", hf.GraniteConfig, hf.GraniteForCausalLM)
+decoder("glm", hf.GlmConfig, hf.GlmForCausalLM)
+decoder("persimmon", hf.PersimmonConfig, hf.PersimmonForCausalLM, TINY)
+decoder("biogpt", hf.BioGptConfig, hf.BioGptForCausalLM, {**TINY, "pad_token_id": 1})
 decoder(
     "xglm",
     hf.XGLMConfig,
@@ -109,18 +104,16 @@ decoder(
         "attention_heads": 2,
         "max_position_embeddings": 32,
     },
-    long=True,
 )
 decoder(
     "ctrl",
     hf.CTRLConfig,
     hf.CTRLLMHeadModel,
     {"vocab_size": 50, "n_positions": 32, "n_embd": 16, "dff": 32, "n_layer": 1, "n_head": 2},
-    long=True,
 )
-decoder("openai_gpt", hf.OpenAIGPTConfig, hf.OpenAIGPTLMHeadModel, GPT2, long=True)
-decoder("smollm3", hf.SmolLM3Config, hf.SmolLM3ForCausalLM, long=True)
-decoder("nemotron", hf.NemotronConfig, hf.NemotronForCausalLM, long=True)
+decoder("openai_gpt", hf.OpenAIGPTConfig, hf.OpenAIGPTLMHeadModel, GPT2)
+decoder("smollm3", hf.SmolLM3Config, hf.SmolLM3ForCausalLM)
+decoder("nemotron", hf.NemotronConfig, hf.NemotronForCausalLM)
 
 # --- mixtures of experts
 decoder("mixtral", hf.MixtralConfig, hf.MixtralForCausalLM, num_local_experts=4, output_router_logits=True)
@@ -130,10 +123,9 @@ decoder(
     hf.Qwen2MoeForCausalLM,
     **EXPERTS,
     shared_expert_intermediate_size=8,
-    long=True,
 )
-decoder("qwen3_moe", hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM, **EXPERTS, long=True)
-decoder("olmoe", hf.OlmoeConfig, hf.OlmoeForCausalLM, **EXPERTS, long=True)
+decoder("qwen3_moe", hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM, **EXPERTS)
+decoder("olmoe", hf.OlmoeConfig, hf.OlmoeForCausalLM, **EXPERTS)
 decoder(
     "jetmoe",
     hf.JetMoeConfig,
@@ -142,9 +134,8 @@ decoder(
     num_key_value_heads=1,
     kv_channels=8,
     num_local_experts=4,
-    long=True,
 )
-decoder("granitemoe", hf.GraniteMoeConfig, hf.GraniteMoeForCausalLM, num_local_experts=4, long=True)
+decoder("granitemoe", hf.GraniteMoeConfig, hf.GraniteMoeForCausalLM, num_local_experts=4)
 decoder(
     "deepseek_v3",
     hf.DeepseekV3Config,
@@ -161,7 +152,6 @@ decoder(
     qk_nope_head_dim=8,
     qk_rope_head_dim=8,
     v_head_dim=8,
-    long=True,
 )
 
 # --- state space, linear attention and mixtures of them with attention
@@ -180,9 +170,8 @@ decoder(
     hf.Mamba2Config,
     hf.Mamba2ForCausalLM,
     {**MAMBA, "num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
-    long=True,
 )
-decoder("falcon_mamba", hf.FalconMambaConfig, hf.FalconMambaForCausalLM, MAMBA, long=True)
+decoder("falcon_mamba", hf.FalconMambaConfig, hf.FalconMambaForCausalLM, MAMBA)
 decoder(
     "jamba",
     hf.JambaConfig,
@@ -200,12 +189,10 @@ decoder(
         "mamba_dt_rank": 4,
         "use_mamba_kernels": False,
     },
-    long=True,
 )
 decoder(
     "lfm2",
     hf.Lfm2Config,
     hf.Lfm2ForCausalLM,
     {**TINY, "num_key_value_heads": 1, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
-    long=True,
 )

@@ -10,7 +10,7 @@ import torch
 from tests.models.families.table import family
 
 
-@family("unet_2d", long=True)
+@family("unet_2d")
 def unet_2d() -> Any:
     net = diffusers.UNet2DModel(
         sample_size=8,
@@ -26,7 +26,7 @@ def unet_2d() -> Any:
     return net, [{"sample": torch.randn(n, 3, 8, 8), "timestep": torch.arange(n)} for n in (2, 3)]
 
 
-@family("unet_2d_condition", long=True)
+@family("unet_2d_condition")
 def unet_2d_condition() -> Any:
     net = diffusers.UNet2DConditionModel(
         sample_size=8,
@@ -50,7 +50,7 @@ def unet_2d_condition() -> Any:
     ]
 
 
-@family("autoencoder_kl", long=True)
+@family("autoencoder_kl")
 def autoencoder_kl() -> Any:
     net = diffusers.AutoencoderKL(
         block_out_channels=(8, 16),
@@ -63,7 +63,7 @@ def autoencoder_kl() -> Any:
     return net, [{"sample": torch.randn(n, 3, 16, 16)} for n in (2, 3)]
 
 
-@family("dit", long=True)
+@family("dit")
 def dit() -> Any:
     net = diffusers.DiTTransformer2DModel(
         num_attention_heads=2,
@@ -102,7 +102,7 @@ def transformer_2d() -> Any:
     ]
 
 
-@family("sd3_transformer", long=True)
+@family("sd3_transformer")
 def sd3_transformer() -> Any:
     net = diffusers.SD3Transformer2DModel(
         sample_size=8,
@@ -128,7 +128,7 @@ def sd3_transformer() -> Any:
     ]
 
 
-@family("controlnet", long=True)
+@family("controlnet")
 def controlnet() -> Any:
     net = diffusers.ControlNetModel(
         block_out_channels=(8, 16),
@@ -151,7 +151,7 @@ def controlnet() -> Any:
     ]
 
 
-@family("vq_model", long=True)
+@family("vq_model")
 def vq_model() -> Any:
     net = diffusers.VQModel(
         block_out_channels=(8, 16),

@@ -32,7 +32,7 @@ def encoder(
     sizes: Any = SIZES,
     **more: Any,
 ) -> None:
-    options = {k: more.pop(k) for k in ("refused", "long", "warns") if k in more}
+    options = {k: more.pop(k) for k in ("refused", "warns") if k in more}
 
     @family(name, **options)
     def make() -> Any:
@@ -53,15 +53,14 @@ def marks(batch: int, length: int) -> torch.Tensor:
     return torch.randint(0, 3, (batch, length))
 
 
-encoder("bert", hf.BertConfig, hf.BertForMaskedLM, long=True)
-encoder("bert_classifier", hf.BertConfig, hf.BertForSequenceClassification, labels=classes, long=True)
+encoder("bert", hf.BertConfig, hf.BertForMaskedLM)
+encoder("bert_classifier", hf.BertConfig, hf.BertForSequenceClassification, labels=classes)
 encoder(
     "roberta",
     hf.RobertaConfig,
     hf.RobertaForTokenClassification,
     {**TINY, "max_position_embeddings": 40},
     labels=marks,
-    long=True,
 )
 encoder(
     "distilbert",
@@ -75,19 +74,15 @@ encoder(
         "n_heads": 2,
         "max_position_embeddings": 32,
     },
-    long=True,
 )
-encoder("albert", hf.AlbertConfig, hf.AlbertForMaskedLM, embedding_size=8, long=True)
-encoder(
-    "electra", hf.ElectraConfig, hf.ElectraForTokenClassification, embedding_size=8, labels=marks, long=True
-)
+encoder("albert", hf.AlbertConfig, hf.AlbertForMaskedLM, embedding_size=8)
+encoder("electra", hf.ElectraConfig, hf.ElectraForTokenClassification, embedding_size=8, labels=marks)
 encoder(
     "deberta",
     hf.DebertaConfig,
     hf.DebertaForMaskedLM,
     relative_attention=True,
     pos_att_type=["c2p", "p2c"],
-    long=True,
 )
 encoder(
     "deberta_v2",
@@ -105,14 +100,12 @@ encoder(
     relative_attention=True,
     pos_att_type=["c2p", "p2c"],
     labels=marks,
-    long=True,
 )
 encoder(
     "mpnet",
     hf.MPNetConfig,
     hf.MPNetForMaskedLM,
     {**TINY, "max_position_embeddings": 40, "pad_token_id": 1},
-    long=True,
 )
 encoder(
     "modernbert",
@@ -125,7 +118,6 @@ encoder(
     sep_token_id=2,
     bos_token_id=1,
     eos_token_id=2,
-    long=True,
 )
 encoder(
     "xlnet",
@@ -133,7 +125,6 @@ encoder(
     hf.XLNetForSequenceClassification,
     {"vocab_size": 50, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32, "num_labels": 3},
     labels=classes,
-    long=True,
 )
 encoder(
     "funnel",
@@ -148,7 +139,6 @@ encoder(
         "block_sizes": [1, 1],
         "num_decoder_layers": 1,
     },
-    long=True,
     # Nobody reads that number later, but who has the model can.
     warns="FunnelForMaskedLM: forward changes FunnelForMaskedLM.funnel.encoder.attention_structure.seq_len, "
     "which calls of the exported model do not do. Return what they are to give",
@@ -160,7 +150,6 @@ encoder(
     embedding_size=16,
     conv_kernel_size=3,
     head_ratio=1,
-    long=True,
 )
 encoder(
     "squeezebert",
@@ -173,7 +162,6 @@ encoder(
     post_attention_groups=1,
     intermediate_groups=2,
     output_groups=2,
-    long=True,
 )
 encoder(
     "mobilebert",
@@ -182,7 +170,6 @@ encoder(
     embedding_size=8,
     intra_bottleneck_size=8,
     num_feedforward_networks=1,
-    long=True,
 )
 encoder(
     "longformer",
@@ -198,7 +185,6 @@ encoder(
     hf.BigBirdForMaskedLM,
     {**TINY, "max_position_embeddings": 128},
     attention_type="original_full",
-    long=True,
 )
 encoder(
     "big_bird_sparse",
@@ -209,7 +195,6 @@ encoder(
     block_size=4,
     num_random_blocks=1,
     sizes=((2, 48), (3, 64)),
-    long=True,
 )
 encoder(
     "ibert",
@@ -232,7 +217,6 @@ encoder(
     hf.RemBertForMaskedLM,
     input_embedding_size=8,
     output_embedding_size=8,
-    long=True,
 )
 encoder(
     "xlm",
@@ -246,7 +230,6 @@ encoder(
         "max_position_embeddings": 32,
         "pad_index": 0,
     },
-    long=True,
 )
 encoder(
     "flaubert",
@@ -260,17 +243,15 @@ encoder(
         "max_position_embeddings": 32,
         "pad_index": 0,
     },
-    long=True,
 )
-encoder("roformer", hf.RoFormerConfig, hf.RoFormerForMaskedLM, long=True)
+encoder("roformer", hf.RoFormerConfig, hf.RoFormerForMaskedLM)
 encoder(
     "esm",
     hf.EsmConfig,
     hf.EsmForMaskedLM,
     {**TINY, "max_position_embeddings": 40, "mask_token_id": 4, "pad_token_id": 1},
-    long=True,
 )
-encoder("yoso", hf.YosoConfig, hf.YosoForMaskedLM, use_expectation=True, long=True)
+encoder("yoso", hf.YosoConfig, hf.YosoForMaskedLM, use_expectation=True)
 
 # --- encoder-decoders
 S2S = {
@@ -305,7 +286,7 @@ T5 = {
 def pair(
     name: str, config: Any, model: Any, settings: dict[str, Any], *, masked: bool = False, **more: Any
 ) -> None:
-    options = {k: more.pop(k) for k in ("refused", "long", "warns") if k in more}
+    options = {k: more.pop(k) for k in ("refused", "warns") if k in more}
 
     @family(name, **options)
     def make() -> Any:
@@ -316,10 +297,10 @@ def pair(
         return net, batches
 
 
-pair("t5", hf.T5Config, hf.T5ForConditionalGeneration, T5, long=True)
-pair("mt5", hf.MT5Config, hf.MT5ForConditionalGeneration, T5, long=True)
+pair("t5", hf.T5Config, hf.T5ForConditionalGeneration, T5)
+pair("mt5", hf.MT5Config, hf.MT5ForConditionalGeneration, T5)
 LONG_T5 = {**T5, "local_radius": 3, "global_block_size": 2}
-pair("longt5", hf.LongT5Config, hf.LongT5ForConditionalGeneration, LONG_T5, masked=True, long=True)
+pair("longt5", hf.LongT5Config, hf.LongT5ForConditionalGeneration, LONG_T5, masked=True)
 pair(
     "longt5, transient global",
     hf.LongT5Config,
@@ -327,7 +308,6 @@ pair(
     LONG_T5,
     encoder_attention_type="transient-global",
     masked=True,
-    long=True,
 )
 # Without a mask it makes one, unless it is compiled.
 pair(
@@ -350,12 +330,12 @@ pair(
     masked=True,
     refused=TRACED.format("SwitchTransformersForConditionalGeneration", "RuntimeError"),
 )
-pair("bart", hf.BartConfig, hf.BartForConditionalGeneration, S2S, long=True)
-pair("mbart", hf.MBartConfig, hf.MBartForConditionalGeneration, S2S, long=True)
-pair("pegasus", hf.PegasusConfig, hf.PegasusForConditionalGeneration, S2S, long=True)
-pair("marian", hf.MarianConfig, hf.MarianMTModel, S2S, long=True)
-pair("blenderbot", hf.BlenderbotConfig, hf.BlenderbotForConditionalGeneration, S2S, long=True)
-pair("m2m_100", hf.M2M100Config, hf.M2M100ForConditionalGeneration, S2S, long=True)
+pair("bart", hf.BartConfig, hf.BartForConditionalGeneration, S2S)
+pair("mbart", hf.MBartConfig, hf.MBartForConditionalGeneration, S2S)
+pair("pegasus", hf.PegasusConfig, hf.PegasusForConditionalGeneration, S2S)
+pair("marian", hf.MarianConfig, hf.MarianMTModel, S2S)
+pair("blenderbot", hf.BlenderbotConfig, hf.BlenderbotForConditionalGeneration, S2S)
+pair("m2m_100", hf.M2M100Config, hf.M2M100ForConditionalGeneration, S2S)
 pair(
     "led",
     hf.LEDConfig,
@@ -367,7 +347,6 @@ pair(
         "attention_window": 4,
     },
     refused=READS.format("LEDForConditionalGeneration", BRANCHES),
-    long=True,
 )
 pair(
     "prophetnet",
@@ -390,5 +369,4 @@ pair(
         "decoder_start_token_id": 0,
     },
     refused=READS.format("ProphetNetForConditionalGeneration", BRANCHES),
-    long=True,
 )

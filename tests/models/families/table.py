@@ -39,21 +39,18 @@ class Family:
     name: str
     make: Make
     refused: str | None = None
-    long: bool = False
     warns: str | None = None
 
 
 FAMILIES: dict[str, Family] = {}
 
 
-def family(
-    name: str, *, refused: str | None = None, long: bool = False, warns: str | None = None
-) -> Callable[[Make], Make]:
+def family(name: str, *, refused: str | None = None, warns: str | None = None) -> Callable[[Make], Make]:
     def add(make: Make) -> Make:
         known = FAMILIES.get(name)
         # pytest imports each file once more, for its doctests.
         assert known is None or known.make.__code__.co_filename == make.__code__.co_filename, name
-        FAMILIES[name] = Family(name, make, refused, long, warns)
+        FAMILIES[name] = Family(name, make, refused, warns)
         return make
 
     return add

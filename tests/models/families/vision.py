@@ -56,8 +56,8 @@ def boxes(count: int, size: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-images("vit", hf.ViTConfig, hf.ViTForImageClassification, VIT, 8, classes, long=True)
-images("deit", hf.DeiTConfig, hf.DeiTForImageClassification, VIT, 8, classes, long=True)
+images("vit", hf.ViTConfig, hf.ViTForImageClassification, VIT, 8, classes)
+images("deit", hf.DeiTConfig, hf.DeiTForImageClassification, VIT, 8, classes)
 images(
     "beit",
     hf.BeitConfig,
@@ -65,9 +65,8 @@ images(
     {**VIT, "use_relative_position_bias": True},
     8,
     classes,
-    long=True,
 )
-images("dinov2", hf.Dinov2Config, hf.Dinov2ForImageClassification, VIT, 8, classes, long=True)
+images("dinov2", hf.Dinov2Config, hf.Dinov2ForImageClassification, VIT, 8, classes)
 images(
     "vit_mae",
     hf.ViTMAEConfig,
@@ -84,7 +83,6 @@ images(
         "layer_norm_eps": 1e-3,
     },
     16,
-    long=True,
 )
 images(
     "swin",
@@ -101,7 +99,6 @@ images(
     },
     16,
     classes,
-    long=True,
 )
 images(
     "swinv2",
@@ -118,7 +115,6 @@ images(
     },
     16,
     classes,
-    long=True,
 )
 images(
     "convnext",
@@ -135,7 +131,6 @@ images(
     {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3},
     32,
     classes,
-    long=True,
 )
 images(
     "resnet",
@@ -150,7 +145,6 @@ images(
     },
     32,
     classes,
-    long=True,
 )
 images(
     "regnet",
@@ -159,7 +153,6 @@ images(
     {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8, "num_labels": 3},
     32,
     classes,
-    long=True,
 )
 images(
     "segformer",
@@ -179,7 +172,6 @@ images(
     },
     32,
     maps,
-    long=True,
 )
 images(
     "pvt",
@@ -199,7 +191,6 @@ images(
     },
     32,
     classes,
-    long=True,
 )
 images(
     "poolformer",
@@ -216,7 +207,6 @@ images(
     },
     32,
     classes,
-    long=True,
 )
 images(
     "focalnet",
@@ -234,7 +224,6 @@ images(
     },
     16,
     classes,
-    long=True,
 )
 images(
     "hiera",
@@ -256,7 +245,6 @@ images(
     },
     32,
     classes,
-    long=True,
 )
 images(
     "dpt",
@@ -273,7 +261,6 @@ images(
         "is_hybrid": False,
     },
     16,
-    long=True,
 )
 
 
@@ -325,11 +312,11 @@ def both(name: str, config: Any, model: Any, settings: dict[str, Any], **options
 
 
 both("clip", hf.CLIPConfig, hf.CLIPModel, {"projection_dim": 16})
-both("siglip", hf.SiglipConfig, hf.SiglipModel, {}, long=True)
-both("blip", hf.BlipConfig, hf.BlipModel, {"projection_dim": 16}, long=True)
+both("siglip", hf.SiglipConfig, hf.SiglipModel, {})
+both("blip", hf.BlipConfig, hf.BlipModel, {"projection_dim": 16})
 
 
-@family("vision_encoder_decoder", long=True)
+@family("vision_encoder_decoder")
 def vision_encoder_decoder() -> Any:
     text = hf.GPT2Config(
         vocab_size=50,
@@ -346,7 +333,7 @@ def vision_encoder_decoder() -> Any:
     return net, [{"pixel_values": torch.randn(n, 3, 8, 8), "labels": tokens(n, 5)} for n in (2, 3)]
 
 
-@family("llava", long=True)
+@family("llava")
 def llava() -> Any:
     text = hf.LlamaConfig(
         vocab_size=60,

@@ -1,0 +1,23 @@
+"""Sweeps over cases that are alike: a few run in `make test`, all of them in `make test-long`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+
+def thinned(cases: Iterable[object], every: int, start: int = 0) -> list[object]:
+    """Mark all cases but every n-th as ``long``.
+
+    Args:
+        cases: for ``pytest.mark.parametrize``; a tuple has several arguments.
+        every: how many cases one runs for.
+        start: the first case that runs; a second sweep over the same cases takes others.
+    """
+    return [
+        case
+        if i % every == start
+        else pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.long)
+        for i, case in enumerate(cases)
+    ]
