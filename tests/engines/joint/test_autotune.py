@@ -16,6 +16,7 @@ from torch import nn
 import torch2ort
 from tests.engines.joint.test_regions import Of, step
 from tests.support.regions import interpret
+from tests.support.sweeps import thinned
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.choose import target_of
 from torch2ort.engines.joint._torch_private import FakeTensorMode
@@ -97,7 +98,7 @@ MODELS = {
 CASES = [(operator, a.name) for operator, alternatives in ALTERNATIVES.items() for a in alternatives]
 
 
-@pytest.mark.parametrize(("operator", "name"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("operator", "name"), thinned(CASES, 3), ids=lambda value: str(value))
 def test_every_alternative_gives_the_step_of_eager_pytorch(operator, name, fastest, monkeypatch):
     model, x = MODELS[operator]
     alternatives = tuple(a for a in ALTERNATIVES[operator] if a.name == name)
