@@ -36,7 +36,7 @@ class Passed(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 4)
 
     def forward(self, x):
-        return Passing.apply(self.layer(x))
+        return torch.tanh(Passing.apply(self.layer(x)))
 
 
 class Counting(torch.nn.Module):
