@@ -1,4 +1,4 @@
-"""What graphs are translated for on the installed onnxruntime, and what runs them."""
+"""Targets of translation on the installed onnxruntime, and the engines that run what comes of it."""
 
 from __future__ import annotations
 
