@@ -77,7 +77,10 @@ def encoder():
     ]
 
 
-@pytest.mark.parametrize("make", [llama, t5, vit, resnet, lstm, encoder])
+@pytest.mark.parametrize(
+    "make",
+    [t5, vit, resnet, lstm, *(pytest.param(make, marks=pytest.mark.long) for make in (llama, encoder))],
+)
 def test_architecture(make):
     model, batches = make()
     # Without an update in between: a difference of 1e-7 in a weight can turn a ReLU or a maximum over.

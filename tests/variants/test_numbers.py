@@ -11,6 +11,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same
+from tests.support.sweeps import thinned
 from tests.variants.changes import Powered
 from tests.variants.test_guards import gradients
 
@@ -65,7 +66,7 @@ COMPUTED = {
 
 
 @pytest.mark.filterwarnings("error::torch2ort.Torch2OrtWarning")
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", thinned(COMPUTED, 2))
 def test_a_number_that_forward_computes_with_exports_twice(name: str):
     assert graphs_of(COMPUTED[name], [0.5 + i for i in range(6)]) == 2
 
@@ -129,8 +130,10 @@ def _guarded(h, n):
         return h * 7
 
 
-@pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [case for i, n in enumerate(READ) for case in thinned([(n, int), (n, float)], 2, i % 2)],
+)
 def test_a_number_that_python_reads_has_a_graph_for_each_value(name: str, kind: type):
     assert graphs_of(READ[name], [kind(1), kind(2), kind(3)]) == 3
 

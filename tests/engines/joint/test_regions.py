@@ -13,6 +13,7 @@ from torch import nn
 import torch2ort
 from tests.support.functions import Affine, Square
 from tests.support.regions import interpret
+from tests.support.sweeps import thinned
 from torch2ort.kernels.regions import library
 from torch2ort.kernels.regions.region import Region, decode_region
 
@@ -158,7 +159,7 @@ OF_ANY_SIZE = {
 }
 
 
-@pytest.mark.parametrize("name", OF_ANY_SIZE)
+@pytest.mark.parametrize("name", thinned(OF_ANY_SIZE, 3))
 def test_regions_are_for_all_sizes_of_their_graph(name, regions):
     model = copy.deepcopy(OF_ANY_SIZE[name])
     module = fused(model)

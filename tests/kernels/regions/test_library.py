@@ -280,7 +280,13 @@ def without_programs(folder, **environment):
     return set(run.stdout.strip().splitlines())
 
 
-@pytest.mark.parametrize("environment", [{}, {"CXX": "/nonexistent"}], ids=["no path", "no such compiler"])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({}, id="no path"),
+        pytest.param({"CXX": "/nonexistent"}, marks=pytest.mark.long, id="no such compiler"),
+    ],
+)
 def test_where_no_compiler_is_operators_run_one_by_one(environment, tmp_path):
     (said,) = without_programs(tmp_path, **environment)
     assert re.fullmatch(
