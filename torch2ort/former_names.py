@@ -1,4 +1,4 @@
-"""Environment variables of onnxruntime's ORTModule, and what stands for each.
+"""Environment variables of onnxruntime's ORTModule, and the replacement of each.
 
 The page docs/coming_from_ortmodule.md has them, too.
 """
@@ -24,13 +24,13 @@ INSTEAD: Mapping[str, str] = {
     "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER": "there is no such pass",
     "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER": "there is no such pass",
     "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": f"{_NEEDED_NO_MORE}, gradients are never copied into a graph",
-    "ORTMODULE_ENABLE_TUNING": "there is no tuning",
-    "ORTMODULE_ENABLE_ZERO_STAGE3": "stage 3 is refused by name, use torch.distributed.fsdp.fully_shard",
+    "ORTMODULE_ENABLE_TUNING": "set TORCH2ORT_AUTOTUNE=1",
+    "ORTMODULE_ENABLE_ZERO_STAGE3": f"{_NEEDED_NO_MORE}, weights that stage 3 parts are gathered for a call",
     "ORTMODULE_FALLBACK_POLICY": _NO_FALLBACK,
     "ORTMODULE_FALLBACK_RETRY": _NO_FALLBACK,
     "ORTMODULE_JSON_CONFIG_PATH": "give torch2ort.Options(...), or set TORCH2ORT_<FIELD>",
     "ORTMODULE_LOG_LEVEL": "set TORCH2ORT_LOG_LEVEL",
-    "ORTMODULE_MAX_TUNING_DURATION_MS": "there is no tuning",
+    "ORTMODULE_MAX_TUNING_DURATION_MS": "TORCH2ORT_AUTOTUNE=1 measures for 10 seconds at most",
     "ORTMODULE_MEMORY_OPT_CONFIG": _HALF_OF_A_STEP,
     "ORTMODULE_MEMORY_OPT_LEVEL": _HALF_OF_A_STEP,
     "ORTMODULE_ONNX_OPSET_VERSION": "set TORCH2ORT_OPSET",
@@ -40,7 +40,7 @@ INSTEAD: Mapping[str, str] = {
     "ORTMODULE_SKIPCHECK_POLICY": "checks are never skipped; TORCH2ORT_GUARDS=trust drops some",
     "ORTMODULE_TRITON_CONFIG_FILE": "there is no code generation by Triton",
     "ORTMODULE_TRITON_DEBUG": "there is no code generation by Triton",
-    "ORTMODULE_TUNING_RESULTS_PATH": "there is no tuning",
+    "ORTMODULE_TUNING_RESULTS_PATH": "the figures of TORCH2ORT_AUTOTUNE=1 are kept in the export cache",
     "ORTMODULE_USE_EFFICIENT_ATTENTION": f"{_NEEDED_NO_MORE}, PyTorch chooses its kernel of attention",
     "ORTMODULE_USE_FLASH_ATTENTION": f"{_NEEDED_NO_MORE}, PyTorch chooses its kernel of attention",
     "ORTMODULE_USE_TRITON": "there is no code generation by Triton",

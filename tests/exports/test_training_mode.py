@@ -293,6 +293,45 @@ def test_dropout_draws_in_eagers_order(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(seeded(loaded, x), seeded(model, x))
 
 
+RECURRENT: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
+    "LSTM": (nn.LSTM, {"bidirectional": True, "batch_first": True}),
+    "LSTM with projections": (nn.LSTM, {"proj_size": 2}),
+    "GRU": (nn.GRU, {"batch_first": True}),
+    "RNN": (nn.RNN, {"bidirectional": True, "nonlinearity": "relu"}),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_dropout_between_recurrent_layers_is_eagers(name: str) -> None:
+    make, settings = RECURRENT[name]
+    model = make(6, 4, num_layers=3, dropout=0.3, **settings)
+    x = torch.randn(2, 5, 6)
+    found, evaluated = (
+        operators(assert_calls_like_eager(model, x)),
+        operators(torch2ort.export(model.eval(), x)),
+    )
+    assert found.count("Dropout") == 2
+    assert {name for name in found if "::" in name} == {name for name in evaluated if "::" in name}
+
+
+def test_the_length_and_state_of_recurrent_layers_with_dropout_vary() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.LSTM(6, 4, num_layers=2, dropout=0.3, bias=False)
+
+        def forward(self, x: torch.Tensor, h: torch.Tensor) -> Any:
+            return self.net(x, (h, h * 2))
+
+    model = Net()
+    exported = torch2ort.export(
+        model, (torch.randn(5, 2, 6), torch.randn(2, 2, 4)), dynamic_shapes=({0: torch.export.Dim("n")}, None)
+    )
+    for length in (5, 7):
+        args = torch.randn(length, 2, 6), torch.randn(2, 2, 4)
+        torch.testing.assert_close(seeded(exported, *args), seeded(model, *args))
+
+
 def test_dropout_of_a_channels_last_image_goes_to_eagers_elements() -> None:
     last = torch.channels_last
     model = nn.Sequential(nn.Conv2d(6, 3, 3).to(memory_format=last), nn.BatchNorm2d(3), nn.Dropout(0.3))

@@ -34,6 +34,7 @@ from torch2ort.symbolics.library_calls import refuse_unfit_operators
 from torch2ort.symbolics.mutation import refuse_other_mutations
 from torch2ort.symbolics.overwritten import keep_overwritten
 from torch2ort.symbolics.policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
+from torch2ort.symbolics.recurrent_layers import separate_layers
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.selected import select_by_tensors
@@ -96,6 +97,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     if not target.is_half:
         inline_calls(program.graph_module, every=target.inlines_functions)
     refuse_shared_elements(program.graph_module.graph)
+    if target.is_exported:
+        separate_layers(program.graph_module.graph)
     draw_in_order_of_memory(program.graph_module.graph)
     if target.is_trained:
         refuse_hidden_writes(program.graph_module.graph)
