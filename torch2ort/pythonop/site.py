@@ -104,6 +104,11 @@ class Result:
         """Whether each run checks that ``forward`` gives what the graph was made for."""
         return not self.observed or bool(self.sizes or self.repeated)
 
+    @property
+    def views(self) -> dict[int, int]:
+        """The pairs of :attr:`forward_map` whose argument is not written to."""
+        return {output: argument for output, argument in self.forward_map if argument not in self.mutated}
+
 
 @dataclass(eq=False)
 class Site:

@@ -89,8 +89,9 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors, or bounds for one.
     """
     _refuse_guessed_sizes(program)
+    users = user_operators()
     if target.has_libraries:
-        refuse_unfit_operators(program.graph_module)
+        refuse_unfit_operators(program.graph_module, users)
     refuse_mixed_dtypes(program)
     refuse_unheld_weights(program)
     inline_grad_regions(program.graph_module)
@@ -115,7 +116,6 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     varying = _varying_sizes(program)
     # What ran an operator without data to look at its types made sizes that are in no graph.
     forget_new_sizes(program.graph)
-    users = user_operators()
     program = _decomposed(program, target, users)
     _refuse_fixed_sizes(varying, _varying_sizes(program))
     drop_conditions(program.graph)

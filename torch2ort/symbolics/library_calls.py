@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.library_operators import is_of_library, unfit
-from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.source import source_line
 
 
-def refuse_unfit_operators(program: torch.fx.GraphModule) -> None:
+def refuse_unfit_operators(program: torch.fx.GraphModule, translated: Container[object]) -> None:
     """Refuse calls of operators that do more than give new tensors.
 
     Args:
         program: as it was traced, its submodules included.
+        translated: operators that users registered translations of.
 
     Raises:
         UnsupportedOperatorError: names the first, its line, and what to do.
     """
-    users = user_operators()
     for module in program.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
         for node in module.graph.nodes:
-            if is_of_library(node.target) and node.target not in users:
+            if is_of_library(node.target) and node.target not in translated:
                 refuse_unfit_operator(node)
 
 

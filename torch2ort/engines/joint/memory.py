@@ -13,7 +13,6 @@ import torch
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
-from torch2ort.runtime.custom_op.in_place import views_only
 
 aten = torch.ops.aten
 # They cost nothing, so that what they are views of is kept, and not one more tensor.
@@ -79,7 +78,7 @@ def _mapped(node: torch.fx.Node) -> torch.fx.Node | None:
         return None
     tensors, site = _call(node.args[0])  # type: ignore[arg-type]
     outputs = [i for i, value in enumerate(site.known_result.outputs) if value is TENSOR]
-    maps = {outputs.index(o): a for o, a in views_only(site).forward.items()}
+    maps = {outputs.index(o): a for o, a in site.known_result.views.items()}
     argument = maps.get(node.args[1])  # type: ignore[arg-type]
     return None if argument is None else tensors[site.tensor_positions.index(argument)]
 

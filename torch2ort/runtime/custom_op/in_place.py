@@ -48,8 +48,7 @@ class InplacePlan:
 
 def views_only(site: Site) -> InplacePlan:
     """The plan for a session whose graph nobody looked at: nothing is written to."""
-    result = site.known_result
-    return InplacePlan({o: a for o, a in result.forward_map if a not in result.mutated})
+    return InplacePlan(site.known_result.views)
 
 
 def plan_of(site: Site, *, in_place: bool) -> InplacePlan:
