@@ -14,7 +14,7 @@ import torch
 from _machine import processor
 
 import torch2ort
-from torch2ort.startup import TRACE, Recording, Startup, phase
+from torch2ort.support.startup_timing import TRACE, Recording, Startup, phase
 
 ROUNDS = 5
 EMPTY = 20_000

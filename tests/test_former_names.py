@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import torch2ort
-from torch2ort import former_names
+from torch2ort.support import legacy_env_vars
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming_from_ortmodule.md"
 
 
 def test_a_variable_that_is_set_warns_once(monkeypatch):
-    monkeypatch.setattr(former_names, "_warned", set())
+    monkeypatch.setattr(legacy_env_vars, "_warned", set())
     monkeypatch.setenv("ORTMODULE_CACHE_DIR", "/somewhere")
     with pytest.warns(torch2ort.Torch2OrtWarning) as caught:
         torch2ort.ORTModule(torch.nn.Linear(2, 2))
@@ -31,4 +31,4 @@ def test_a_variable_that_is_set_warns_once(monkeypatch):
 
 def test_the_page_names_every_variable():
     page = PAGE.read_text()
-    assert [name for name in former_names.INSTEAD if f"`{name}`" not in page] == []
+    assert [name for name in legacy_env_vars.INSTEAD if f"`{name}`" not in page] == []

@@ -20,7 +20,7 @@ RANKS = """
 import sys
 import torch, torch2ort
 import torch.distributed as dist
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=int(sys.argv[1]), world_size=2)
 for level in ("warning", "info", "devinfo"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torch2ort import places
+from torch2ort.support import install_paths
 
 
 @pytest.fixture
@@ -34,4 +34,4 @@ def tree(tmp_path: Path) -> Path:
     ],
 )
 def test_a_path_is_followed_through_links_in_any_part_of_it(tree: Path, path: str) -> None:
-    assert places.real_path(str(tree / path)) == os.path.realpath(tree / "a" / "b" / "code.py")
+    assert install_paths.real_path(str(tree / path)) == os.path.realpath(tree / "a" / "b" / "code.py")

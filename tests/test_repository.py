@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torch2ort.versions import TESTED
+from torch2ort.support.versions import TESTED
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "torch2ort").rglob("*.py"))

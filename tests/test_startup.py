@@ -13,9 +13,9 @@ import torch
 
 import torch2ort
 from tests.support.functions import Square
-from torch2ort import progress, startup
 from torch2ort.log import logger
-from torch2ort.startup import PHASES, Startup, phase
+from torch2ort.support import progress, startup_timing
+from torch2ort.support.startup_timing import PHASES, Startup, phase
 
 
 class Model(torch.nn.Module):
@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(startup, "time", clock)
+    monkeypatch.setattr(startup_timing, "time", clock)
     return clock
 
 
@@ -147,7 +147,7 @@ def test_a_phase_that_raises_counts_too(clock):
 
 def test_a_phase_outside_of_a_start_is_not_counted():
     with phase("trace"):
-        assert startup.current() is None
+        assert startup_timing.current() is None
 
 
 def test_a_module_that_starts_inside_of_anothers_start_has_its_own_seconds(clock):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from torch2ort.versions import TESTED, Tested, installed, need
+from torch2ort.support.versions import TESTED, Tested, installed, need
 
 
 def imported_with(change: str) -> str:

@@ -17,7 +17,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torch2ort.versions import warn_of_two_runtimes, warn_of_untested
+from torch2ort.support.versions import warn_of_two_runtimes, warn_of_untested
 
 if TYPE_CHECKING:
     from torch2ort._public import *  # noqa: F403

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from torch2ort._commands import cache, compare, info, show
-from torch2ort.versions import RUNTIMES
+from torch2ort.support.versions import RUNTIMES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     need(torch.nn.Module, "_compiled_call_impl")

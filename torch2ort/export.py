@@ -25,7 +25,7 @@ from torch2ort.graph.weights import frozen
 from torch2ort.habits import refuses_habits
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
-from torch2ort.startup import TRACE, Startup
+from torch2ort.support.startup_timing import TRACE, Startup
 from torch2ort.variants.whole import whole
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.options import Options
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

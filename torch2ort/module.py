@@ -16,9 +16,9 @@ from torch2ort.engines.choose import refuse_providers
 from torch2ort.engines.devices import refuse_untried
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
-from torch2ort.former_names import warn_of_former_names
 from torch2ort.options import Options, with_arguments
 from torch2ort.providers import CUDA
+from torch2ort.support.legacy_env_vars import warn_of_former_names
 from torch2ort.variants.profile import Profile
 from torch2ort.variants.runner import Runner
 

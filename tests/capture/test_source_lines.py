@@ -17,7 +17,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same
-from torch2ort.capture.source_lines import is_users
+from torch2ort.support.source_lines import is_users
 
 X = torch.arange(12.0).reshape(3, 4) / 7
 # A checkout of torch2ort, a model about torch, a file with a name of Python's own.

@@ -9,7 +9,7 @@ import torch
 
 import torch2ort
 from tests.support.functions import Square
-from torch2ort.startup import PHASES
+from torch2ort.support.startup_timing import PHASES
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -13,7 +13,7 @@ import torch2ort
 from torch2ort import _native
 from torch2ort.pythonop import interception as capture
 from torch2ort.pythonop import self_test
-from torch2ort.versions import installed
+from torch2ort.support.versions import installed
 
 
 class Scaled(torch.autograd.Function):

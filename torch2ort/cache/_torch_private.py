@@ -36,7 +36,7 @@ import torch
 from torch.fx import traceback as _notes
 from torch.nn.modules import module as _module
 
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     from torch._C import _dispatch_dump, _len_torch_dispatch_stack, _len_torch_function_stack

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     from torch._ops import OpOverload

@@ -29,7 +29,6 @@ from torch2ort.capture.numbers import with_numbers
 from torch2ort.capture.ordinary import ordinary_tensors
 from torch2ort.capture.origins import Origin, origins_of
 from torch2ort.capture.sample import eager_runs, run_on_sample
-from torch2ort.capture.source_lines import line_in, users_line, way_out
 from torch2ort.capture.tensor_attributes import TensorAttributes
 from torch2ort.capture.traceable import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.capture.views import View, views_of
@@ -55,7 +54,8 @@ from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
 from torch2ort.pythonop.abstract_run.traces import untouched
 from torch2ort.pythonop.interception import Capture
 from torch2ort.sizes.guessed import Conditions, conditions, expands_unknown, takes_for_equal
-from torch2ort.warning import warn
+from torch2ort.support.source_lines import line_in, users_line, way_out
+from torch2ort.support.user_warnings import warn
 
 # What torch.export says of itself in its errors, and nobody can do who calls torch2ort.
 _DRAFT = "The error above occurred when calling torch.export.export"

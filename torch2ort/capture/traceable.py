@@ -15,11 +15,11 @@ from torch2ort.capture import _torch_private as private
 from torch2ort.capture import distribution_checks, unnamed_views
 from torch2ort.capture._torch_private import BatchNorm, mask_is_a_mask
 from torch2ort.capture.inference_mode import InferenceTensors
-from torch2ort.capture.source_lines import line_in
 from torch2ort.effects import refuse_call, refuse_state
 from torch2ort.errors import ExportError
 from torch2ort.kernels import recurrent
-from torch2ort.warning import warn
+from torch2ort.support.source_lines import line_in
+from torch2ort.support.user_warnings import warn
 
 
 @contextlib.contextmanager

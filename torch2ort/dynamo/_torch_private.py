@@ -46,7 +46,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torch2ort.errors import Torch2OrtError
-from torch2ort.versions import private_names
+from torch2ort.support.versions import private_names
 
 with private_names("torch"):
     from functorch.compile import default_partition as default_partition  # public, but without types

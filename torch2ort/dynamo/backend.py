@@ -33,7 +33,7 @@ from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
-from torch2ort.startup import DIFFERENTIATE, TRACE, TRANSLATE, Startup
+from torch2ort.support.startup_timing import DIFFERENTIATE, TRACE, TRANSLATE, Startup
 
 _Boxed = Callable[[list[Any]], list[Any]]
 

@@ -15,8 +15,8 @@ import torch
 from torch2ort.dynamo import _torch_private as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.sites import is_random
-from torch2ort.symbolics.source import source_line
 
 _COPY = torch.ops.aten.copy.default
 

@@ -27,9 +27,9 @@ from torch2ort.options import Options
 from torch2ort.pythonop import Site, load_node
 from torch2ort.runtime.optimized import identity
 from torch2ort.sizes.guessed import conditions
-from torch2ort.startup import LOOK_UP, phase
+from torch2ort.support.startup_timing import LOOK_UP, phase
+from torch2ort.support.user_warnings import warn
 from torch2ort.symbolics.registered import user_operators
-from torch2ort.warning import warn
 
 _FILE = "graph.onnx"
 

@@ -10,7 +10,7 @@ import torch
 from torch2ort.dynamo._torch_private import HigherOrderOperator, OpOverload, numpys_draw
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes.symbols import has_hint
-from torch2ort.symbolics.source import source_line
+from torch2ort.support.provenance import source_line
 
 _OUT = "Keep that part out of the compiled code, with torch.compiler.disable"
 

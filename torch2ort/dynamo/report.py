@@ -6,7 +6,7 @@ import collections
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch2ort.startup import PHASES, Startup
+from torch2ort.support.startup_timing import PHASES, Startup
 
 # Of what is compiled over and over the oldest is forgotten.
 _MOST = 1000

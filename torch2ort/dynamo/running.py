@@ -22,7 +22,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.binding import original_feeds
 from torch2ort.sizes import expressions
-from torch2ort.startup import FIRST_RUN, Startup
+from torch2ort.support.startup_timing import FIRST_RUN, Startup
 
 # A number of a call: of the values of the symbols.
 _Number = Callable[[dict[str, int]], int]

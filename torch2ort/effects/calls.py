@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from torch2ort.capture.source_lines import is_users, line_in
 from torch2ort.effects import _torch_private as private
 from torch2ort.errors import ExportError
-from torch2ort.places import is_pythons, real_path
+from torch2ort.support.install_paths import is_pythons, real_path
+from torch2ort.support.source_lines import is_users, line_in
 
 _QUANTISES = frozenset(
     {torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel}

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from torch2ort.capture.source_lines import line_in
 from torch2ort.effects import _torch_private as private
 from torch2ort.effects.calls import is_forwards
 from torch2ort.errors import ExportError
+from torch2ort.support.source_lines import line_in
 
 _DETACHES = (torch.Tensor.detach_, torch.detach_)
 _SETS_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]

@@ -14,13 +14,13 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.unread import Unread
-from torch2ort.capture.source_lines import is_users
 from torch2ort.effects.found import REQUIRES_GRAD, SETTINGS, EffectError, added, settings, switch_back
 from torch2ort.effects.reached import Reached, repr_of
 from torch2ort.effects.writes import ItemsWritten, KeysWritten, Write
 from torch2ort.errors import SchemaError
 from torch2ort.pythonop.abstract_run.state import Holder
 from torch2ort.pythonop.abstract_run.traces import Generators
+from torch2ort.support.source_lines import is_users
 
 Run = Callable[[], Any]
 

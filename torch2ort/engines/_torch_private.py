@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     need(torch.Tensor, "_version")

@@ -26,7 +26,7 @@ from torch2ort.graph.stages import save_stage
 from torch2ort.log import DEVINFO, logger, quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
-from torch2ort.startup import TRACE, TRANSLATE, phase
+from torch2ort.support.startup_timing import TRACE, TRANSLATE, phase
 from torch2ort.symbolics.autocast import settle_autocast
 from torch2ort.symbolics.constant_bounds import detach_bounds
 from torch2ort.symbolics.lowering import lower, sizes_of

@@ -33,8 +33,8 @@ from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.sizes.memory import memory_form
-from torch2ort.startup import LOOK_UP, timed
-from torch2ort.warning import warn
+from torch2ort.support.startup_timing import LOOK_UP, timed
+from torch2ort.support.user_warnings import warn
 
 _FILE = "graph.onnx"
 _KIND = "graph"

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from torch2ort.versions import private_names
+from torch2ort.support.versions import private_names
 
 with private_names("torch"):
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor

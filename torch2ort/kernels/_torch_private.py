@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     from torch._ops import OpOverload as OpOverload

@@ -40,7 +40,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort import _native
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     from torch._ops import OpOverload

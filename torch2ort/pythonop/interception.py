@@ -34,7 +34,7 @@ from torch2ort.pythonop.abstract_run.unseen_tensors import find_unseen
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught import Handler, handlers_around, places_above, refuse_caught
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
-from torch2ort.versions import installed, remedy
+from torch2ort.support.versions import installed, remedy
 
 # Eager PyTorch's words.
 UNSAVABLE = (

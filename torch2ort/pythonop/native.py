@@ -12,7 +12,7 @@ from torch2ort import _native as native
 from torch2ort.errors import EngineError, InplaceMapError
 from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.site import Site
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 
 __all__ = ["native", "note_exported", "note_savings"]
 

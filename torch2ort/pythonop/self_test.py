@@ -13,7 +13,7 @@ import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.interception import Capture
-from torch2ort.versions import installed, remedy
+from torch2ort.support.versions import installed, remedy
 
 _lock = threading.Lock()
 _passed = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch.utils import dlpack
 
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     need(torch.UntypedStorage, "_cdata")

@@ -13,7 +13,7 @@ from torch2ort.options import Options
 from torch2ort.providers import name_of
 from torch2ort.pythonop import Site
 from torch2ort.runtime.profiling import kernel_name
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 
 # Of the operators that run in PyTorch's kernels: those that torch.use_deterministic_algorithms refuses, by
 # device, as its documentation says (2.13; the CPU's were tried, CUDA's were not). Where two indices are the

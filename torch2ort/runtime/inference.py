@@ -31,7 +31,7 @@ from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import refuse_missing, tuned_session
 from torch2ort.runtime.values import bool_outputs, to_tensors
-from torch2ort.startup import SESSION, timed
+from torch2ort.support.startup_timing import SESSION, timed
 
 
 class InferenceEngine:

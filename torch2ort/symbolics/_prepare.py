@@ -15,6 +15,7 @@ from torch2ort.kernels.recurrent import restore
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.sizes.guessed import expands_unknown, forget_new_sizes
+from torch2ort.support.provenance import source_line
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
@@ -39,7 +40,6 @@ from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.selected import select_by_tensors
 from torch2ort.symbolics.sites import SiteMaker
-from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.stride_sizes import read_off_shapes
 from torch2ort.symbolics.strides import (
     draw_in_order_of_memory,

@@ -49,8 +49,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.log import quiet
-from torch2ort.symbolics.source import source_line
-from torch2ort.versions import need, private_names
+from torch2ort.support.provenance import source_line
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     import torch._refs.nn.functional

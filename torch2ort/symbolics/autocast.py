@@ -20,10 +20,10 @@ from torch2ort.kernels.library_operators import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import Autocast, entered
+from torch2ort.support.provenance import origin_of, source_line
 from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.gradients import carrying, is_required
 from torch2ort.symbolics.sites import SiteMaker
-from torch2ort.symbolics.source import origin_of, source_line
 from torch2ort.symbolics.target import Target
 
 aten = torch.ops.aten

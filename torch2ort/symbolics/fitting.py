@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from torch2ort.support.provenance import fx_name
 from torch2ort.symbolics.digits import is_rounded
 from torch2ort.symbolics.element_types import Typed, operator_name, typed_nodes
 from torch2ort.symbolics.kernel_types import kernel_types
-from torch2ort.symbolics.source import fx_name
 
 _FLOAT, _DOUBLE, _INT32, _INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64
 # The kernels that scatter move these, and do no more.

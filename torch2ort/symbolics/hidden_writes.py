@@ -14,10 +14,10 @@ from collections import defaultdict
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.gradients import is_float, makes_constants
 from torch2ort.symbolics.saved_memory import saved_for_backward
 from torch2ort.symbolics.shared_memory import written_by
-from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.tracked_memory import DETACHES, PYTHON_OP, TrackedMemory, copied_from, site_of
 
 

@@ -13,9 +13,9 @@ from torch2ort.log import logger
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.interception import suspended
 from torch2ort.pythonop.registry import exporter_of, is_inlined
+from torch2ort.support.provenance import origin_of
 from torch2ort.symbolics.inlining import inline
 from torch2ort.symbolics.sites import is_random
-from torch2ort.symbolics.source import origin_of
 from torch2ort.symbolics.watched_function import SpeaksError, Watched
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from torch2ort.errors import DtypeError
-from torch2ort.symbolics.source import source_line
+from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten
 _CLAMPS = {

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import torch
 
 from torch2ort.errors import DtypeError
-from torch2ort.symbolics.source import source_line
+from torch2ort.support.provenance import source_line
 
 _COMPUTED = frozenset(
     {

@@ -8,7 +8,7 @@ import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.library_operators import is_of_library, unfit
-from torch2ort.symbolics.source import source_line
+from torch2ort.support.provenance import source_line
 
 
 def refuse_unfit_operators(program: torch.fx.GraphModule, translated: Container[object]) -> None:

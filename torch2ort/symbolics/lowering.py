@@ -20,7 +20,7 @@ from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.sizes.guessed import added_conditions, conditions_of_statistics
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
-from torch2ort.startup import SHAPES, phase
+from torch2ort.support.startup_timing import SHAPES, phase
 from torch2ort.symbolics.cleanup import drop_unread_constants
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import name_interface, separate_outputs

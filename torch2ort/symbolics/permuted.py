@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 
 from torch2ort.sizes.symbols import has_hint, size_hint
+from torch2ort.support.provenance import origin_of
 from torch2ort.symbolics import _torch_private as private
-from torch2ort.symbolics.source import origin_of
 
 aten = torch.ops.aten
 _SAME = frozenset({aten.alias.default, aten.detach.default})

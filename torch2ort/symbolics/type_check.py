@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.symbolics.source import line_of, operator_of
+from torch2ort.support.provenance import line_of, operator_of
 
 _MISMATCHES = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
 

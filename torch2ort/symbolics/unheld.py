@@ -9,7 +9,7 @@ import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import ONNX_TYPES, makes_quantised, site_by_key
-from torch2ort.symbolics.source import fx_name, line_of, operator_of, source_line
+from torch2ort.support.provenance import fx_name, line_of, operator_of, source_line
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _INSIDE = "Put all that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels"

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from torch2ort.support.provenance import origin_of
 from torch2ort.symbolics import operators
 from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.indices import add_check, unproven_indices
 from torch2ort.symbolics.policy import may_raise
 from torch2ort.symbolics.shared_memory import writes_outside
 from torch2ort.symbolics.sites import is_random
-from torch2ort.symbolics.source import origin_of
 from torch2ort.symbolics.value_checks import keep_value_checks
 
 aten = torch.ops.aten

@@ -10,9 +10,9 @@ import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.recurrent import is_recurrent, original
+from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.inlining import inline
 from torch2ort.symbolics.sites import arguments_of
-from torch2ort.symbolics.source import source_line
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     from torch._subclasses.fake_tensor import FakeTensor

@@ -19,7 +19,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
 from torch2ort.runtime.overlaps import WrittenMemory
-from torch2ort.startup import DIFFERENTIATE, phase
+from torch2ort.support.startup_timing import DIFFERENTIATE, phase
 
 Shapes = tuple[torch.Size, ...]
 DimSpecs = tuple[DimSpec, ...]

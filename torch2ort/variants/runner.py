@@ -22,7 +22,7 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
 from torch2ort.log import apply_level
 from torch2ort.options import Options
-from torch2ort.startup import DIFFERENTIATE, FIRST_RUN, Startup
+from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
 from torch2ort.variants import _torch_private as private
 from torch2ort.variants.assumptions import Assumed
 from torch2ort.variants.choice import Choice

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.places import INSTALLED, below, is_pythons, real_path
+from torch2ort.support.install_paths import INSTALLED, below, is_pythons, real_path
 
 _TORCH = os.path.realpath(os.path.dirname(torch.__file__))
 _OWN = os.path.realpath(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))

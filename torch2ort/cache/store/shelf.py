@@ -10,7 +10,7 @@ from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store.store import Store, manifest_of
 from torch2ort.log import logger
-from torch2ort.startup import LOOK_UP, timed
+from torch2ort.support.startup_timing import LOOK_UP, timed
 
 
 @dataclass(frozen=True)

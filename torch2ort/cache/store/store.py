@@ -23,7 +23,7 @@ from torch2ort.cache.store import files as files
 from torch2ort.cache.store import manifest as _manifest
 from torch2ort.cache.store.manifest import DamagedError, Manifest, sha256
 from torch2ort.log import logger
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 
 DEFAULT_LIMIT = 1 << 30  # bytes; graphs hold no weights, so this is thousands of them
 WAIT_SECONDS = 600.0

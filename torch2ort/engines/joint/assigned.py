@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
-from torch2ort.capture.source_lines import is_users
+from torch2ort.support.provenance import files_of
+from torch2ort.support.source_lines import is_users
 from torch2ort.symbolics.shared_memory import shared_with, written_by
-from torch2ort.symbolics.source import files_of
 
 aten = torch.ops.aten
 

@@ -23,7 +23,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.binding import OriginalFeeds, original_feeds
 from torch2ort.runtime.profiling import active_tracer
-from torch2ort.startup import DIFFERENTIATE, FIRST_RUN, current, phase
+from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, current, phase
 from torch2ort.symbolics.target import Target
 
 

@@ -23,6 +23,7 @@ from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
 from torch2ort.pythonop.interception import suspended
+from torch2ort.support.provenance import origin_of
 from torch2ort.symbolics.eager_formulas import eager_formulas
 from torch2ort.symbolics.inlined_calls import (
     NotInlinedError,
@@ -31,7 +32,6 @@ from torch2ort.symbolics.inlined_calls import (
     refuse_random,
     refuse_to_inline,
 )
-from torch2ort.symbolics.source import origin_of
 
 # Constants that are equal where their texts are.
 _SIMPLE = (bool, int, float, str)

@@ -15,7 +15,7 @@ from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import program_size_names
-from torch2ort.startup import TRANSLATE, timed
+from torch2ort.support.startup_timing import TRANSLATE, timed
 from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import separate_outputs
 from torch2ort.symbolics.registered import translating

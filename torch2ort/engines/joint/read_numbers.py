@@ -24,9 +24,9 @@ from torch2ort.engines.joint.sizes import same_sizes
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.formulas import name_of
 from torch2ort.sizes.symbols import bounds, is_number
+from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.inserted import insert_call
 from torch2ort.symbolics.operators import must_compute, number_as_sizes, python_number
-from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.value_checks import (
     CONDITIONS,
     READS,

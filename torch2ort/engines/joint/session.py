@@ -32,7 +32,7 @@ from torch2ort.runtime.order import free_early
 from torch2ort.runtime.profiling import active_tracer, describe
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.values import bool_outputs, shares_memory
-from torch2ort.startup import SESSION, timed
+from torch2ort.support.startup_timing import SESSION, timed
 
 # What a session is made of, for as long as it is made.
 Source = AbstractContextManager[bytes | str]

@@ -28,6 +28,7 @@ from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.sizes.symbols import is_number
+from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.eager_formulas import eager_formulas
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import carrying, makes_constants
@@ -42,7 +43,6 @@ from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 from torch2ort.symbolics.selected import select_by_tensors
 from torch2ort.symbolics.shared_memory import sources_of, writes_outside, written_by
 from torch2ort.symbolics.sites import is_random
-from torch2ort.symbolics.source import source_line
 from torch2ort.symbolics.strides import draw_in_order_of_memory
 from torch2ort.symbolics.tracked_memory import DETACHES
 from torch2ort.symbolics.unread_checks import keep_unread_checks

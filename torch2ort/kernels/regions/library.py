@@ -13,7 +13,7 @@ from torch2ort.errors import EngineError
 from torch2ort.kernels.regions.comparison import difference
 from torch2ort.kernels.regions.making import Run, Unmade, make, restored, surroundings
 from torch2ort.kernels.regions.shared import NativeRegion
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 
 
 @dataclass

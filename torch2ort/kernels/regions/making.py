@@ -36,7 +36,7 @@ from torch2ort.kernels.regions.region import (
 from torch2ort.kernels.regions.shared import loaded
 from torch2ort.kernels.regions.source import Program, program_of, text_of
 from torch2ort.log import logger, quiet
-from torch2ort.startup import SESSION, timed
+from torch2ort.support.startup_timing import SESSION, timed
 
 _LIBRARY = "regions.so"
 _PACKAGE = "region.pt2"

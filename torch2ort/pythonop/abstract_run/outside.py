@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from torch2ort.places import is_pythons_module
+from torch2ort.support.install_paths import is_pythons_module
 
 # What is written in C and speaks with the world.
 _OUTSIDE = frozenset(("_io", "io", "nt", "posix", "time", "_posixsubprocess", "_socket", "_warnings"))

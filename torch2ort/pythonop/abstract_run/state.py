@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from torch2ort.errors import ExportError
-from torch2ort.places import is_pythons_module
 from torch2ort.pythonop.abstract_run.opaque_objects import DISTRIBUTIONS, FOREIGN
+from torch2ort.support.install_paths import is_pythons_module
 
 # More holders than these are not looked at: what a Function writes to lies near to it.
 _MOST = 50_000

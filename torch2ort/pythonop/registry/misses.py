@@ -23,7 +23,7 @@ from torch2ort.pythonop.registry.inline import inlined
 from torch2ort.pythonop.registry.inplace import inplace_maps
 from torch2ort.pythonop.registry.operators import known_operators, overloads, symbolics
 from torch2ort.pythonop.site import qualified_name
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 
 _TABLES: tuple[Table[Any], ...] = (exporters, inferers, inplace_maps, inlined)
 _ALIKE = 0.9

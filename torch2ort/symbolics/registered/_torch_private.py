@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch2ort.versions import need, private_names
+from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     from torch._ops import OpOverload

@@ -15,8 +15,8 @@ import torch
 from torch2ort.engines.joint._torch_private import OpOverload
 from torch2ort.engines.joint.tuning.described import signature
 from torch2ort.pythonop import Site
+from torch2ort.support.provenance import origin_of
 from torch2ort.symbolics.sites import SiteMaker
-from torch2ort.symbolics.source import origin_of
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ import os
 import traceback
 from collections.abc import Iterable
 
-from torch2ort.places import below, folder_of, is_pythons, real_path
+from torch2ort.support.install_paths import below, folder_of, is_pythons, real_path
 
 _LIBRARIES = ("torch", "torch2ort", "onnxruntime", "optree")
 # Names that Python and torch give to code without a file. The rest was typed by somebody.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import ParamSpec, TypeVar
 
 from torch2ort.log import is_shown, logger
-from torch2ort.progress import shown
+from torch2ort.support.progress import shown
 
 LOOK_UP = "cache look-up"
 TRACE = "trace"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from torch2ort.warning import warn
+from torch2ort.support.user_warnings import warn
 
 _NO_FALLBACK = "nothing falls back to eager PyTorch: a call is run on ONNX Runtime or refused by name"
 _NEEDED_NO_MORE = "it is needed no more"

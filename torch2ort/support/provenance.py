@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from torch2ort.capture.source_lines import is_users
+from torch2ort.support.source_lines import is_users
 
 # Code that was typed into an interpreter has no text.
 _FRAME = re.compile(

@@ -1,0 +1,1 @@
+"""Paths, warnings and timings that every room uses."""
