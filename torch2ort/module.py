@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch2ort import _torch_private as private
+from torch2ort._torch import never_compiled as private
 from torch2ort.capture.ordinary import is_compiled, refuse_untraceable
 from torch2ort.engines.choose import refuse_providers
 from torch2ort.engines.devices import refuse_untried

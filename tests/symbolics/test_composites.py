@@ -10,7 +10,7 @@ import torch
 from torch._export import utils
 from torch.export import exported_program
 
-from torch2ort.symbolics import _torch_private as private
+from torch2ort._torch import decompositions as private
 
 LIBRARY = torch.library.Library("torch2ort_tests_composites", "FRAGMENT")
 

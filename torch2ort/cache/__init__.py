@@ -1,6 +1,6 @@
 """The export cache: what could change a graph (``key``), and where graphs are kept (``store``)."""
 
-from torch2ort.cache._torch_private import global_hook_tables
+from torch2ort._torch.global_state import global_hook_tables
 from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.guards import Armed, Change, Written
 from torch2ort.cache.key.key import (

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from torch2ort.capture import _torch_private as private
+from torch2ort._torch import export as private
 from torch2ort.pythonop.autocast import Autocast
 
 NOTE: Final = "torch2ort_autocast"  # in the meta of a node

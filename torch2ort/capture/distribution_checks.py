@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.capture import _torch_private as private
+from torch2ort._torch import export as private
 from torch2ort.kernels.index_check import VALUE_ERROR
 
 _CHECKED_BY = torch.distributions.Distribution.__module__

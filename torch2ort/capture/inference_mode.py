@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.capture import _torch_private as private
+from torch2ort._torch import export as private
 
 # Eager PyTorch's words.
 _UNWRITABLE = (

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture import _torch_private as private
+from torch2ort._torch import export as private
 from torch2ort.capture.autocast import noted
 from torch2ort.capture.call import DimSpec
 from torch2ort.capture.constants import connect_constants

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torch2ort.capture import _torch_private as private
+from torch2ort._torch import export as private
+from torch2ort._torch.export import BatchNorm, mask_is_a_mask
 from torch2ort.capture import distribution_checks, unnamed_views
-from torch2ort.capture._torch_private import BatchNorm, mask_is_a_mask
 from torch2ort.capture.inference_mode import InferenceTensors
 from torch2ort.effects import refuse_call, refuse_state
 from torch2ort.errors import ExportError

@@ -16,7 +16,7 @@ from typing import Any, Final
 import sympy
 import torch
 
-from torch2ort.capture import _torch_private as private
+from torch2ort._torch import export as private
 from torch2ort.capture.origins import Origin
 from torch2ort.capture.regions import Regions
 from torch2ort.pythonop.attributes import dump_constant, load_constant

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.dynamo import _torch_private as private
+from torch2ort._torch import dynamo as private
 from torch2ort.dynamo.checkpoints import draws_anew
 from torch2ort.dynamo.described import described_graph, described_half
 from torch2ort.dynamo.devices import on_its_devices

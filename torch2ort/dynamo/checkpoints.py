@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
-from torch2ort.dynamo import _torch_private as private
+from torch2ort._torch import dynamo as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.support.provenance import source_line

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from torch2ort.dynamo import _torch_private as private
+from torch2ort._torch import dynamo as private
 
 
 class _Noted(threading.local):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.dynamo import _torch_private as private
+from torch2ort._torch import dynamo as private
 from torch2ort.engines.joint.whole import STAY_WHOLE
 from torch2ort.kernels.functions import AtenKernel, encode_call
 from torch2ort.pythonop import TENSOR, Site

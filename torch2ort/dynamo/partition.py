@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.dynamo import _torch_private as private
+from torch2ort._torch import dynamo as private
 from torch2ort.dynamo.checkpoints import run_once
 from torch2ort.dynamo.views import repeat_views
 from torch2ort.errors import UnsupportedOperatorError

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.dynamo._torch_private import HigherOrderOperator, OpOverload, numpys_draw
+from torch2ort._torch.dynamo import HigherOrderOperator, OpOverload, numpys_draw
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes.symbols import has_hint
 from torch2ort.support.provenance import source_line

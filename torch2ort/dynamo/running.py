@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.dynamo import _torch_private as private
+from torch2ort._torch import dynamo as private
 from torch2ort.dynamo.left_out import Edge, LeftOut
 from torch2ort.dynamo.missing import take_missing
 from torch2ort.dynamo.tensors import Interface, Output

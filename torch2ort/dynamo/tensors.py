@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.dynamo import _torch_private as private
+from torch2ort._torch import dynamo as private
 from torch2ort.dynamo.refusals import refuse
 from torch2ort.engines.joint.sizes import SizeNodes, carried, settle_sizes, symbols_in, written
 from torch2ort.engines.joint.split import Half, Split, copied_node, placeholder_of

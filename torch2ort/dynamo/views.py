@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.dynamo import _torch_private as private
+from torch2ort._torch import dynamo as private
 from torch2ort.engines.joint.memory import VIEWS
 
 

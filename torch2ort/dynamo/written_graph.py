@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import dynamo as private
 from torch2ort.cache.key.key import Unkeyable
-from torch2ort.dynamo import _torch_private as private
 from torch2ort.engines.joint.sizes import written
 from torch2ort.pythonop import Site, dump_site, site_by_key
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch2ort.engines import _torch_private as private
+from torch2ort._torch import autograd as private
 from torch2ort.engines import batched
 from torch2ort.engines.joint.engine import Engine
 from torch2ort.engines.saved import Saved

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch2ort.engines import _torch_private as private
+from torch2ort._torch import autograd as private
 
 _Gradients = Sequence[torch.Tensor | None]
 

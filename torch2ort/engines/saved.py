@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from torch2ort.engines import _torch_private as private
+from torch2ort._torch import autograd as private
 from torch2ort.pythonop.native import native
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import module_hooks as private
 from torch2ort.errors import OptionError
-from torch2ort.hooks import _torch_private as private
 from torch2ort.hooks.records import Record, Writer, statistics, steps
 from torch2ort.hooks.subscriber import RunContext, SubscriberBase
 from torch2ort.hooks.subscriber import steps as steps_of_models

@@ -10,8 +10,8 @@ import functools
 import re
 from typing import Any
 
+from torch2ort._torch.dispatch import schema_of
 from torch2ort.errors import ModelLoadError
-from torch2ort.kernels._torch_private import schema_of
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.regions.region import calls_of

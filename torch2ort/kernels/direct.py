@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.kernels import _torch_private as private
+from torch2ort._torch import dispatch as private
 from torch2ort.kernels.functions import Call, decode_call
 
 

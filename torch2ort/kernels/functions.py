@@ -19,9 +19,9 @@ import torch
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from torch2ort._torch import dispatch as private
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.errors import ModelLoadError
-from torch2ort.kernels import _torch_private as private
-from torch2ort.kernels._torch_private import OpOverload
 from torch2ort.kernels.recurrent import abstract, is_stood_for
 from torch2ort.kernels.result_types import with_eagers_types
 from torch2ort.kernels.zero_tensors import with_memory

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from torch2ort._torch import dispatch as private
 from torch2ort.errors import EngineError
-from torch2ort.kernels import _torch_private as private
 from torch2ort.kernels.functions import Graph, backward_of_graph, decode_library_call, forward_with_graph
 
 _AS_IT_IS = contextlib.nullcontext()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch2ort.kernels._torch_private import OpOverload, schema_of
+from torch2ort._torch.dispatch import OpOverload, schema_of
 from torch2ort.kernels.functions import LIBRARY_OPERATORS
 
 # Namespaces of torch's own, whose operators torch2ort knows by name or not at all.

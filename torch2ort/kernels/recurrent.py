@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import torch
 
+from torch2ort._torch import dispatch as private
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels import _torch_private as private
 
 _SETTINGS: Final = (
     "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first, "

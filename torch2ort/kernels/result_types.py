@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.kernels._torch_private import OpOverload, schema_of
+from torch2ort._torch.dispatch import OpOverload, schema_of
 
 aten = torch.ops.aten
 # Normalisations -> how many of their last results are new running statistics.

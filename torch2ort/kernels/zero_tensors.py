@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch2ort.kernels import _torch_private as private
+from torch2ort._torch import dispatch as private
 
 
 def with_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.anew import find_fresh
 from torch2ort.pythonop.abstract_run.fake import fake_outputs
 from torch2ort.pythonop.abstract_run.module_proxies import without_proxies

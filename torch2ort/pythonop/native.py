@@ -9,8 +9,8 @@ import torch
 
 from torch2ort import _native
 from torch2ort import _native as native
+from torch2ort._torch import functions as private
 from torch2ort.errors import EngineError, InplaceMapError
-from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.site import Site
 from torch2ort.support.user_warnings import warn
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from torch2ort._torch.storage import set_grad_enabled
 from torch2ort.pythonop.native import native
-from torch2ort.runtime._torch_private import set_grad_enabled
 
 
 class contexts_in:  # noqa: N801 - used as a function; a generator would cost a microsecond a run

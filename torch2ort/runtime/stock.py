@@ -17,12 +17,12 @@ from typing import Any
 import onnx
 import torch
 
+from torch2ort._torch import storage as private
 from torch2ort.errors import EngineError
 from torch2ort.graph.nodes import python_op_nodes
 from torch2ort.kernels.resolve import bind_classes
 from torch2ort.pythonop import Site, load_site
 from torch2ort.pythonop.native import native, note_savings
-from torch2ort.runtime import _torch_private as private
 from torch2ort.runtime import binding
 from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.custom_op.in_place import InplacePlan, plan_of, share_memory, views_only

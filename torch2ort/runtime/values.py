@@ -11,9 +11,9 @@ import onnx
 import torch
 from torch.utils import dlpack
 
+from torch2ort._torch.storage import from_capsule
 from torch2ort.pythonop import ONNX_TYPES
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime._torch_private import from_capsule
 
 # Documented by torch, though its module does not list it.
 to_capsule = dlpack.to_dlpack  # type: ignore[attr-defined]

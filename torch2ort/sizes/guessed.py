@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 
+from torch2ort._torch import symbolic_shapes as private
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.sizes import _torch_private as private
 
 kernels_chosen_unconditionally = private.kernels_chosen_unconditionally
 

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 
-from torch2ort.sizes import _torch_private as private
+from torch2ort._torch import symbolic_shapes as private
 from torch2ort.sizes import expressions as sizes
 
 bounds = private.bounds

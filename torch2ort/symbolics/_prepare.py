@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from torch2ort._torch import decompositions as private
+from torch2ort._torch.decompositions import HigherOrderOperator, OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
@@ -16,9 +18,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
 from torch2ort.sizes.guessed import expands_unknown, forget_new_sizes
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
-from torch2ort.symbolics._torch_private import HigherOrderOperator, OpOverload
 from torch2ort.symbolics.decompositions import EVERY, EXPORTED
 from torch2ort.symbolics.default_dtype import write_default_dtypes
 from torch2ort.symbolics.dtypes import refuse_mixed_dtypes

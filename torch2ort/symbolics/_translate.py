@@ -11,15 +11,15 @@ import onnx_ir as ir
 import onnxscript.version_converter
 import torch
 
+from torch2ort._torch import decompositions as private
+from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import Torch2OrtError
 from torch2ort.graph.mutation import Mutation
 from torch2ort.kernels.index_check import define_checks
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.observe import UserError
 from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
-from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics._prepare import Prepared, to_kernels
-from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.empty_products import guard_products

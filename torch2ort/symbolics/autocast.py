@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch2ort._torch import decompositions as private
 from torch2ort.capture.autocast import NOTE
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.library_operators import is_of_library
@@ -21,7 +22,6 @@ from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import Autocast, entered
 from torch2ort.support.provenance import origin_of, source_line
-from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.gradients import carrying, is_required
 from torch2ort.symbolics.sites import SiteMaker
 from torch2ort.symbolics.target import Target

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort._torch.decompositions import OpOverload
 from torch2ort.symbolics.decompositions.registry import Table
 from torch2ort.symbolics.sites import is_operator, operator_name
 

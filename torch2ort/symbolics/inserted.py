@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import decompositions as private
 from torch2ort.support.provenance import origin_of
-from torch2ort.symbolics import _torch_private as private
 
 
 def insert_call(place: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch.decompositions import OpOverload
 from torch2ort.kernels.formulas import computed_number
 from torch2ort.kernels.index_check import refuse_index
-from torch2ort.symbolics._torch_private import OpOverload
 
 _library = torch.library.Library("torch2ort", "FRAGMENT")
 _library.define("dropout_noise(Tensor like, float p) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])

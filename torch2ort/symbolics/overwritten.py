@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.symbolics import _torch_private as private
-from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort._torch import decompositions as private
+from torch2ort._torch.decompositions import OpOverload
 from torch2ort.symbolics.inserted import insert_call
 from torch2ort.symbolics.shared_memory import written_by
 from torch2ort.symbolics.tracked_memory import TrackedMemory, copied_from

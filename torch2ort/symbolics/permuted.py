@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 
+from torch2ort._torch import decompositions as private
 from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.support.provenance import origin_of
-from torch2ort.symbolics import _torch_private as private
 
 aten = torch.ops.aten
 _SAME = frozenset({aten.alias.default, aten.detach.default})

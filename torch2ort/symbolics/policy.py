@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torch2ort.symbolics import _torch_private as private
-from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort._torch import decompositions as private
+from torch2ort._torch.decompositions import OpOverload
 from torch2ort.symbolics.half_precision import HALF
 from torch2ort.symbolics.sites import arguments_of, is_random
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import decompositions as private
 from torch2ort.pythonop.abstract_run.undone import memory
-from torch2ort.symbolics import _torch_private as private
 
 
 def saved_for_backward(node: torch.fx.Node, carried: Collection[torch.fx.Node]) -> frozenset[torch.fx.Node]:

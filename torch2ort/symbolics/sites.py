@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import decompositions as private
+from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import (
     AtenKernel,
@@ -29,9 +31,7 @@ from torch2ort.pythonop.caught import handlers_around
 from torch2ort.pythonop.interception import internal_site
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.support.provenance import origin_of, places_of, source_line
-from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics import operators
-from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.library_calls import refuse_unfit_operator
 from torch2ort.symbolics.permuted import inverse, order_of, order_of_memory, unpermuted
 from torch2ort.symbolics.value_checks import READS

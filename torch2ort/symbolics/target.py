@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.symbolics._torch_private import OpOverload
+from torch2ort._torch.decompositions import OpOverload
 from torch2ort.symbolics.decompositions.registry import Table
 
 # (a node with all its attributes, ONNX element type of each input by name, and of each output) -> yes or no.

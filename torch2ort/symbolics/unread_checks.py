@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch.decompositions import OpOverload
 from torch2ort.support.provenance import origin_of
 from torch2ort.symbolics import operators
-from torch2ort.symbolics._torch_private import OpOverload
 from torch2ort.symbolics.indices import add_check, unproven_indices
 from torch2ort.symbolics.policy import may_raise
 from torch2ort.symbolics.shared_memory import writes_outside

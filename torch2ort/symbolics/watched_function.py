@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch2ort._torch import decompositions as private
 from torch2ort.effects.reached import OfFunction
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.outside import in_front_of_calls_outside
 from torch2ort.pythonop.abstract_run.traces import Generators, change
 from torch2ort.pythonop.abstract_run.undone import Undone, places
-from torch2ort.symbolics import _torch_private as private
 
 # A state that no Function sets by chance.
 _SEED = 0x70726F6265

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import surroundings as private
 from torch2ort.errors import ExportError
-from torch2ort.variants import _torch_private as private
 
 _HOOKS = "deepspeed.runtime.zero.parameter_offload"
 _INSTRUMENTED = "deepspeed.utils.nvtx"

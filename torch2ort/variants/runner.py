@@ -10,6 +10,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._native import Switches
+from torch2ort._torch import surroundings as private
 from torch2ort.capture.dead_ends import put_dead_ends
 from torch2ort.capture.modes import Modes
 from torch2ort.capture.ordinary import are_plain, refuse_tensors
@@ -23,7 +24,6 @@ from torch2ort.exports.built import Built
 from torch2ort.log import apply_level
 from torch2ort.options import Options
 from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
-from torch2ort.variants import _torch_private as private
 from torch2ort.variants.assumptions import Assumed
 from torch2ort.variants.choice import Choice
 from torch2ort.variants.family import Variant

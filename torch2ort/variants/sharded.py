@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import surroundings as private
 from torch2ort.errors import ExportError
-from torch2ort.variants import _torch_private as private
 
 _HAS_PROCESSES = torch.distributed.is_available()
 

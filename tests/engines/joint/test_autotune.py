@@ -17,9 +17,9 @@ import torch2ort
 from tests.engines.joint.test_regions import Of, step
 from tests.support.regions import interpret
 from tests.support.sweeps import thinned
+from torch2ort._torch.aot import FakeTensorMode
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.choose import target_of
-from torch2ort.engines.joint._torch_private import FakeTensorMode
 from torch2ort.engines.joint.tuning import machine as machines
 from torch2ort.engines.joint.tuning import trial, tuner
 from torch2ort.engines.joint.tuning.alternatives import ALTERNATIVES, KERNEL, Alternative

@@ -16,10 +16,11 @@ import sympy
 import torch
 
 import torch2ort
+from torch2ort._torch import inductor
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import EngineError
 from torch2ort.kernels.functions import encode_call
-from torch2ort.kernels.regions import _torch_private, library, making
+from torch2ort.kernels.regions import library, making
 from torch2ort.kernels.regions.comparison import difference
 from torch2ort.kernels.regions.region import decode_region, encode_region, in_float32
 from torch2ort.kernels.regions.shared import NativeRegion
@@ -76,16 +77,16 @@ def fails(*args, **kwargs):
 
 
 def forget_the_compiler(monkeypatch):
-    monkeypatch.setattr(_torch_private, "compile_library", fails)
-    monkeypatch.setattr(_torch_private, "compile_package", fails)
+    monkeypatch.setattr(inductor, "compile_library", fails)
+    monkeypatch.setattr(inductor, "compile_package", fails)
 
 
 @compiles
 def test_they_compute_what_pytorchs_kernels_do_by_one_run_of_the_compiler(libraries, folder, monkeypatch):
     runs = []
-    compile_library = _torch_private.compile_library
+    compile_library = inductor.compile_library
     monkeypatch.setattr(
-        _torch_private, "compile_library", lambda *a, **k: runs.append(a) or compile_library(*a, **k)
+        inductor, "compile_library", lambda *a, **k: runs.append(a) or compile_library(*a, **k)
     )
     texts = [TEXT, OTHER]
     assert library.compiled([*texts, TEXT], Store(folder)) == set(texts)
@@ -109,7 +110,7 @@ def test_what_another_thread_compiles_meanwhile_is_compiled(monkeypatch):
         GraphLowering.compile_to_module(ours)
 
     monkeypatch.setattr("torch._inductor.compile", compile_both)
-    assert _torch_private.wrapper_of(decode_region(TEXT).run, (X,), threads=1) == "our code"
+    assert inductor.wrapper_of(decode_region(TEXT).run, (X,), threads=1) == "our code"
     assert found == ["their module"]
 
 
@@ -172,7 +173,7 @@ def test_one_library_is_for_all_sizes_and_for_the_next_process(libraries, tmp_pa
 @compiles
 def test_code_that_is_for_some_sizes_alone_is_not_used(libraries, monkeypatch):
     conditions = [[parse("n0") - 5 > 0], [sympy.Eq(parse("n0"), 4099)]]
-    monkeypatch.setattr(_torch_private.Trace, "conditions", lambda self: conditions.pop(0))
+    monkeypatch.setattr(inductor.Trace, "conditions", lambda self: conditions.pop(0))
     assert isinstance(making.make([VARYING])[VARYING], making.Made)
     unmade = making.make([VARYING])[VARYING]
     assert unmade == making.Unmade("UnknownCodeError: its code is for sizes where Eq(n0, 4099)")
@@ -204,7 +205,7 @@ def test_a_library_in_the_cache_that_does_not_load_is_made_again(libraries, tmp_
 def test_what_inductor_writes_in_another_form_is_a_package(libraries, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(
-            _torch_private, "wrapper_of", lambda *a, **k: "def call(args):\n    return unheard_of(args)"
+            inductor, "wrapper_of", lambda *a, **k: "def call(args):\n    return unheard_of(args)"
         )
         assert library.compiled([TEXT], Store(tmp_path)) == {TEXT}
     for _ in range(2):

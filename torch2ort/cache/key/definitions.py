@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.cache import _torch_private as private
+from torch2ort._torch import global_state as private
 from torch2ort.cache.key.atoms import atom
 from torch2ort.cache.key.code import code_bytes, uses_of
 from torch2ort.cache.key.global_names import (

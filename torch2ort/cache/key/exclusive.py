@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from torch2ort.cache import _torch_private as private
+from torch2ort._torch import global_state as private
 from torch2ort.sizes.guessed import kernels_chosen_unconditionally
 
 # A fork waits no longer for the exports of other threads: one of them may wait for what forks.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from torch2ort import _native
-from torch2ort.cache import _torch_private as private
+from torch2ort._torch import global_state as private
 from torch2ort.cache.key.atoms import atom, words
 
 # Of a class's own dictionary: what says nothing about how it works, or is another number in each process.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch2ort.cache import _torch_private as private
+from torch2ort._torch import global_state as private
 from torch2ort.cache.key.atoms import atom, words
 from torch2ort.cache.key.code import uses_of
 from torch2ort.cache.key.global_names import resolve

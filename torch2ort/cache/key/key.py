@@ -17,7 +17,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._native import Switches
-from torch2ort.cache import _torch_private as private
+from torch2ort._torch import global_state as private
 from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.code import KNOWN_PYTHONS
 from torch2ort.cache.key.exclusive import exclusive

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.cache import _torch_private as private
+from torch2ort._torch import global_state as private
 from torch2ort.cache.key.walk import Of, Unkeyable, Walk
 
 # Namespaces of torch.ops that are part of torch, so that its version stands for their kernels.

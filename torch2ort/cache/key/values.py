@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch2ort.cache import _torch_private as private
+from torch2ort._torch import global_state as private
 from torch2ort.cache.key.atoms import atom, form, words
 from torch2ort.cache.key.definitions import Definitions
 from torch2ort.cache.key.global_names import check_pure

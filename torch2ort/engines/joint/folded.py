@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.joint import _torch_private as private
+from torch2ort._torch import aot as private
 from torch2ort.engines.joint.assigned import to_memory
 from torch2ort.exports.source import Constant, Source
 from torch2ort.sizes.guessed import forget_new_sizes

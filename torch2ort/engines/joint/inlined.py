@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort.engines.joint import _torch_private as private
+from torch2ort._torch import aot as private
 from torch2ort.engines.joint.sizes import settle_sizes
 from torch2ort.engines.joint.split import ancestors, dependent_on
 from torch2ort.engines.joint.trace import Joint

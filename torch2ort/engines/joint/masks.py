@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.joint import _torch_private as private
+from torch2ort._torch import aot as private
 from torch2ort.engines.joint.assigned import to_memory
 from torch2ort.engines.joint.sizes import same_sizes
 from torch2ort.symbolics.shared_memory import written_by

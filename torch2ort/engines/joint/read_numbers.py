@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.joint import _torch_private as private
+from torch2ort._torch import aot as private
 from torch2ort.engines.joint.sizes import same_sizes
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.formulas import name_of

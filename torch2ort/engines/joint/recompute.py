@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.fusible import is_fusible
 from torch2ort.engines.joint.memory import VIEWS, held_by_functions, owner_of
 from torch2ort.engines.joint.sizes import elements

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.fusible import MADE, POINTWISE, is_fusible, name_of
 from torch2ort.engines.joint.memory import VIEWS
 from torch2ort.engines.joint.named_sizes import NamedSizes

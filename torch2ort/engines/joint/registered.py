@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torch2ort import symbolics
-from torch2ort.engines.joint import _torch_private as private
+from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.exports.source import Source
 from torch2ort.pythonop import site_by_key

@@ -16,7 +16,7 @@ import optree
 import sympy
 import torch
 
-from torch2ort.engines.joint import _torch_private as private
+from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes import expressions
 from torch2ort.sizes.guessed import assumed, forget_assumed, take_for_one

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import aot as private
 from torch2ort.cache.key.key import Unkeyable
-from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.sizes import sizes_of, written
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.pythonop import Site

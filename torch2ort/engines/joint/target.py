@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.decompositions import with_small_derivatives
 from torch2ort.engines.joint.tuning.described import signature
 from torch2ort.sizes.symbols import has_hint, size_hint

@@ -11,8 +11,8 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from torch2ort._torch import aot as private
 from torch2ort.cache.key.exclusive import exclusive
-from torch2ort.engines.joint import _torch_private as private
 from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.masks import share_positions
 from torch2ort.engines.joint.reach import Reach, traced_reach

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from torch2ort.kernels import _torch_private as private
+from torch2ort._torch import dispatch as private
 from torch2ort.kernels.regions.library import library_of
 from torch2ort.kernels.regions.region import decode_region
 

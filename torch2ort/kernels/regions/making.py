@@ -19,10 +19,10 @@ from pathlib import Path
 import sympy
 import torch
 
+from torch2ort._torch import inductor as private
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.cache.store.shelf import Kept
 from torch2ort.cache.store.store import Entry
-from torch2ort.kernels.regions import _torch_private as private
 from torch2ort.kernels.regions.lowering import Kernel, UnknownCodeError, lowered
 from torch2ort.kernels.regions.region import (
     Region,

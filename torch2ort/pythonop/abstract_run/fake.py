@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch import functions as private
 from torch2ort.errors import Torch2OrtError
 from torch2ort.log import logger
-from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.backward import gradients_of, refuse_gradient_layout
 from torch2ort.pythonop.abstract_run.inferred import inferred_outputs
 from torch2ort.pythonop.abstract_run.observe import (

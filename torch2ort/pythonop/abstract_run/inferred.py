@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from torch2ort._torch import functions as private
 from torch2ort.errors import ShapeInferenceError, Torch2OrtError
 from torch2ort.log import logger
-from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.answers import Dim, InferredTensor, infer_outputs
 from torch2ort.pythonop.abstract_run.observe import Observation, UserError, real_like
 from torch2ort.pythonop.abstract_run.sample import sample_of

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torch2ort._torch import functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.questions import Questions
 from torch2ort.pythonop.abstract_run.state import built_in
 from torch2ort.pythonop.abstract_run.undone import memory

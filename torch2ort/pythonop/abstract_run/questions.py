@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torch2ort._torch import functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.site import Site
 
 _Values = list[torch.Tensor]

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from torch2ort._torch import functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop import _torch_private as private
 from torch2ort.pythonop.abstract_run.backward import like_gradient, refuse_backward
 from torch2ort.pythonop.abstract_run.observe import Observation, observe, results_of
 from torch2ort.pythonop.abstract_run.originals import Originals

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.pythonop import _torch_private as private
+from torch2ort._torch import functions as private
 from torch2ort.pythonop.abstract_run.state import Snapshot
 
 

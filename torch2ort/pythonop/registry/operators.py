@@ -12,8 +12,8 @@ from typing import Any, TypeVar, overload
 import onnx
 import torch
 
+from torch2ort._torch.functions import OpOverload
 from torch2ort.errors import RegistryError
-from torch2ort.pythonop._torch_private import OpOverload
 from torch2ort.pythonop.registry._table import Table, check_callable, did_you_mean, nearest
 
 _F = TypeVar("_F", bound=Callable[..., Any])

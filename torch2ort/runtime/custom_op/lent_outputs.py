@@ -17,9 +17,9 @@ from typing import Any
 import onnx
 import torch
 
+from torch2ort._torch import storage as private
 from torch2ort.graph.nodes import python_op_nodes
 from torch2ort.pythonop.native import native
-from torch2ort.runtime import _torch_private as private
 
 _lending = threading.Lock()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.symbolics import _torch_private as private
+from torch2ort._torch import decompositions as private
 from torch2ort.symbolics.decompositions.registry import decomposes
 
 aten = torch.ops.aten

@@ -11,11 +11,11 @@ from typing import Any
 import onnx_ir as ir
 import sympy
 
+from torch2ort._torch import decompositions as private
+from torch2ort._torch.schemas import output_count
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import ONNX_TYPES
 from torch2ort.pythonop.registry import overloads, symbolics
-from torch2ort.symbolics import _torch_private as private
-from torch2ort.symbolics.registered._torch_private import output_count
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.calls import commit, returned_values, run_user
 from torch2ort.symbolics.target import Target

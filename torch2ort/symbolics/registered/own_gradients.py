@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from torch2ort.symbolics import _torch_private as private
+from torch2ort._torch import decompositions as private
 from torch2ort.symbolics.gradient_nodes import gradient_nodes
 from torch2ort.symbolics.graph_builder import constant, op
 from torch2ort.symbolics.registered.calls import WRITTEN_BY_USERS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch2ort._torch import decompositions as private
 from torch2ort.kernels.recurrent import ORIGINALS
-from torch2ort.symbolics import _torch_private as private
 from torch2ort.symbolics.translations.registry import translates
 
 

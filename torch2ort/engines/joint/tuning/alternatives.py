@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.tuning.described import signature
 from torch2ort.pythonop import Site
 from torch2ort.support.provenance import origin_of

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort.engines.joint._torch_private import OpOverload
+from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.split import Half
 from torch2ort.engines.joint.tuning.alternatives import Rewriting
 from torch2ort.engines.joint.tuning.described import is_fixed

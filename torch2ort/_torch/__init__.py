@@ -1,0 +1,1 @@
+"""Private names of torch, by the subsystem that has them."""
