@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import torch2ort
 from tests.ops.indices import outcome
 from tests.support.comparison import assert_trains_like_eager
-from torch2ort.pythonop.abstract_run.observe import real_like
+from torch2ort.pythonop.abstract_run.forward_probe import real_like
 
 
 class Inverse(torch.nn.Module):

@@ -46,12 +46,12 @@ from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.graph.identical import Identical, as_passed
 from torch2ort.log import DEVINFO, logger
 from torch2ort.pythonop import Site, check_interception
-from torch2ort.pythonop.abstract_run import answers
-from torch2ort.pythonop.abstract_run.fake import gives_size_of_one
-from torch2ort.pythonop.abstract_run.observe import UserError
-from torch2ort.pythonop.abstract_run.originals import Originals
-from torch2ort.pythonop.abstract_run.sample import NeedsSample, Sample
-from torch2ort.pythonop.abstract_run.traces import untouched
+from torch2ort.pythonop.abstract_run import inferer_results
+from torch2ort.pythonop.abstract_run.fake_run import gives_size_of_one
+from torch2ort.pythonop.abstract_run.forward_probe import UserError
+from torch2ort.pythonop.abstract_run.object_rollback import untouched
+from torch2ort.pythonop.abstract_run.original_tensors import Originals
+from torch2ort.pythonop.abstract_run.sample_tensors import NeedsSample, Sample
 from torch2ort.pythonop.interception import Capture
 from torch2ort.sizes.guessed import Conditions, conditions, expands_unknown, takes_for_equal
 from torch2ort.support.source_lines import line_in, users_line, way_out
@@ -328,7 +328,7 @@ def _in_eagers_words(model: torch.nn.Module, error: Exception, run: Callable[[],
 def _is_of_forward(error: Exception) -> bool:
     """Whether the model's forward raised it, and not a shape inferer that a user registered."""
     files = {(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)}
-    registered = any(file == answers.__file__ for file, _ in files)
+    registered = any(file == inferer_results.__file__ for file, _ in files)
     return not registered and (__file__, FlatCall.forward.__name__) in files
 
 

@@ -14,7 +14,7 @@ import torch
 
 from torch2ort._torch import dynamo as private
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.sites import is_random
 

@@ -17,11 +17,11 @@ import torch
 from torch2ort._torch import dynamo as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.abstract_run.originals import Originals
-from torch2ort.pythonop.abstract_run.sample import Sample
-from torch2ort.pythonop.caught import Handler, handlers_around
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.pythonop.abstract_run.original_tensors import Originals
+from torch2ort.pythonop.abstract_run.sample_tensors import Sample
+from torch2ort.pythonop.caught_exceptions import Handler, handlers_around
 from torch2ort.pythonop.interception import Capture, is_users
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.site import qualified_name
 
 OPTION = "keep_functions"

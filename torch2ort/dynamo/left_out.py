@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD, needed_inputs
+from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD, needed_inputs
 from torch2ort.pythonop.site import site_by_key
 
 Edge = tuple[str, int]  # the key of a site and the position of an argument of its Function

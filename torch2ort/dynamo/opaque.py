@@ -14,8 +14,8 @@ from torch2ort.engines.joint.whole import STAY_WHOLE
 from torch2ort.kernels.functions import AtenKernel, encode_call
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.interception import internal_site
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 
 # dynamo calls them by the names of functions and methods, which are those of the operators but for some.
 _ALIASES = {"matrix_power": "linalg_matrix_power"}

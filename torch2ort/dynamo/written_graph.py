@@ -13,7 +13,7 @@ from torch2ort._torch import dynamo as private
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.engines.joint.sizes import written
 from torch2ort.pythonop import Site, dump_site, site_by_key
-from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
+from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.symbolics.operators import must_compute
 
 # Position of the argument that is the key of a site, which this process alone knows.

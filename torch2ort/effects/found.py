@@ -13,9 +13,9 @@ from torch2ort.cache.key.packages import package_of_module
 from torch2ort.effects.reached import HOOKS_OF_ALL, Position, Reached, State, Variable, readable
 from torch2ort.effects.recipes import Recipes, UnmadeError
 from torch2ort.effects.writes import ContentsWritten, ItemsWritten, KeysWritten, Write
+from torch2ort.pythonop.abstract_run.object_rollback import Generators, Unknown
+from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named
 from torch2ort.pythonop.abstract_run.opaque_objects import is_computed_when_asked, last_results
-from torch2ort.pythonop.abstract_run.state import Holder, Items, Named
-from torch2ort.pythonop.abstract_run.traces import Generators, Unknown
 
 # Kept by torch for itself: the parameters of a recurrent layer once more.
 _OF_TORCH = frozenset({"_flat_weights", "_flat_weight_refs"})

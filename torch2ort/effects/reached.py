@@ -22,7 +22,7 @@ import torch
 from torch2ort.cache import global_hook_tables
 from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.packages import package_of_module
-from torch2ort.pythonop.abstract_run.state import Holder, Named, Snapshot, names_global
+from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named, Snapshot, names_global
 from torch2ort.support.install_paths import is_pythons_module
 
 # Classes of the standard library whose instances hold a user's data.

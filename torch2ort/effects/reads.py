@@ -17,7 +17,7 @@ from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.unread import Unread
 from torch2ort.effects.reached import Reached
 from torch2ort.effects.writes import ItemsWritten, KeysWritten, Write
-from torch2ort.pythonop.abstract_run.state import Holder, Items, Named
+from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named
 
 _ABSENT: Any = object()
 

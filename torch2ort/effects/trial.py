@@ -18,8 +18,8 @@ from torch2ort.effects.found import REQUIRES_GRAD, SETTINGS, EffectError, added,
 from torch2ort.effects.reached import Reached, repr_of
 from torch2ort.effects.writes import ItemsWritten, KeysWritten, Write
 from torch2ort.errors import SchemaError
-from torch2ort.pythonop.abstract_run.state import Holder
-from torch2ort.pythonop.abstract_run.traces import Generators
+from torch2ort.pythonop.abstract_run.object_rollback import Generators
+from torch2ort.pythonop.abstract_run.object_snapshot import Holder
 from torch2ort.support.source_lines import is_users
 
 Run = Callable[[], Any]

@@ -10,7 +10,7 @@ import torch
 
 from torch2ort.cache.key.unread import NOTHING, Unread
 from torch2ort.effects.recipes import Recipe
-from torch2ort.pythonop.abstract_run.state import Holder, Named
+from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named
 
 
 @dataclass

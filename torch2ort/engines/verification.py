@@ -14,9 +14,9 @@ from torch2ort.capture.ordinary import ordinary, ordinary_tensors
 from torch2ort.effects import EffectError, Watched
 from torch2ort.errors import EngineError
 from torch2ort.graph.identical import as_passed, identical
-from torch2ort.pythonop.abstract_run.state import Snapshot
-from torch2ort.pythonop.abstract_run.traces import Generators, untouched
-from torch2ort.pythonop.abstract_run.undone import Undone
+from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
+from torch2ort.pythonop.abstract_run.object_snapshot import Snapshot
+from torch2ort.pythonop.abstract_run.tensor_rollback import Undone
 
 RTOL = 1e-3
 ATOL = 1e-5

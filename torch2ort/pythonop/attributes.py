@@ -17,9 +17,9 @@ import torch
 
 from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.pythonop import autocast
-from torch2ort.pythonop.caught import Handler
-from torch2ort.pythonop.checks import check_node, check_site
+from torch2ort.pythonop.caught_exceptions import Handler
 from torch2ort.pythonop.site import TENSOR, Result, Site, Size, TensorType
+from torch2ort.pythonop.site_validation import check_node, check_site
 
 SITE_ATTRIBUTE = "site"
 # Where a node that is still being translated, and is in no file, says the key of its site.

@@ -22,17 +22,17 @@ import torch
 
 from torch2ort._torch import functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.abstract_run.anew import find_fresh
-from torch2ort.pythonop.abstract_run.fake import fake_outputs
+from torch2ort.pythonop.abstract_run.captured_tensors import find_unseen
+from torch2ort.pythonop.abstract_run.fake_run import fake_outputs
+from torch2ort.pythonop.abstract_run.forward_probe import UserError, holds_tensor
 from torch2ort.pythonop.abstract_run.module_proxies import without_proxies
-from torch2ort.pythonop.abstract_run.observe import UserError, holds_tensor
-from torch2ort.pythonop.abstract_run.originals import Originals
-from torch2ort.pythonop.abstract_run.sample import Sample, place
-from torch2ort.pythonop.abstract_run.state import compares_objects, names_attribute
-from torch2ort.pythonop.abstract_run.traces import Traces, Unknown, open_traces
-from torch2ort.pythonop.abstract_run.unseen_tensors import find_unseen
+from torch2ort.pythonop.abstract_run.object_rollback import Traces, Unknown, open_traces
+from torch2ort.pythonop.abstract_run.object_snapshot import compares_objects, names_attribute
+from torch2ort.pythonop.abstract_run.original_tensors import Originals
+from torch2ort.pythonop.abstract_run.per_call_arguments import find_fresh
+from torch2ort.pythonop.abstract_run.sample_tensors import Sample, place
 from torch2ort.pythonop.autocast import Autocast
-from torch2ort.pythonop.caught import Handler, handlers_around, places_above, refuse_caught
+from torch2ort.pythonop.caught_exceptions import Handler, handlers_around, places_above, refuse_caught
 from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
 from torch2ort.support.versions import installed, remedy
 

@@ -16,7 +16,7 @@ import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.autocast import Autocast
-from torch2ort.pythonop.caught import Handler
+from torch2ort.pythonop.caught_exceptions import Handler
 
 # A number, or argument position and dimension whose size it is; ``None`` if nobody knows.
 Size = int | tuple[int, int] | None

@@ -21,12 +21,12 @@ from torch2ort.kernels.regions.library import native_of
 from torch2ort.kernels.regions.region import Size
 from torch2ort.kernels.regions.shared import NativeRegion
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
-from torch2ort.pythonop.abstract_run.anew import anew
-from torch2ort.pythonop.abstract_run.backward import backward_of
+from torch2ort.pythonop.abstract_run.backward_probe import backward_of
+from torch2ort.pythonop.abstract_run.per_call_arguments import anew
 from torch2ort.pythonop.autocast import under
-from torch2ort.pythonop.caught import told
+from torch2ort.pythonop.caught_exceptions import told
 from torch2ort.pythonop.native import native, note_exported
-from torch2ort.pythonop.unobserved import watched
+from torch2ort.pythonop.runtime_checks import watched
 from torch2ort.runtime.custom_op.in_place import InplacePlan
 
 # What a node calls.

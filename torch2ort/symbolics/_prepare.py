@@ -15,7 +15,7 @@ from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
+from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.sizes.guessed import expands_unknown, forget_new_sizes
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics import operators

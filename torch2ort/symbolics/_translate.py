@@ -17,8 +17,8 @@ from torch2ort.errors import Torch2OrtError
 from torch2ort.graph.mutation import Mutation
 from torch2ort.kernels.index_check import define_checks
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.abstract_run.observe import UserError
-from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
+from torch2ort.pythonop.abstract_run.forward_probe import UserError
+from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.symbolics._prepare import Prepared, to_kernels
 from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup

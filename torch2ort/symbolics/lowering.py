@@ -16,7 +16,7 @@ from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.drawn import leaves_more
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.mutation import Mutation
-from torch2ort.pythonop.abstract_run.observe import UserError
+from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.sizes.guessed import added_conditions, conditions_of_statistics
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names

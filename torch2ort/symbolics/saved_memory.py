@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import decompositions as private
-from torch2ort.pythonop.abstract_run.undone import memory
+from torch2ort.pythonop.abstract_run.tensor_rollback import memory
 
 
 def saved_for_backward(node: torch.fx.Node, carried: Collection[torch.fx.Node]) -> frozenset[torch.fx.Node]:

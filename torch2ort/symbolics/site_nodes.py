@@ -18,7 +18,7 @@ from torch2ort.pythonop import (
     node_attributes,
     site_by_key,
 )
-from torch2ort.pythonop.differentiable import needed_inputs
+from torch2ort.pythonop.python_op_autograd import needed_inputs
 from torch2ort.pythonop.registry import exporter_of
 from torch2ort.symbolics.drawn_nodes import drawn_node
 from torch2ort.symbolics.graph_builder import ops

@@ -27,7 +27,7 @@ from torch2ort.kernels.library_operators import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
-from torch2ort.pythonop.caught import handlers_around
+from torch2ort.pythonop.caught_exceptions import handlers_around
 from torch2ort.pythonop.interception import internal_site
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.support.provenance import origin_of, places_of, source_line

@@ -18,9 +18,9 @@ import torch
 from torch2ort._torch import decompositions as private
 from torch2ort.effects.reached import OfFunction
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.abstract_run.outside import in_front_of_calls_outside
-from torch2ort.pythonop.abstract_run.traces import Generators, change
-from torch2ort.pythonop.abstract_run.undone import Undone, places
+from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside
+from torch2ort.pythonop.abstract_run.object_rollback import Generators, change
+from torch2ort.pythonop.abstract_run.tensor_rollback import Undone, places
 
 # A state that no Function sets by chance.
 _SEED = 0x70726F6265

@@ -13,7 +13,7 @@ from torch2ort.engines.joint.sizes import SizeNodes
 from torch2ort.engines.joint.split import Half, copied_node
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import site_by_key
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.runtime.profiling import kernel_name
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.inlining import inline

@@ -10,7 +10,7 @@ import torch
 from torch2ort.engines.joint.split import Split
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 
 TRACE = 'File "model.py", line 7, in forward\n    return strange(x)'
 

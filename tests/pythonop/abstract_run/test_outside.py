@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from torch2ort.pythonop.abstract_run.outside import in_front_of_calls_outside
+from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside
 
 
 class Closes:

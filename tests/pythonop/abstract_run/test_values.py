@@ -16,7 +16,7 @@ import torch2ort
 from tests.support.around import Around
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.sweeps import thinned
-from torch2ort.pythonop.abstract_run import observe
+from torch2ort.pythonop.abstract_run import forward_probe
 
 
 class ByItem(Function):
@@ -363,7 +363,7 @@ class Sums(Function):
     ],
 )
 def test_a_forward_that_loops_for_long_runs_on_real_tensors_only(function, said, monkeypatch, caplog):
-    monkeypatch.setattr(observe, "_MOST_OPERATORS", 50 if function is Sums else 10_000)
+    monkeypatch.setattr(forward_probe, "_MOST_OPERATORS", 50 if function is Sums else 10_000)
     caplog.set_level("DEBUG", "torch2ort")
     batches = [(torch.randn(n, 4),) for n in (3, 5, 6)]
     assert_trains_like_eager(Around(lambda model, h: function.apply(h)), batches, steps=3)

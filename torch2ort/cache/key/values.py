@@ -36,8 +36,8 @@ from torch2ort.cache.key.packages import package_of_module
 from torch2ort.cache.key.read_whole import is_read_whole
 from torch2ort.cache.key.unread import NOTHING, Unread
 from torch2ort.cache.key.walk import Unkeyable, Walk
+from torch2ort.pythonop.abstract_run.object_snapshot import built_in
 from torch2ort.pythonop.abstract_run.opaque_objects import FOREIGN, last_results, steps_unseen
-from torch2ort.pythonop.abstract_run.state import built_in
 
 # Bytes from which on a tensor is told by its identity and version, within a process.
 _LARGE = 1 << 20

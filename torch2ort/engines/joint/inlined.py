@@ -21,8 +21,8 @@ from torch2ort.engines.joint.trace import Joint
 from torch2ort.kernels.functions import is_callable
 from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop import TENSOR, Site, site_by_key
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
 from torch2ort.pythonop.interception import suspended
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
 from torch2ort.support.provenance import origin_of
 from torch2ort.symbolics.eager_formulas import eager_formulas
 from torch2ort.symbolics.inlined_calls import (

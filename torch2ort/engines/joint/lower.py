@@ -11,8 +11,8 @@ from torch2ort._torch import aot as private
 from torch2ort.cache.key.exclusive import exclusive
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.split import Half
-from torch2ort.pythonop.abstract_run.observe import UserError
-from torch2ort.pythonop.differentiable import PYTHON_OP_GRAD
+from torch2ort.pythonop.abstract_run.forward_probe import UserError
+from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import program_size_names
 from torch2ort.support.startup_timing import TRANSLATE, timed

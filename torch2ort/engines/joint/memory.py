@@ -12,7 +12,7 @@ import torch
 
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.pythonop import TENSOR, Site, site_by_key
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 
 aten = torch.ops.aten
 # They cost nothing, so that what they are views of is kept, and not one more tensor.

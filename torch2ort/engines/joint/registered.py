@@ -20,7 +20,7 @@ from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.exports.source import Source
 from torch2ort.pythonop import site_by_key
-from torch2ort.pythonop.abstract_run.observe import UserError
+from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import exporter_of, gradients
 from torch2ort.symbolics.grad_regions import inline_grad_regions
 from torch2ort.symbolics.gradients import carrying, is_float

@@ -27,7 +27,7 @@ from torch2ort.engines.joint.sizes import (
 )
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.operators import must_compute, number_as_sizes, of_sizes
 from torch2ort.symbolics.permuted import inverse, order_of_memory, permuted

@@ -24,8 +24,8 @@ from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.source import Source
 from torch2ort.kernels.result_types import tell_eagers_types
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.abstract_run.observe import UserError
-from torch2ort.pythonop.differentiable import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.pythonop.abstract_run.forward_probe import UserError
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.sizes.symbols import is_number
 from torch2ort.support.provenance import source_line

@@ -8,7 +8,6 @@ from torch2ort.pythonop.registry.inline import register_inline
 from torch2ort.pythonop.registry.inplace import InplaceMap, register_inplace_map
 from torch2ort.pythonop.registry.listing import Registration, registered, unregister
 from torch2ort.pythonop.registry.lookup import exporter_of, inferer_of, inplace_map_of, is_inlined
-from torch2ort.pythonop.registry.misses import report_unmatched
 from torch2ort.pythonop.registry.operators import (
     gradients,
     overloads,
@@ -16,6 +15,7 @@ from torch2ort.pythonop.registry.operators import (
     register_symbolic,
     symbolics,
 )
+from torch2ort.pythonop.registry.unmatched_names import report_unmatched
 
 __all__ = [
     "Exporter",

@@ -11,7 +11,7 @@ import sympy
 from torch2ort._torch import decompositions as private
 from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.pythonop import ONNX_TYPES, Site
-from torch2ort.pythonop.abstract_run.observe import UserError
+from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import Exporter
 from torch2ort.sizes.symbols import named
 from torch2ort.symbolics.registered.builder import GraphBuilder

@@ -7,7 +7,7 @@ model runs on the sample, or made-up ones where nobody knows them. That tells ra
 fresh symbol. Of a run on fake tensors that ended early, and of one that took a varying size for a number,
 conditions on sizes would be left: then the model is traced again, without such runs of the Function.
 If the model's code cannot be traced with such symbols, it is traced with the sizes of that run, which each
-run of the graph then checks (:mod:`torch2ort.pythonop.unobserved`).
+run of the graph then checks (:mod:`torch2ort.pythonop.runtime_checks`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import torch
 from torch2ort._torch import functions as private
 from torch2ort.errors import Torch2OrtError
 from torch2ort.log import logger
-from torch2ort.pythonop.abstract_run.backward import gradients_of, refuse_gradient_layout
-from torch2ort.pythonop.abstract_run.inferred import inferred_outputs
-from torch2ort.pythonop.abstract_run.observe import (
+from torch2ort.pythonop.abstract_run.backward_probe import gradients_of, refuse_gradient_layout
+from torch2ort.pythonop.abstract_run.forward_probe import (
     LongRunError,
     Observation,
     UserError,
@@ -32,16 +31,17 @@ from torch2ort.pythonop.abstract_run.observe import (
     is_contiguous,
     real_like,
 )
-from torch2ort.pythonop.abstract_run.questions import refuse_history, refuse_layout
-from torch2ort.pythonop.abstract_run.sample import (
+from torch2ort.pythonop.abstract_run.inferred_outputs import inferred_outputs
+from torch2ort.pythonop.abstract_run.layout_queries import refuse_history, refuse_layout
+from torch2ort.pythonop.abstract_run.object_rollback import observed, results
+from torch2ort.pythonop.abstract_run.sample_tensors import (
     known_arguments,
     leave_out_fake_runs,
     runs_on_fake_tensors,
     sample_of,
     sizes_needed,
 )
-from torch2ort.pythonop.abstract_run.traces import observed, results
-from torch2ort.pythonop.inplace import with_inplace_map
+from torch2ort.pythonop.inplace_validation import with_inplace_map
 from torch2ort.pythonop.registry import inferer_of
 from torch2ort.pythonop.site import Site, Size
 from torch2ort.sizes.symbols import (

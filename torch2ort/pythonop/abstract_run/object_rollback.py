@@ -21,11 +21,11 @@ import torch
 
 from torch2ort._torch import functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.abstract_run.backward import like_gradient, refuse_backward
-from torch2ort.pythonop.abstract_run.observe import Observation, observe, results_of
-from torch2ort.pythonop.abstract_run.originals import Originals
-from torch2ort.pythonop.abstract_run.state import Holder, Items, Named, Snapshot
-from torch2ort.pythonop.abstract_run.undone import Undone, places
+from torch2ort.pythonop.abstract_run.backward_probe import like_gradient, refuse_backward
+from torch2ort.pythonop.abstract_run.forward_probe import Observation, observe, results_of
+from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named, Snapshot
+from torch2ort.pythonop.abstract_run.original_tensors import Originals
+from torch2ort.pythonop.abstract_run.tensor_rollback import Undone, places
 from torch2ort.pythonop.site import TENSOR, Site
 from torch2ort.sizes.symbols import environment_of
 
@@ -228,7 +228,7 @@ class Traces:
 
 
 def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
-    """:func:`~torch2ort.pythonop.abstract_run.observe.observe`, which leaves no trace."""
+    """:func:`~torch2ort.pythonop.abstract_run.forward_probe.observe`, which leaves no trace."""
     if site.internal:
         return observe(site, tensors)[0]
     traces = _open.get(site)

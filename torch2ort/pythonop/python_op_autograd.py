@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.pythonop.abstract_run.fake import fake_outputs
+from torch2ort.pythonop.abstract_run.fake_run import fake_outputs
 from torch2ort.pythonop.interception import suspended
 from torch2ort.pythonop.site import Site, site_by_key
 

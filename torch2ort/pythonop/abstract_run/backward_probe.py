@@ -14,9 +14,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch2ort._torch import functions as private
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
-from torch2ort.pythonop.abstract_run.observe import EndedRun, Left, Watch, refuse_backpropagation, run_forward
-from torch2ort.pythonop.abstract_run.outside import in_front_of_calls_outside
-from torch2ort.pythonop.abstract_run.questions import Questions, is_alike, refuse_history
+from torch2ort.pythonop.abstract_run.forward_probe import (
+    EndedRun,
+    Left,
+    Watch,
+    refuse_backpropagation,
+    run_forward,
+)
+from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside
+from torch2ort.pythonop.abstract_run.layout_queries import Questions, is_alike, refuse_history
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch2ort.errors import InplaceMapError
-from torch2ort.pythonop.abstract_run.observe import Observation
+from torch2ort.pythonop.abstract_run.forward_probe import Observation
 from torch2ort.pythonop.registry import InplaceMap, inplace_map_of
 from torch2ort.pythonop.site import TENSOR, Result, Site
 

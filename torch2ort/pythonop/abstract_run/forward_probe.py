@@ -14,9 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort._torch import functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.abstract_run.questions import Questions
-from torch2ort.pythonop.abstract_run.state import built_in
-from torch2ort.pythonop.abstract_run.undone import memory
+from torch2ort.pythonop.abstract_run.layout_queries import Questions
+from torch2ort.pythonop.abstract_run.object_snapshot import built_in
+from torch2ort.pythonop.abstract_run.tensor_rollback import memory
 from torch2ort.pythonop.autocast import entered
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from torch2ort.errors import ExportError
+from torch2ort.pythonop.abstract_run.object_rollback import Traces
 from torch2ort.pythonop.abstract_run.opaque_objects import steps_unseen
-from torch2ort.pythonop.abstract_run.traces import Traces
 from torch2ort.pythonop.site import TENSOR, Site
 
 _CONTAINERS = (list, dict, set, bytearray)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import functions as private
-from torch2ort.pythonop.abstract_run.state import Snapshot
+from torch2ort.pythonop.abstract_run.object_snapshot import Snapshot
 
 
 def find_unseen(path: str, argument: Any) -> str | None:

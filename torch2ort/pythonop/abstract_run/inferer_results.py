@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from torch2ort.errors import ShapeInferenceError
-from torch2ort.pythonop.abstract_run.undone import Undone
+from torch2ort.pythonop.abstract_run.tensor_rollback import Undone
 from torch2ort.pythonop.registry import Inferer
 from torch2ort.pythonop.site import PythonOpSite
 from torch2ort.sizes import expressions as sizes
