@@ -13,7 +13,7 @@ from torch import nn
 import torch2ort
 from tests.support.comparison import assert_same
 from tests.support.functions import Square
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 
 THREADS = 4
 

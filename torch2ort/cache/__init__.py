@@ -1,7 +1,7 @@
 """The export cache: what could change a graph (``key``), and where graphs are kept (``store``)."""
 
 from torch2ort._torch.global_state import global_hook_tables
-from torch2ort.cache.key.atoms import words
+from torch2ort.cache.key.constant_bytes import words
 from torch2ort.cache.key.guards import Armed, Change, Written
 from torch2ort.cache.key.key import (
     Dependencies,
@@ -12,8 +12,8 @@ from torch2ort.cache.key.key import (
     tensor_of,
 )
 from torch2ort.cache.key.packages import package_of_module
-from torch2ort.cache.key.unread import NOTHING, Unread
-from torch2ort.cache.store.shelf import Kept, Shelf, keep
+from torch2ort.cache.key.write_only_state import NOTHING, Unread
+from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
 from torch2ort.cache.store.store import RefusedError, Store
 
 __all__ = [

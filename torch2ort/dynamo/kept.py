@@ -15,7 +15,7 @@ import torch
 
 from torch2ort._torch import dynamo as private
 from torch2ort.cache.key.key import Key, Unkeyable, code_components, surroundings
-from torch2ort.cache.store.shelf import Kept, Shelf
+from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.store import DEFAULT_LIMIT, RefusedError, Store
 from torch2ort.dynamo.written_graph import WrittenGraph
 from torch2ort.engines.joint.lowered import Lowered

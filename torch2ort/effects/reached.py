@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from torch2ort.cache import global_hook_tables
-from torch2ort.cache.key.atoms import words
+from torch2ort.cache.key.constant_bytes import words
 from torch2ort.cache.key.packages import package_of_module
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named, Snapshot, names_global
 from torch2ort.support.install_paths import is_pythons_module

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache.key.unread import Unread
+from torch2ort.cache.key.write_only_state import Unread
 from torch2ort.effects.found import REQUIRES_GRAD, SETTINGS, EffectError, added, settings, switch_back
 from torch2ort.effects.reached import Reached, repr_of
 from torch2ort.effects.writes import ItemsWritten, KeysWritten, Write

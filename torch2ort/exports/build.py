@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import INLINES_FUNCTIONS
 from torch2ort.capture.call import Call, DimSpec
 from torch2ort.capture.modes import Modes, traceable_modes

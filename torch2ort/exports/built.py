@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch2ort.cache.report import CacheReport
-from torch2ort.cache.store.shelf import Shelf
+from torch2ort.cache.store.graph_entries import Shelf
 from torch2ort.capture.dead_ends import DeadEnd
 from torch2ort.capture.origins import Origin
 from torch2ort.capture.views import View

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch2ort.cache.key.functions import locate_function, located_function
+from torch2ort.cache.key.function_locations import locate_function, located_function
 from torch2ort.cache.key.key import Key, Unkeyable
 from torch2ort.errors import ModelLoadError
 from torch2ort.kernels.resolve import bind_classes

@@ -16,11 +16,11 @@ import onnx
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import Key, Unkeyable, dependencies, tensor_of
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import differences, nearest
-from torch2ort.cache.store.shelf import Kept, Shelf, keep
+from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
 from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
 from torch2ort.capture.call import Call
 from torch2ort.capture.dead_ends import DeadEnd

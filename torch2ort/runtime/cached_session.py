@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch2ort.cache.store.shelf import Kept, Shelf
+from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.graph.graph import Graph
 from torch2ort.runtime.mended import mended
 from torch2ort.runtime.optimized import MODEL_FILE, optimize, run_as_it_is

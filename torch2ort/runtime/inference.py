@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.cache.store.shelf import Shelf
+from torch2ort.cache.store.graph_entries import Shelf
 from torch2ort.errors import EngineError
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.stages import save_optimized

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.guards import Armed, Change, Written
 from torch2ort.cache.key.key import INLINES_FUNCTIONS, Dependencies, Unkeyable, dependencies, named_tensors
-from torch2ort.cache.key.unread import NOTHING, Unread
+from torch2ort.cache.key.write_only_state import NOTHING, Unread
 from torch2ort.errors import ExportError
 from torch2ort.sizes.memory import memory_form
 from torch2ort.variants.family import Family

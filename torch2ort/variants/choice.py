@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.capture.modes import Modes
 from torch2ort.capture.numbers import Numbers, ReadInPythonError
 from torch2ort.graph.identical import Identical, identical

@@ -13,7 +13,7 @@ import pytest
 import torch.nn.functional
 
 from torch2ort.cache.key import code as _code
-from torch2ort.cache.key import definitions as _definitions
+from torch2ort.cache.key import functions_and_classes as _definitions
 from torch2ort.cache.key.code import uses_of
 
 

@@ -13,7 +13,7 @@ import torch
 import torch2ort
 from tests.support.comparison import assert_same
 from tests.support.functions import Square
-from torch2ort.cache.key.exclusive import ExclusiveExport, exclusive
+from torch2ort.cache.key.export_lock import ExclusiveExport, exclusive
 
 
 class Model(torch.nn.Module):

@@ -21,8 +21,8 @@ import pytest
 
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store import manifest as _manifest
+from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.manifest import Manifest, sha256
-from torch2ort.cache.store.shelf import Kept, Shelf
 from torch2ort.cache.store.store import RefusedError, Store, manifest_of
 from torch2ort.errors import Torch2OrtWarning
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from torch2ort.cache.key.atoms import atom, form
+from torch2ort.cache.key.constant_bytes import atom, form
 
 # Those whose operations the tests compare with what `dis` tells.
 KNOWN_PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from torch2ort.cache.key.atoms import words
+from torch2ort.cache.key.constant_bytes import words
 from torch2ort.cache.key.guards import GuardList
+from torch2ort.cache.key.key_builder import Unkeyable
 from torch2ort.cache.key.library_operators import check_namespace, is_of_torch
 from torch2ort.cache.key.packages import Package
-from torch2ort.cache.key.walk import Unkeyable
 
 MISSING: Final = object()
 

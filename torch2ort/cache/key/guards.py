@@ -19,7 +19,7 @@ import torch
 
 from torch2ort import _native
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.atoms import atom, words
+from torch2ort.cache.key.constant_bytes import atom, words
 
 # Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
 SKIPPED = private.TAGGED | words(

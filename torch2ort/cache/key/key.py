@@ -18,15 +18,15 @@ import torch
 from torch2ort import io_schema
 from torch2ort._native import Switches
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.atoms import words
 from torch2ort.cache.key.code import KNOWN_PYTHONS
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.constant_bytes import words
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.guards import Armed, Guard, Written
+from torch2ort.cache.key.key_builder import Unkeyable, Walk
+from torch2ort.cache.key.object_encoder import Values, describe
 from torch2ort.cache.key.packages import own_digest, version
 from torch2ort.cache.key.registered import walk_registrations
-from torch2ort.cache.key.unread import NOTHING, Unread
-from torch2ort.cache.key.values import Values, describe
-from torch2ort.cache.key.walk import Unkeyable, Walk
+from torch2ort.cache.key.write_only_state import NOTHING, Unread
 from torch2ort.log import logger
 
 __all__ = ["Key", "Unkeyable", "dependencies"]

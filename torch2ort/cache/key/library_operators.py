@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.walk import Of, Unkeyable, Walk
+from torch2ort.cache.key.key_builder import Of, Unkeyable, Walk
 
 # Namespaces of torch.ops that are part of torch, so that its version stands for their kernels.
 _OF_TORCH = frozenset({"aten", "prim", "prims", "quantized", "higher_order", "torch2ort", "profiler"})

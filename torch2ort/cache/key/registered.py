@@ -7,9 +7,9 @@ from typing import Any
 
 import optree
 
+from torch2ort.cache.key.key_builder import Of, Walk
+from torch2ort.cache.key.object_encoder import Values
 from torch2ort.cache.key.packages import package_of_class
-from torch2ort.cache.key.values import Values
-from torch2ort.cache.key.walk import Of, Walk
 from torch2ort.io_schema._containers import NAMESPACE
 from torch2ort.pythonop.registry._table import Table
 from torch2ort.pythonop.registry.exporters import exporters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torch2ort.cache.key.walk import NOTE
+from torch2ort.cache.key.key_builder import NOTE
 from torch2ort.cache.store.store import Listed
 
 _SHOWN = 16  # digits of a digest that tell two of them apart at a glance

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.engines.joint.passing import Passing
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan
 from torch2ort.engines.joint.plans import Plans

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from torch2ort import symbolics
 from torch2ort._torch import aot as private
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.split import Half
 from torch2ort.pythonop.abstract_run.forward_probe import UserError

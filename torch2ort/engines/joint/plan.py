@@ -13,7 +13,7 @@ import onnx
 import torch
 
 from torch2ort.cache.key.key import Key, Unkeyable
-from torch2ort.cache.store.shelf import Kept
+from torch2ort.cache.store.graph_entries import Kept
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.reach import Reach
 from torch2ort.exports.places import bind_places, places_of

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from torch2ort.cache.key.key import Unkeyable
+from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.manifest import sha256
-from torch2ort.cache.store.shelf import Kept, Shelf
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan

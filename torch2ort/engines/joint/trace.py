@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from torch2ort._torch import aot as private
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.engines.joint.assigned import read_from_copies
 from torch2ort.engines.joint.masks import share_positions
 from torch2ort.engines.joint.reach import Reach, traced_reach

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch2ort.cache.key.key import Key
-from torch2ort.cache.store.shelf import keep
+from torch2ort.cache.store.graph_entries import keep
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import EngineError
 from torch2ort.kernels.regions.comparison import difference

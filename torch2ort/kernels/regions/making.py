@@ -20,8 +20,8 @@ import sympy
 import torch
 
 from torch2ort._torch import inductor as private
-from torch2ort.cache.key.exclusive import exclusive
-from torch2ort.cache.store.shelf import Kept
+from torch2ort.cache.key.export_lock import exclusive
+from torch2ort.cache.store.graph_entries import Kept
 from torch2ort.cache.store.store import Entry
 from torch2ort.kernels.regions.lowering import Kernel, UnknownCodeError, lowered
 from torch2ort.kernels.regions.region import (

@@ -14,7 +14,7 @@ import torch
 
 from torch2ort._torch.aot import OpOverload
 from torch2ort.cache.key.key import Key
-from torch2ort.cache.store.shelf import Kept, keep
+from torch2ort.cache.store.graph_entries import Kept, keep
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint.split import Half
 from torch2ort.engines.joint.tuning.alternatives import ALTERNATIVES, Alternative, Rewriting

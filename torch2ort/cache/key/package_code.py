@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.atoms import atom, words
 from torch2ort.cache.key.code import uses_of
+from torch2ort.cache.key.constant_bytes import atom, words
 from torch2ort.cache.key.global_names import resolve
 from torch2ort.cache.key.guards import SKIPPED
+from torch2ort.cache.key.key_builder import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_module
-from torch2ort.cache.key.walk import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
 
 if TYPE_CHECKING:
-    from torch2ort.cache.key.definitions import Definitions
+    from torch2ort.cache.key.functions_and_classes import Definitions
 
 # Packages of which a version stands for everything, also for what their code uses in turn.
 OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch2ort.cache.key.atoms import atom, form
+from torch2ort.cache.key.constant_bytes import atom, form
 from torch2ort.cache.key.guards import GuardList
 from torch2ort.cache.key.packages import Package, package_of_class
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.atoms import atom
 from torch2ort.cache.key.code import code_bytes, uses_of
+from torch2ort.cache.key.constant_bytes import atom
 from torch2ort.cache.key.global_names import (
     MISSING,
     check_pure,
@@ -25,10 +25,10 @@ from torch2ort.cache.key.global_names import (
     topic_of,
 )
 from torch2ort.cache.key.guards import SKIPPED
-from torch2ort.cache.key.installed import OPAQUE, Installed, functions_in
+from torch2ort.cache.key.key_builder import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
 from torch2ort.cache.key.library_operators import check_namespace
+from torch2ort.cache.key.package_code import OPAQUE, Installed, functions_in
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_import, package_of_module
-from torch2ort.cache.key.walk import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
 from torch2ort.pythonop.registry.inline import inlined
 
 # What reads names that stand in no code.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch2ort.cache.key.exclusive import exclusive
+from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store.store import Store, manifest_of
 from torch2ort.log import logger

@@ -27,15 +27,15 @@ import numpy as np
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.atoms import atom, form, words
-from torch2ort.cache.key.definitions import Definitions
+from torch2ort.cache.key.constant_bytes import atom, form, words
+from torch2ort.cache.key.fully_read_types import is_read_whole
+from torch2ort.cache.key.functions_and_classes import Definitions
 from torch2ort.cache.key.global_names import check_pure
 from torch2ort.cache.key.guards import PLAIN
+from torch2ort.cache.key.key_builder import Unkeyable, Walk
 from torch2ort.cache.key.library_operators import write_operator
 from torch2ort.cache.key.packages import package_of_module
-from torch2ort.cache.key.read_whole import is_read_whole
-from torch2ort.cache.key.unread import NOTHING, Unread
-from torch2ort.cache.key.walk import Unkeyable, Walk
+from torch2ort.cache.key.write_only_state import NOTHING, Unread
 from torch2ort.pythonop.abstract_run.object_snapshot import built_in
 from torch2ort.pythonop.abstract_run.opaque_objects import FOREIGN, last_results, steps_unseen
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torch2ort.cache.key.key import Key
+from torch2ort.cache.key.key_builder import Unkeyable
 from torch2ort.cache.key.packages import by_name, package_of_class
-from torch2ort.cache.key.walk import Unkeyable
 
 _WALKED, _INSTALLED = "found in the model's code", "found in an installed package"
 
