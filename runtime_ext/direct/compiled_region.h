@@ -9,7 +9,7 @@
 
 namespace torch2ort {
 
-// torch2ort/kernels/regions/source.py writes the functions, which need neither Python nor torch. The first
+// torch2ort/fusion/cpp_source.py writes the functions, which need neither Python nor torch. The first
 // takes the addresses of the inputs, the outputs and the temporaries, and the sizes that vary; it gives 0 if
 // it succeeded. The second tells what these sizes come to: the dimensions of the inputs and of the outputs,
 // all contiguous, and the bytes of the temporaries, one after the other.
@@ -30,7 +30,7 @@ struct CompiledRegion {
   size_t temporaries = 0;       // whose bytes are the last numbers
 };
 
-// A library is for sizes of at least this where they vary: see torch2ort/kernels/regions/region.py.
+// A library is for sizes of at least this where they vary: see torch2ort/fusion/region.py.
 constexpr int64_t kSmallestSize = 2;
 
 // Of Python's: an address, lists of tuples of sizes, a list of bytes, each -1 if it varies, another address,

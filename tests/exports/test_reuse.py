@@ -22,7 +22,7 @@ from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs
 from torch2ort.cache.store.store import Store
 from torch2ort.engines.joint import planning
 from torch2ort.errors import ExportError, Torch2OrtWarning
-from torch2ort.kernels.large import LARGE
+from torch2ort.kernels.kernel_threshold import LARGE
 from torch2ort.runtime import cached_session as kept
 from torch2ort.runtime import optimized
 

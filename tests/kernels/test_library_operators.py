@@ -13,8 +13,8 @@ import torch2ort
 from tests.support import library_operators as own
 from tests.support.comparison import assert_same
 from torch2ort.errors import EngineError, ExportError, ModelLoadError, UnsupportedOperatorError
+from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.nodes import load_sites
-from torch2ort.kernels.resolve import bind_classes
 
 ops = torch.ops.kernels_tests
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from torch2ort.kernels.regions import library
-from torch2ort.kernels.regions.region import decode_region
+from torch2ort.fusion import library
+from torch2ort.fusion.region import decode_region
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:

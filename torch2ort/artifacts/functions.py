@@ -16,8 +16,8 @@ import torch  # before what needs it, for an error that names it
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.session import Bindings, bind_half
 from torch2ort.errors import EngineError, FunctionNotFoundError, ModelLoadError, OptionError
+from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.nodes import FORWARD_ATTRIBUTE, load_sites
-from torch2ort.kernels.resolve import bind_classes
 from torch2ort.pythonop import Site, classes_given
 from torch2ort.pythonop.autocast import off
 from torch2ort.pythonop.native import native

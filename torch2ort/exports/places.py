@@ -8,7 +8,7 @@ from typing import Any
 from torch2ort.cache.key.function_locations import locate_function, located_function
 from torch2ort.cache.key.key import Key, Unkeyable
 from torch2ort.errors import ModelLoadError
-from torch2ort.kernels.resolve import bind_classes
+from torch2ort.graph.function_classes import bind_classes
 from torch2ort.pythonop import Site, UnstoredObject, dump_site, load_site
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import onnx
 
 from torch2ort.errors import ModelLoadError
+from torch2ort.graph.function_classes import bind_classes
 from torch2ort.kernels.functions import Bernoulli, Dropout
-from torch2ort.kernels.resolve import bind_classes
 from torch2ort.pythonop import Site, dump_site, load_site
 
 # Where a node says which call of torch2ort's draws eager's numbers; a plain session draws its own.

@@ -18,6 +18,7 @@ from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.graph import checksum
 from torch2ort.graph.drawn import order_of_draws
 from torch2ort.graph.file_checks import check_draws, check_functions, check_interface
+from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.large import content_of
@@ -26,7 +27,6 @@ from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.graph.weights import state_of, take_state
 from torch2ort.kernels.functions import decode_library_call
 from torch2ort.kernels.library import LibraryKernel
-from torch2ort.kernels.resolve import bind_classes
 from torch2ort.pythonop import Site, unstorable
 
 METADATA_KEY = "torch2ort"

@@ -22,8 +22,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch2ort._torch import dispatch as private
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.errors import ModelLoadError
+from torch2ort.kernels.meta_dtype_fixes import with_eagers_types
 from torch2ort.kernels.recurrent import abstract, is_stood_for
-from torch2ort.kernels.result_types import with_eagers_types
 from torch2ort.kernels.zero_tensors import with_memory
 
 # What a file must not be able to call: it reads the disk.

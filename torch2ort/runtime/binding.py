@@ -13,13 +13,13 @@ import onnx
 import torch
 
 from torch2ort.errors import ExportError, UnsupportedOperatorError
-from torch2ort.kernels.direct import DirectArguments, direct_arguments
+from torch2ort.fusion.library import native_of
+from torch2ort.fusion.library_loader import NativeRegion
+from torch2ort.fusion.region import Size
+from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.kernels.functions import AtenKernel
 from torch2ort.kernels.library import LibraryKernel
-from torch2ort.kernels.regions.function import FusedRegion
-from torch2ort.kernels.regions.library import native_of
-from torch2ort.kernels.regions.region import Size
-from torch2ort.kernels.regions.shared import NativeRegion
+from torch2ort.kernels.native_calls import DirectArguments, direct_arguments
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
 from torch2ort.pythonop.abstract_run.backward_probe import backward_of
 from torch2ort.pythonop.abstract_run.per_call_arguments import anew

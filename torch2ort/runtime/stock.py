@@ -19,8 +19,8 @@ import torch
 
 from torch2ort._torch import storage as private
 from torch2ort.errors import EngineError
+from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.nodes import python_op_nodes
-from torch2ort.kernels.resolve import bind_classes
 from torch2ort.pythonop import Site, load_site
 from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import binding

@@ -17,7 +17,7 @@ import torch
 from torch2ort._torch import decompositions as private
 from torch2ort.capture.autocast import NOTE
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels.library_operators import is_of_library
+from torch2ort.kernels.custom_ops import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import Autocast, entered

@@ -7,7 +7,7 @@ from collections.abc import Container
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels.library_operators import is_of_library, unfit
+from torch2ort.kernels.custom_ops import is_of_library, unfit
 from torch2ort.support.provenance import source_line
 
 

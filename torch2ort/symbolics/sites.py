@@ -13,6 +13,7 @@ import torch
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.kernels.custom_ops import is_of_library
 from torch2ort.kernels.functions import (
     AtenKernel,
     Bernoulli,
@@ -23,7 +24,6 @@ from torch2ort.kernels.functions import (
 )
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel, with_results
-from torch2ort.kernels.library_operators import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast

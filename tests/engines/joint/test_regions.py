@@ -14,8 +14,8 @@ import torch2ort
 from tests.support.functions import Affine, Square
 from tests.support.regions import interpret
 from tests.support.sweeps import thinned
-from torch2ort.kernels.regions import library
-from torch2ort.kernels.regions.region import Region, decode_region
+from torch2ort.fusion import library
+from torch2ort.fusion.region import Region, decode_region
 
 
 class Of(nn.Module):

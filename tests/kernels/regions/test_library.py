@@ -19,11 +19,11 @@ import torch2ort
 from torch2ort._torch import inductor
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import EngineError
+from torch2ort.fusion import compile, library
+from torch2ort.fusion.comparison import difference
+from torch2ort.fusion.library_loader import NativeRegion
+from torch2ort.fusion.region import decode_region, encode_region, in_float32
 from torch2ort.kernels.functions import encode_call
-from torch2ort.kernels.regions import library, making
-from torch2ort.kernels.regions.comparison import difference
-from torch2ort.kernels.regions.region import decode_region, encode_region, in_float32
-from torch2ort.kernels.regions.shared import NativeRegion
 from torch2ort.sizes.expressions import parse
 
 pytestmark = [
@@ -174,9 +174,9 @@ def test_one_library_is_for_all_sizes_and_for_the_next_process(libraries, tmp_pa
 def test_code_that_is_for_some_sizes_alone_is_not_used(libraries, monkeypatch):
     conditions = [[parse("n0") - 5 > 0], [sympy.Eq(parse("n0"), 4099)]]
     monkeypatch.setattr(inductor.Trace, "conditions", lambda self: conditions.pop(0))
-    assert isinstance(making.make([VARYING])[VARYING], making.Made)
-    unmade = making.make([VARYING])[VARYING]
-    assert unmade == making.Unmade("UnknownCodeError: its code is for sizes where Eq(n0, 4099)")
+    assert isinstance(compile.make([VARYING])[VARYING], compile.Made)
+    unmade = compile.make([VARYING])[VARYING]
+    assert unmade == compile.Unmade("UnknownCodeError: its code is for sizes where Eq(n0, 4099)")
 
 
 @pytest.mark.parametrize(("wrong", "where"), [(2, "{'n0': 2}"), (17, "{'n0': 17}"), (5003, "{'n0': 5003}")])
@@ -190,8 +190,8 @@ def test_a_library_for_all_sizes_is_compared_for_several(wrong, where):
 
 @compiles
 def test_a_library_in_the_cache_that_does_not_load_is_made_again(libraries, tmp_path, monkeypatch):
-    made = making.make([TEXT])[TEXT]
-    damaged = making.Made(made.run, making.Kept(made.kept.data, {"regions.so": b"another machine's"}))
+    made = compile.make([TEXT])[TEXT]
+    damaged = compile.Made(made.run, compile.Kept(made.kept.data, {"regions.so": b"another machine's"}))
     with monkeypatch.context() as patched:
         patched.setattr(library, "make", lambda texts: {text: damaged for text in texts})
         library.compiled([TEXT], Store(tmp_path))
@@ -328,8 +328,8 @@ def test_a_sum_that_pytorch_rounds_on_the_way_may_be_exact(libraries, folder):
 
 def test_a_library_that_computes_something_else_is_not_used(libraries, monkeypatch):
     made = {
-        TEXT: making.Made(lambda tensors: [tensors[0] + 1], making.Kept({}, {})),
-        OTHER: making.Made(decode_region(OTHER).run, making.Kept({}, {})),
+        TEXT: compile.Made(lambda tensors: [tensors[0] + 1], compile.Kept({}, {})),
+        OTHER: compile.Made(decode_region(OTHER).run, compile.Kept({}, {})),
     }
     monkeypatch.setattr(library, "make", lambda texts: made)
     with pytest.warns(torch2ort.Torch2OrtWarning) as warned:

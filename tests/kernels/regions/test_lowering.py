@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch2ort.kernels.regions.lowering import UnknownCodeError, lowered
-from torch2ort.kernels.regions.source import Program, program_of, text_of
+from torch2ort.fusion.cpp_source import Program, program_of, text_of
+from torch2ort.fusion.inductor_kernels import UnknownCodeError, lowered
 from torch2ort.sizes.expressions import evaluate, parse
 
 INPUTS = [(torch.float32, (2, 3)), (torch.bfloat16, (3,))]

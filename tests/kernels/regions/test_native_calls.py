@@ -13,12 +13,12 @@ import torch
 from tests.stock.one_call import OneNode
 from tests.support.memory import resident_bytes
 from torch2ort.errors import EngineError
+from torch2ort.fusion import library
+from torch2ort.fusion.cpp_source import Program
+from torch2ort.fusion.library_loader import loaded
+from torch2ort.fusion.region import decode_region, encode_region
+from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.kernels.functions import encode_call
-from torch2ort.kernels.regions import library
-from torch2ort.kernels.regions.function import FusedRegion
-from torch2ort.kernels.regions.region import decode_region, encode_region
-from torch2ort.kernels.regions.shared import loaded
-from torch2ort.kernels.regions.source import Program
 from torch2ort.pythonop.native import native
 from torch2ort.sizes.expressions import parse
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torch2ort.errors import EngineError, ModelLoadError
+from torch2ort.fusion.region import decode_region, encode_region, in_float32
 from torch2ort.kernels.functions import encode_call
-from torch2ort.kernels.regions.region import decode_region, encode_region, in_float32
 from torch2ort.sizes.expressions import parse
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.kernels.large import is_large
+from torch2ort.kernels.kernel_threshold import is_large
 from torch2ort.symbolics.decompositions.registry import Table
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from torch2ort.engines.joint.sizes import settle_sizes
 from torch2ort.engines.joint.split import ancestors, dependent_on
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.kernels.functions import is_callable
-from torch2ort.kernels.result_types import tell_eagers_types
+from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.interception import suspended
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs

@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 import torch
 
-from torch2ort.kernels.regions.region import Size
+from torch2ort.fusion.region import Size
 from torch2ort.sizes.expressions import plain, symbol
 from torch2ort.sizes.symbols import expression_of, is_number
 

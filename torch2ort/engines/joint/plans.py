@@ -16,8 +16,8 @@ from torch2ort.engines.joint.plan import BackwardPlan, ForwardPlan
 from torch2ort.engines.joint.tuning.machine import machine
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.built import Built
-from torch2ort.kernels.regions.function import FusedRegion
-from torch2ort.kernels.regions.library import compiled
+from torch2ort.fusion.library import compiled
+from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.runtime.optimized import identity

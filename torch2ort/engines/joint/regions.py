@@ -16,9 +16,9 @@ from torch2ort.engines.joint.memory import VIEWS
 from torch2ort.engines.joint.named_sizes import NamedSizes
 from torch2ort.engines.joint.recompute import is_large
 from torch2ort.engines.joint.sizes import elements
+from torch2ort.fusion.region import encode_region
+from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.kernels.functions import encode_call
-from torch2ort.kernels.regions.function import FusedRegion
-from torch2ort.kernels.regions.region import encode_region
 from torch2ort.pythonop import Site
 from torch2ort.sizes.symbols import is_number
 from torch2ort.symbolics.sites import SiteMaker, is_random

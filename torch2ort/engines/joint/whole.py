@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from torch2ort._torch.aot import OpOverload
-from torch2ort.kernels.library_operators import is_foreign
+from torch2ort.kernels.custom_ops import is_foreign
 from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.pythonop import Site
 from torch2ort.symbolics.gradients import carrying

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import torch
 
 from torch2ort.errors import ModelLoadError
-from torch2ort.kernels.allowed import check_index_check, check_kernel_call, check_region, text_of
+from torch2ort.fusion.region_function import FusedRegion
+from torch2ort.graph.op_allowlist import check_index_check, check_kernel_call, check_region, text_of
 from torch2ort.kernels.functions import AtenKernel, Bernoulli, Dropout, DropoutNoise, decode_library_call
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel
-from torch2ort.kernels.regions.function import FusedRegion
 from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
 
 FunctionClass = type[torch.autograd.Function]

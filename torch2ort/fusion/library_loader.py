@@ -14,8 +14,8 @@ import torch
 
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.errors import EngineError
-from torch2ort.kernels.regions.region import Region, shape_of
-from torch2ort.kernels.regions.source import Program
+from torch2ort.fusion.cpp_source import Program
+from torch2ort.fusion.region import Region, shape_of
 
 
 @dataclass(frozen=True)

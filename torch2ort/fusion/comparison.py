@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from torch2ort.kernels.regions.region import (
-    INFINITE,
-    ORDINARY,
-    SMALLEST,
-    Region,
-    decode_region,
-    in_float32,
-    shape_of,
-)
+from torch2ort.fusion.region import INFINITE, ORDINARY, SMALLEST, Region, decode_region, in_float32, shape_of
 
 # Rounding: between these are a fused kernel's results and those of its operators one by one.
 _BOUNDS = {

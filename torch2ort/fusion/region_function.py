@@ -8,8 +8,8 @@ import torch
 from torch.autograd import Function
 
 from torch2ort._torch import dispatch as private
-from torch2ort.kernels.regions.library import library_of
-from torch2ort.kernels.regions.region import decode_region
+from torch2ort.fusion.library import library_of
+from torch2ort.fusion.region import decode_region
 
 
 class FusedRegion(Function):

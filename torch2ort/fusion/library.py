@@ -10,9 +10,9 @@ from torch2ort.cache.key.key import Key
 from torch2ort.cache.store.graph_entries import keep
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import EngineError
-from torch2ort.kernels.regions.comparison import difference
-from torch2ort.kernels.regions.making import Run, Unmade, make, restored, surroundings
-from torch2ort.kernels.regions.shared import NativeRegion
+from torch2ort.fusion.comparison import difference
+from torch2ort.fusion.compile import Run, Unmade, make, restored, surroundings
+from torch2ort.fusion.library_loader import NativeRegion
 from torch2ort.support.user_warnings import warn
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 import torch
 
-from torch2ort.kernels.regions.region import SMALLEST, Shape, Size
+from torch2ort.fusion.region import SMALLEST, Shape, Size
 from torch2ort.sizes.expressions import symbol
 
 # What is kept of the module: its kernels, and what calls them.

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch2ort._torch.dispatch import schema_of
 from torch2ort.errors import ModelLoadError
+from torch2ort.fusion.region import calls_of
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
-from torch2ort.kernels.regions.region import calls_of
 from torch2ort.pythonop import Site
 
 _RETURNED = frozenset({"Tensor", "List[Tensor]"})

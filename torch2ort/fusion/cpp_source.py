@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from torch2ort.kernels.regions.lowering import Buffer, Kernel, Lowered, UnknownCodeError, View
-from torch2ort.kernels.regions.region import Shape, Size
+from torch2ort.fusion.inductor_kernels import Buffer, Kernel, Lowered, UnknownCodeError, View
+from torch2ort.fusion.region import Shape, Size
 
 _INCLUDE = re.compile(r"^\s*#include\b.*$", re.MULTILINE)
 _KERNEL = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')

@@ -23,8 +23,10 @@ from torch2ort._torch import inductor as private
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.store.graph_entries import Kept
 from torch2ort.cache.store.store import Entry
-from torch2ort.kernels.regions.lowering import Kernel, UnknownCodeError, lowered
-from torch2ort.kernels.regions.region import (
+from torch2ort.fusion.cpp_source import Program, program_of, text_of
+from torch2ort.fusion.inductor_kernels import Kernel, UnknownCodeError, lowered
+from torch2ort.fusion.library_loader import loaded
+from torch2ort.fusion.region import (
     Region,
     as_json,
     decode_region,
@@ -33,8 +35,6 @@ from torch2ort.kernels.regions.region import (
     shape_of,
     shapes_as_json,
 )
-from torch2ort.kernels.regions.shared import loaded
-from torch2ort.kernels.regions.source import Program, program_of, text_of
 from torch2ort.log import logger, quiet
 from torch2ort.support.startup_timing import SESSION, timed
 

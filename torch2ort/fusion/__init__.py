@@ -1,0 +1,1 @@
+"""Regions of operators that torch's inductor compiles to one function."""

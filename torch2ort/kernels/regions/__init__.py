@@ -1,1 +1,0 @@
-"""Fused regions: several operators as one kernel, which torch's inductor compiles for this machine."""
