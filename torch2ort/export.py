@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture.call import Call
 from torch2ort.capture.dim_specs import flat_dim_specs
-from torch2ort.capture.ordinary import ordinary, refuse_tensors
+from torch2ort.capture.plain_tensors import ordinary, refuse_tensors
+from torch2ort.capture.sample_call import Call
 from torch2ort.engines.choose import target_of
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel

@@ -15,7 +15,7 @@ from torch2ort.cache.report import CacheReport
 from torch2ort.graph.file import read, save
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
-from torch2ort.graph.renamed import renamed
+from torch2ort.graph.rename_values import renamed
 from torch2ort.graph.weights import state_of, with_weights
 from torch2ort.options import Options, with_arguments
 from torch2ort.providers import session_providers

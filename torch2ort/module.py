@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import never_compiled as private
-from torch2ort.capture.ordinary import is_compiled, refuse_untraceable
+from torch2ort.capture.plain_tensors import is_compiled, refuse_untraceable
 from torch2ort.engines.choose import refuse_providers
 from torch2ort.engines.devices import refuse_untried
 from torch2ort.errors import ExportError, OptionError

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 import torch2ort
 from tests.support.comparison import assert_same
-from torch2ort.graph.identical import as_passed, identical
+from torch2ort.graph.identical_inputs import as_passed, identical
 
 
 class Asks(nn.Module):

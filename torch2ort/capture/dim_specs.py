@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.capture.call import DimSpec
+from torch2ort.capture.sample_call import DimSpec
 from torch2ort.errors import ExportError
 
 _DIMENSIONS = "a dict such as {0: 'batch'}, or one entry for each of its {count} dimensions"

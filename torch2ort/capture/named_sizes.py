@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torch2ort.capture.call import DimSpec
 from torch2ort.capture.dim_specs import are_bound, without_names
+from torch2ort.capture.sample_call import DimSpec
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
 from torch2ort.sizes.symbols import name_sizes, named_symbol, program_size_names

@@ -18,19 +18,18 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._torch import export as private
+from torch2ort.capture.aliased_outputs import Origin, origins_of
 from torch2ort.capture.autocast import noted
-from torch2ort.capture.call import DimSpec
 from torch2ort.capture.constants import connect_constants
-from torch2ort.capture.dead_ends import DeadEnd, dead_ends_of, has_dead_end
 from torch2ort.capture.dim_specs import advice
-from torch2ort.capture.modes import same_grad_mode
+from torch2ort.capture.eager_sample_run import eager_runs, run_on_sample
+from torch2ort.capture.export_patches import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.capture.named_sizes import NamedSizes
-from torch2ort.capture.numbers import with_numbers
-from torch2ort.capture.ordinary import ordinary_tensors
-from torch2ort.capture.origins import Origin, origins_of
-from torch2ort.capture.sample import eager_runs, run_on_sample
+from torch2ort.capture.orphan_grad_outputs import DeadEnd, dead_ends_of, has_dead_end
+from torch2ort.capture.plain_tensors import ordinary_tensors
+from torch2ort.capture.sample_call import DimSpec
 from torch2ort.capture.tensor_attributes import TensorAttributes
-from torch2ort.capture.traceable import TracedCode, assigned_buffers_written, traceable_modules
+from torch2ort.capture.torch_modes import same_grad_mode
 from torch2ort.capture.views import View, views_of
 from torch2ort.effects import (
     NO_EFFECTS,
@@ -43,7 +42,8 @@ from torch2ort.effects import (
     tried,
 )
 from torch2ort.errors import ExportError, Torch2OrtError
-from torch2ort.graph.identical import Identical, as_passed
+from torch2ort.graph.identical_inputs import Identical, as_passed
+from torch2ort.graph.scalar_inputs import with_numbers
 from torch2ort.log import DEVINFO, logger
 from torch2ort.pythonop import Site, check_interception
 from torch2ort.pythonop.abstract_run import inferer_results

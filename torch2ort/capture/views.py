@@ -17,8 +17,8 @@ import sympy
 import torch
 
 from torch2ort._torch import export as private
-from torch2ort.capture.origins import Origin
-from torch2ort.capture.regions import Regions
+from torch2ort.capture.aliased_outputs import Origin
+from torch2ort.capture.grad_mode_regions import Regions
 from torch2ort.pythonop.attributes import dump_constant, load_constant
 from torch2ort.sizes import expressions as sizes
 from torch2ort.sizes.symbols import named, program_size_names

@@ -28,7 +28,7 @@ from torch2ort.engines.choose import live_target
 from torch2ort.engines.joint.lower import lower_half
 from torch2ort.engines.joint.session import Bindings
 from torch2ort.engines.joint.target import half_of
-from torch2ort.graph.stages import save_stage
+from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
 from torch2ort.log import quiet
 from torch2ort.options import Options

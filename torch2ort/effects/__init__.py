@@ -1,12 +1,12 @@
 """What forward does beside computing: found while it is traced, and left by each run of the graph, too."""
 
-from torch2ort.effects.calls import refuse_call, refused_calls
-from torch2ort.effects.found import EffectError
-from torch2ort.effects.reads import Reads
+from torch2ort.effects.eager_replay import line_of, tried
+from torch2ort.effects.effect_recorder import Watched
+from torch2ort.effects.forbidden_calls import refuse_call, refused_calls
+from torch2ort.effects.read_before_write import Reads
+from torch2ort.effects.side_effects import NO_EFFECTS, Effects, Write
+from torch2ort.effects.state_diff import EffectError
 from torch2ort.effects.tensor_state import refuse_state
-from torch2ort.effects.trial import line_of, tried
-from torch2ort.effects.watched import Watched
-from torch2ort.effects.writes import NO_EFFECTS, Effects, Write
 
 __all__ = [
     "NO_EFFECTS",

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture.ordinary import ordinary, ordinary_tensors
+from torch2ort.capture.plain_tensors import ordinary, ordinary_tensors
 from torch2ort.effects import EffectError, Watched
 from torch2ort.errors import EngineError
-from torch2ort.graph.identical import as_passed, identical
+from torch2ort.graph.identical_inputs import as_passed, identical
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
 from torch2ort.pythonop.abstract_run.object_snapshot import Snapshot
 from torch2ort.pythonop.abstract_run.tensor_rollback import Undone

@@ -9,20 +9,20 @@ import torch
 
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import INLINES_FUNCTIONS
-from torch2ort.capture.call import Call, DimSpec
-from torch2ort.capture.modes import Modes, traceable_modes
-from torch2ort.capture.ordinary import refuse_untraceable
+from torch2ort.capture.export_patches import backward_hook
+from torch2ort.capture.plain_tensors import refuse_untraceable
+from torch2ort.capture.sample_call import Call, DimSpec
+from torch2ort.capture.torch_modes import Modes, traceable_modes
 from torch2ort.capture.trace import Trace, trace
-from torch2ort.capture.traceable import backward_hook
 from torch2ort.errors import ExportError
 from torch2ort.exports.built import Built
 from torch2ort.exports.report import report
 from torch2ort.exports.reuse import reuse_or_build
 from torch2ort.exports.source import Program, Source, kept_program, source_of
 from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
-from torch2ort.graph.stages import save_stage
 from torch2ort.log import DEVINFO, logger, quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off

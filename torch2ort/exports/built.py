@@ -9,8 +9,8 @@ import torch
 
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.graph_entries import Shelf
-from torch2ort.capture.dead_ends import DeadEnd
-from torch2ort.capture.origins import Origin
+from torch2ort.capture.aliased_outputs import Origin
+from torch2ort.capture.orphan_grad_outputs import DeadEnd
 from torch2ort.capture.views import View
 from torch2ort.effects import NO_EFFECTS, Effects
 from torch2ort.exports.source import Program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.origin import Origin
+from torch2ort.graph.node_provenance import Origin
 
 
 def report(graph: Graph) -> str:

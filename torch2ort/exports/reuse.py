@@ -22,14 +22,14 @@ from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import differences, nearest
 from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
 from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
-from torch2ort.capture.call import Call
-from torch2ort.capture.dead_ends import DeadEnd
+from torch2ort.capture.orphan_grad_outputs import DeadEnd
+from torch2ort.capture.sample_call import Call
 from torch2ort.capture.views import View
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
 from torch2ort.exports.built import Built
 from torch2ort.exports.places import bind_places, places_of
+from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
 from torch2ort.graph.nodes import load_sites
-from torch2ort.graph.record import record, recorded_graph, recorded_interface
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.sizes.memory import memory_form

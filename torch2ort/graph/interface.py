@@ -11,7 +11,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort.errors import SchemaError, SchemaMismatchError
 from torch2ort.graph.accepted_sizes import Sizes
-from torch2ort.graph.identical import Identical, identical
+from torch2ort.graph.identical_inputs import Identical, identical
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 
 from torch2ort.cache.store.graph_entries import Shelf
 from torch2ort.errors import EngineError
+from torch2ort.graph.debug_dumps import save_optimized
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.stages import save_optimized
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.providers import session_providers

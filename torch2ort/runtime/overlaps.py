@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from torch2ort.errors import ExportError
-from torch2ort.graph.identical import Identical
+from torch2ort.graph.identical_inputs import Identical
 from torch2ort.graph.mutation import Mutation
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -11,7 +11,7 @@ import onnx
 import torch
 
 from torch2ort.errors import EngineError
-from torch2ort.graph.large import loadable
+from torch2ort.graph.external_weights import loadable
 from torch2ort.log import onnxruntime_severity
 from torch2ort.providers import name_of
 from torch2ort.pythonop import Site

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from torch2ort.capture.call import Call
+from torch2ort.capture.sample_call import Call
 from torch2ort.errors import ExportError
 from torch2ort.exports.build import build
 from torch2ort.options import Options

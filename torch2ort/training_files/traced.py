@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.capture.call import Call
+from torch2ort.capture.sample_call import Call
 from torch2ort.engines.choose import target_of
 from torch2ort.engines.joint.folded import fold_constants
 from torch2ort.engines.joint.registered import map_calls

@@ -9,9 +9,9 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
-from torch2ort.capture.modes import Modes
-from torch2ort.capture.numbers import Numbers, ReadInPythonError
-from torch2ort.graph.identical import Identical, identical
+from torch2ort.capture.torch_modes import Modes
+from torch2ort.graph.identical_inputs import Identical, identical
+from torch2ort.graph.scalar_inputs import Numbers, ReadInPythonError
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from torch2ort.cache.key.export_lock import exclusive
-from torch2ort.capture.call import DimSpec
+from torch2ort.capture.sample_call import DimSpec
 from torch2ort.engines.choose import engine_of, inference_engine_of
 from torch2ort.engines.joint.engine import Engine
 from torch2ort.exported_model import ExportedModel

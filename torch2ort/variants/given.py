@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture.modes import Modes
-from torch2ort.graph.identical import Identical
+from torch2ort.capture.torch_modes import Modes
+from torch2ort.graph.identical_inputs import Identical
 
 
 class Given(NamedTuple):

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from torch2ort.cache.key.key import named_tensors, tensor_of
-from torch2ort.capture.call import Call, DimSpec
-from torch2ort.capture.ordinary import ordinary
+from torch2ort.capture.plain_tensors import ordinary
+from torch2ort.capture.sample_call import Call, DimSpec
 from torch2ort.engines.choose import inference_target, training_target
 from torch2ort.engines.devices import on_their_device
 from torch2ort.errors import ExportError

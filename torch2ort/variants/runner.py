@@ -11,10 +11,10 @@ import torch
 from torch2ort import io_schema
 from torch2ort._native import Switches
 from torch2ort._torch import surroundings as private
-from torch2ort.capture.dead_ends import put_dead_ends
-from torch2ort.capture.modes import Modes
-from torch2ort.capture.ordinary import are_plain, refuse_tensors
-from torch2ort.capture.origins import put_back
+from torch2ort.capture.aliased_outputs import put_back
+from torch2ort.capture.orphan_grad_outputs import put_dead_ends
+from torch2ort.capture.plain_tensors import are_plain, refuse_tensors
+from torch2ort.capture.torch_modes import Modes
 from torch2ort.capture.views import put_views
 from torch2ort.engines import autograd
 from torch2ort.engines.verification import Verification

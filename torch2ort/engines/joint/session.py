@@ -12,8 +12,8 @@ import torch
 
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.passing import ByPython, Passing, native_half
-from torch2ort.graph.large import loadable
-from torch2ort.graph.stages import save_optimized, save_stage
+from torch2ort.graph.debug_dumps import save_optimized, save_stage
+from torch2ort.graph.external_weights import loadable
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.providers import CPU, session_providers

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture.numbers import Number, ReadInPythonError
 from torch2ort.errors import SchemaError
+from torch2ort.graph.scalar_inputs import Number, ReadInPythonError
 
 # What is the same in each call, whoever made it.
 PLAIN = (

@@ -6,10 +6,10 @@ from types import TracebackType
 
 import torch
 
-from torch2ort.effects.found import EffectError, Watch, writes_of
-from torch2ort.effects.reads import Reads
-from torch2ort.effects.recipes import Recipes
-from torch2ort.effects.writes import NO_EFFECTS, Effects
+from torch2ort.effects.read_before_write import Reads
+from torch2ort.effects.side_effects import NO_EFFECTS, Effects
+from torch2ort.effects.state_diff import EffectError, Watch, writes_of
+from torch2ort.effects.value_templates import Recipes
 
 
 class Watched:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from torch2ort.cache.key.packages import package_of_module
-from torch2ort.effects.reached import HOOKS_OF_ALL, Position, Reached, State, Variable, readable
-from torch2ort.effects.recipes import Recipes, UnmadeError
-from torch2ort.effects.writes import ContentsWritten, ItemsWritten, KeysWritten, Write
+from torch2ort.effects.reachable_state import HOOKS_OF_ALL, Position, Reached, State, Variable, readable
+from torch2ort.effects.side_effects import ContentsWritten, ItemsWritten, KeysWritten, Write
+from torch2ort.effects.value_templates import Recipes, UnmadeError
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, Unknown
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named
 from torch2ort.pythonop.abstract_run.opaque_objects import is_computed_when_asked, last_results

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort.cache.key.write_only_state import NOTHING, Unread
-from torch2ort.effects.recipes import Recipe
+from torch2ort.effects.value_templates import Recipe
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture.numbers import with_values
-from torch2ort.graph.identical import Identical, as_passed
+from torch2ort.graph.identical_inputs import Identical, as_passed
+from torch2ort.graph.scalar_inputs import with_values
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
 from torch2ort.pythonop.abstract_run.sample_tensors import Sample
 from torch2ort.pythonop.abstract_run.tensor_rollback import Undone

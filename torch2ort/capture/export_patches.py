@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch2ort._torch import export as private
 from torch2ort._torch.export import BatchNorm, mask_is_a_mask
-from torch2ort.capture import distribution_checks, unnamed_views
+from torch2ort.capture import distribution_checks, undeclared_view_ops
 from torch2ort.capture.inference_mode import InferenceTensors
 from torch2ort.effects import refuse_call, refuse_state
 from torch2ort.errors import ExportError
@@ -159,7 +159,7 @@ class TracedCode(TorchFunctionMode):
                 f"recurrent layer, and take each one's last output with torch.gather"
             )
         stands = recurrent.stand_in(func, args, onednn=self._onednn)
-        stands = stands or unnamed_views.stand_in(func, args, kwargs or {})
+        stands = stands or undeclared_view_ops.stand_in(func, args, kwargs or {})
         stands = stands or distribution_checks.stand_in(func, args)
         return self._noted(func, (stands or func)(*args, **(kwargs or {})))
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch2ort.capture.regions import Regions
+from torch2ort.capture.grad_mode_regions import Regions
 from torch2ort.capture.views import makes_views
 
 

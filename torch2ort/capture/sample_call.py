@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.graph.identical import Identical
+from torch2ort.graph.identical_inputs import Identical
 
 # What torch.export takes for one tensor: nothing, or a Dim (or None) for some of its dimensions.
 DimSpec = Mapping[int, Any] | Sequence[Any] | None

@@ -14,9 +14,9 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.write_only_state import Unread
-from torch2ort.effects.found import REQUIRES_GRAD, SETTINGS, EffectError, added, settings, switch_back
-from torch2ort.effects.reached import Reached, repr_of
-from torch2ort.effects.writes import ItemsWritten, KeysWritten, Write
+from torch2ort.effects.reachable_state import Reached, repr_of
+from torch2ort.effects.side_effects import ItemsWritten, KeysWritten, Write
+from torch2ort.effects.state_diff import REQUIRES_GRAD, SETTINGS, EffectError, added, settings, switch_back
 from torch2ort.errors import SchemaError
 from torch2ort.pythonop.abstract_run.object_rollback import Generators
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder

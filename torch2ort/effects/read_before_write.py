@@ -15,8 +15,8 @@ import numpy as np
 
 from torch2ort.cache.key.constant_bytes import words
 from torch2ort.cache.key.write_only_state import Unread
-from torch2ort.effects.reached import Reached
-from torch2ort.effects.writes import ItemsWritten, KeysWritten, Write
+from torch2ort.effects.reachable_state import Reached
+from torch2ort.effects.side_effects import ItemsWritten, KeysWritten, Write
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named
 
 _ABSENT: Any = object()
