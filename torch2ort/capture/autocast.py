@@ -1,7 +1,7 @@
 """What ``torch.autocast`` is set to, beside each operator of a trace.
 
 torch.export records what is above autocast: each operator with the tensors that the model's code gives it.
-They are cast below. :mod:`torch2ort.symbolics.autocast` makes casts of these notes.
+They are cast below. :mod:`torch2ort.program.autocast_casts` makes casts of these notes.
 """
 
 from __future__ import annotations

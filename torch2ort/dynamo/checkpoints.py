@@ -14,9 +14,9 @@ import torch
 
 from torch2ort._torch import dynamo as private
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.program.kernel_sites import is_random
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.sites import is_random
 
 _COPY = torch.ops.aten.copy.default
 

@@ -12,9 +12,9 @@ from torch2ort.dynamo.checkpoints import run_once
 from torch2ort.dynamo.views import repeat_views
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
+from torch2ort.program.kernel_sites import is_random
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.sites import is_random
 
 
 def partition(

@@ -20,9 +20,9 @@ from torch2ort.engines.joint.sizes import SizeNodes, carried, settle_sizes, symb
 from torch2ort.engines.joint.split import Half, Split, copied_node, placeholder_of
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.program.unused_checks import have_computed
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
-from torch2ort.symbolics.unread_checks import have_computed
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default

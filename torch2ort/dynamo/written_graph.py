@@ -12,9 +12,9 @@ import torch
 from torch2ort._torch import dynamo as private
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.engines.joint.sizes import written
+from torch2ort.program.operators import must_compute
 from torch2ort.pythonop import Site, dump_site, site_by_key
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
-from torch2ort.symbolics.operators import must_compute
 
 # Position of the argument that is the key of a site, which this process alone knows.
 _KEYS: dict[Any, int] = {torch.ops.torch2ort.python_op.default: 1, PYTHON_OP_GRAD: 2}

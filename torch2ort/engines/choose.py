@@ -10,12 +10,12 @@ from torch2ort.engines.joint.target import is_left_to_pytorch
 from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.exports.built import Built
 from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.providers import CPU, name_of
 from torch2ort.runtime import InferenceEngine, onnxruntime, version
 from torch2ort.runtime.cuda.inference import DeviceInference
 from torch2ort.runtime.cuda.sessions import device_of
 from torch2ort.runtime.probe import can_run
-from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
 # The first onnxruntime that was tried: onnxruntime-training 1.19.2. Of the others 1.20 was.
 _FIRST = (1, 19)

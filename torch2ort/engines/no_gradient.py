@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.program.half_precision import floating_dtypes
+from torch2ort.program.kernel_sites import arguments_of, is_operator
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.half_precision import floating_dtypes
-from torch2ort.symbolics.sites import arguments_of, is_operator
 
 
 def refuse_sparse_and_complex(node: torch.fx.Node) -> None:

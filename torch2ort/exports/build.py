@@ -18,19 +18,19 @@ from torch2ort.errors import ExportError
 from torch2ort.exports.built import Built
 from torch2ort.exports.report import report
 from torch2ort.exports.reuse import reuse_or_build
-from torch2ort.exports.source import Program, Source, kept_program, source_of
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 from torch2ort.log import DEVINFO, logger, quiet
 from torch2ort.options import Options
+from torch2ort.program.autocast_casts import settle_autocast
+from torch2ort.program.range_bounds import detach_bounds
+from torch2ort.program.target import Target
+from torch2ort.program.traced_program import Program, Source, kept_program, source_of
 from torch2ort.pythonop.autocast import off
 from torch2ort.support.startup_timing import TRACE, TRANSLATE, phase
-from torch2ort.symbolics.autocast import settle_autocast
-from torch2ort.symbolics.constant_bounds import detach_bounds
 from torch2ort.symbolics.lowering import lower, sizes_of
-from torch2ort.symbolics.target import Target
 
 
 def build(

@@ -13,9 +13,9 @@ from torch2ort.capture.aliased_outputs import Origin
 from torch2ort.capture.orphan_grad_outputs import DeadEnd
 from torch2ort.capture.views import View
 from torch2ort.effects import NO_EFFECTS, Effects
-from torch2ort.exports.source import Program
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
+from torch2ort.program.traced_program import Program
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from torch2ort.graph.drawn import drawn_sites, leaves_more
 from torch2ort.graph.graph import Graph
+from torch2ort.program.effect_order import keep_order, run_unread
 from torch2ort.pythonop import Site, node_attributes
-from torch2ort.symbolics.effects import keep_order, run_unread
 
 _DOMAINS = ("com.microsoft", "org.pytorch.aten")
 

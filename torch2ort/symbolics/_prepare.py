@@ -14,46 +14,46 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
-from torch2ort.pythonop import Site
-from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
-from torch2ort.sizes.guessed import expands_unknown, forget_new_sizes
-from torch2ort.support.provenance import source_line
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.decompositions import EVERY, EXPORTED
-from torch2ort.symbolics.default_dtype import write_default_dtypes
-from torch2ort.symbolics.dtypes import refuse_mixed_dtypes
-from torch2ort.symbolics.eager_formulas import eager_kernels
-from torch2ort.symbolics.fusion import fuse_gelu
-from torch2ort.symbolics.grad_regions import inline_grad_regions
-from torch2ort.symbolics.half_precision import round_compared_numbers, rounds_in_half, whole_in_half
-from torch2ort.symbolics.hidden_writes import refuse_hidden_writes
-from torch2ort.symbolics.indices import check_indices
-from torch2ort.symbolics.inlined_calls import inline_calls
-from torch2ort.symbolics.integer_bounds import settle_bounds
-from torch2ort.symbolics.integer_numbers import settle_numbers
-from torch2ort.symbolics.library_calls import refuse_unfit_operators
-from torch2ort.symbolics.mutation import refuse_other_mutations
-from torch2ort.symbolics.overwritten import keep_overwritten
-from torch2ort.symbolics.policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
-from torch2ort.symbolics.recurrent_layers import separate_layers
-from torch2ort.symbolics.registered import user_operators
-from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
-from torch2ort.symbolics.selected import select_by_tensors
-from torch2ort.symbolics.sites import SiteMaker
-from torch2ort.symbolics.stride_sizes import read_off_shapes
-from torch2ort.symbolics.strides import (
+from torch2ort.program import operators
+from torch2ort.program.default_dtype import write_default_dtypes
+from torch2ort.program.dtype_refusals import refuse_mixed_dtypes
+from torch2ort.program.eager_formulas import eager_kernels
+from torch2ort.program.fft_precision import refuse_inexact_transforms
+from torch2ort.program.full_overwrites import keep_overwritten
+from torch2ort.program.fuse_gelu import fuse_gelu
+from torch2ort.program.half_precision import round_compared_numbers, rounds_in_half, whole_in_half
+from torch2ort.program.index_checks import check_indices
+from torch2ort.program.inline_calls import inline_calls
+from torch2ort.program.integer_clamp import settle_bounds
+from torch2ort.program.integer_scalars import settle_numbers
+from torch2ort.program.kernel_policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
+from torch2ort.program.kernel_sites import SiteMaker
+from torch2ort.program.mutated_inputs import refuse_other_mutations
+from torch2ort.program.no_grad_regions import inline_grad_regions
+from torch2ort.program.recurrent_layers import separate_layers
+from torch2ort.program.runtime_assertions import drop_conditions
+from torch2ort.program.strides import (
     draw_in_order_of_memory,
     loosen_views,
     read_in_order_of_memory,
     refuse_other_orders,
     refuse_shared_elements,
 )
-from torch2ort.symbolics.target import Target
-from torch2ort.symbolics.transforms import refuse_inexact_transforms
+from torch2ort.program.strides_to_shapes import read_off_shapes
+from torch2ort.program.target import Target
+from torch2ort.program.tensor_index_select import select_by_tensors
+from torch2ort.program.unrepresentable_tensors import refuse_unheld, refuse_unheld_weights
+from torch2ort.program.unsupported_custom_ops import refuse_unfit_operators
+from torch2ort.program.untracked_inplace import refuse_hidden_writes
+from torch2ort.program.unused_checks import keep_unread_checks
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
+from torch2ort.sizes.guessed import expands_unknown, forget_new_sizes
+from torch2ort.support.provenance import source_line
+from torch2ort.symbolics.decompositions import EVERY, EXPORTED
+from torch2ort.symbolics.registered import user_operators
+from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.translations import translation_table
-from torch2ort.symbolics.unheld import refuse_unheld, refuse_unheld_weights
-from torch2ort.symbolics.unread_checks import keep_unread_checks
-from torch2ort.symbolics.value_checks import drop_conditions
 
 aten = torch.ops.aten
 _OPAQUE = frozenset({torch.ops.torch2ort.python_op.default, PYTHON_OP_GRAD, MAPPED_CALL, MAPPED_CALL_GRAD})

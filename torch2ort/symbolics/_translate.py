@@ -16,6 +16,10 @@ from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import Torch2OrtError
 from torch2ort.graph.mutation import Mutation
 from torch2ort.kernels.index_check import define_checks
+from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.mutated_inputs import add_mutation_outputs
+from torch2ort.program.target import Target
+from torch2ort.program.unrepresentable_tensors import refuse_complex_arguments, refuse_complex_values
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
@@ -24,15 +28,11 @@ from torch2ort.symbolics.axes import count_axes_from_the_front
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.empty_products import guard_products
 from torch2ort.symbolics.fitting import fit_types
-from torch2ort.symbolics.mutation import add_mutation_outputs
 from torch2ort.symbolics.products import mend_products
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
-from torch2ort.symbolics.sites import is_random
 from torch2ort.symbolics.special_numbers import keep_nan
-from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.translations import translation_table
-from torch2ort.symbolics.unheld import refuse_complex_arguments, refuse_complex_values
 
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18

@@ -17,8 +17,8 @@ import onnxscript.optimizer
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
+from torch2ort.program.effect_order import has_backward, must_run
 from torch2ort.symbolics.digits import loses_digits
-from torch2ort.symbolics.effects import has_backward, must_run
 from torch2ort.symbolics.element_types import typed_nodes
 from torch2ort.symbolics.neutral_numbers import NEUTRAL_NUMBER_RULES
 

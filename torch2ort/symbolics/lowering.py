@@ -16,19 +16,19 @@ from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.drawn import leaves_more
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.mutation import Mutation
+from torch2ort.program.effect_order import keep_order, run_unread
+from torch2ort.program.target import Target
+from torch2ort.program.unrepresentable_tensors import refuse_complex_weight
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.sizes.guessed import added_conditions, conditions_of_statistics
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
 from torch2ort.support.startup_timing import SHAPES, phase
 from torch2ort.symbolics.cleanup import drop_unread_constants
-from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import name_interface, separate_outputs
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.site_nodes import SiteNodes, shown_sites
-from torch2ort.symbolics.target import Target
 from torch2ort.symbolics.type_check import refuse_mistyped
-from torch2ort.symbolics.unheld import refuse_complex_weight
 
 
 def lower(

@@ -10,6 +10,7 @@ import sympy
 
 from torch2ort.errors import ExportError
 from torch2ort.graph.drawn import DRAWN_META, described_draw
+from torch2ort.program.target import Target
 from torch2ort.pythonop import (
     ONNX_TYPES,
     SITE_ATTRIBUTE,
@@ -23,7 +24,6 @@ from torch2ort.pythonop.registry import exporter_of
 from torch2ort.symbolics.drawn_nodes import drawn_node
 from torch2ort.symbolics.graph_builder import ops
 from torch2ort.symbolics.registered import map_site
-from torch2ort.symbolics.target import Target
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torch2ort.symbolics.inlining import inline
-from torch2ort.symbolics.sites import arguments_of
+from torch2ort.program.fx_inline import inline
+from torch2ort.program.kernel_sites import arguments_of
 
 aten = torch.ops.aten
 _ATTENTION = aten.scaled_dot_product_attention.default

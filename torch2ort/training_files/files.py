@@ -11,8 +11,8 @@ import torch
 from torch2ort._torch.data_dependence import DATA_DEPENDENT
 from torch2ort.artifacts.description import OPTIMIZER_MODEL, TRAIN_STEP, TRAINING_MODEL
 from torch2ort.errors import ExportError
+from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
-from torch2ort.symbolics.target import Target
 from torch2ort.training_files.arguments import name_taken
 from torch2ort.training_files.joined import joined
 from torch2ort.training_files.lowered_step import Part, lower_step

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.program import operators
+from torch2ort.program.fx_inline import inline
+from torch2ort.program.kernel_sites import arguments_of, is_random
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.inlining import inline
-from torch2ort.symbolics.sites import arguments_of, is_random
 
 aten = torch.ops.aten
 # In 31 bits, so that no product of two leaves 64: ONNX has shifts for unsigned numbers alone.

@@ -10,9 +10,9 @@ import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.recurrent import is_recurrent, original
+from torch2ort.program.fx_inline import inline
+from torch2ort.program.kernel_sites import arguments_of
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.inlining import inline
-from torch2ort.symbolics.sites import arguments_of
 
 aten = torch.ops.aten
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
+from torch2ort.program.shared_memory import shared_with, written_by
 from torch2ort.support.provenance import files_of
 from torch2ort.support.source_lines import is_users
-from torch2ort.symbolics.shared_memory import shared_with, written_by
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch2ort.kernels.kernel_threshold import is_large
-from torch2ort.symbolics.decompositions.registry import Table
+from torch2ort.program.decomposition_table import Table
 
 aten = torch.ops.aten
 

@@ -20,11 +20,11 @@ from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
 from torch2ort.exports.built import Built
 from torch2ort.log import quiet
 from torch2ort.options import Options
+from torch2ort.program.target import Target
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.binding import OriginalFeeds, original_feeds
 from torch2ort.runtime.profiling import active_tracer
 from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, current, phase
-from torch2ort.symbolics.target import Target
 
 
 @dataclass(slots=True)

@@ -16,12 +16,12 @@ import torch
 
 from torch2ort._torch import aot as private
 from torch2ort.engines.joint.assigned import to_memory
-from torch2ort.exports.source import Constant, Source
+from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.no_grad_regions import inline_grad_regions
+from torch2ort.program.shared_memory import written_by
+from torch2ort.program.traced_program import Constant, Source
 from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import has_hint
-from torch2ort.symbolics.grad_regions import inline_grad_regions
-from torch2ort.symbolics.shared_memory import written_by
-from torch2ort.symbolics.sites import is_random
 
 aten = torch.ops.aten
 _SITES = torch.ops.torch2ort.python_op.default

@@ -20,18 +20,18 @@ from torch2ort.engines.joint.split import ancestors, dependent_on
 from torch2ort.engines.joint.trace import Joint
 from torch2ort.kernels.functions import is_callable
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
-from torch2ort.pythonop import TENSOR, Site, site_by_key
-from torch2ort.pythonop.interception import suspended
-from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
-from torch2ort.support.provenance import origin_of
-from torch2ort.symbolics.eager_formulas import eager_formulas
-from torch2ort.symbolics.inlined_calls import (
+from torch2ort.program.eager_formulas import eager_formulas
+from torch2ort.program.inline_calls import (
     NotInlinedError,
     applied,
     is_chosen,
     refuse_random,
     refuse_to_inline,
 )
+from torch2ort.pythonop import TENSOR, Site, site_by_key
+from torch2ort.pythonop.interception import suspended
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
+from torch2ort.support.provenance import origin_of
 
 # Constants that are equal where their texts are.
 _SIMPLE = (bool, int, float, str)

@@ -11,17 +11,17 @@ from torch2ort._torch import aot as private
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.split import Half
+from torch2ort.program.effect_order import keep_order, run_unread
+from torch2ort.program.target import Target
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import program_size_names
 from torch2ort.support.startup_timing import TRANSLATE, timed
-from torch2ort.symbolics.effects import keep_order, run_unread
 from torch2ort.symbolics.naming import separate_outputs
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.registered.own_gradients import translations
 from torch2ort.symbolics.site_nodes import SiteNodes
-from torch2ort.symbolics.target import Target
 
 
 @timed(TRANSLATE)

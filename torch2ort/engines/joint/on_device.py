@@ -21,10 +21,10 @@ from torch2ort.engines.joint.plans import Plans
 from torch2ort.engines.joint.session import Bindings, HalfSession, Source
 from torch2ort.exports.built import Built
 from torch2ort.options import Options
+from torch2ort.program.target import Target
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
 from torch2ort.runtime.session import refuse_missing
-from torch2ort.symbolics.target import Target
 
 
 @contextlib.contextmanager

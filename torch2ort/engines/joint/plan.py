@@ -17,8 +17,8 @@ from torch2ort.cache.store.graph_entries import Kept
 from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.engines.joint.reach import Reach
 from torch2ort.exports.places import bind_places, places_of
-from torch2ort.exports.source import Constant
 from torch2ort.graph.nodes import load_sites
+from torch2ort.program.traced_program import Constant
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.attributes import dump_constant, load_constant
 

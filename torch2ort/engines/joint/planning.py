@@ -22,12 +22,12 @@ from torch2ort.engines.joint.target import half_of
 from torch2ort.engines.joint.trace import Joint, refuse_write, trace_joint
 from torch2ort.engines.joint.tuning.tuner import Tuner
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.exports.source import Constant, Source
 from torch2ort.graph.graph import Graph
+from torch2ort.program.target import Target
+from torch2ort.program.traced_program import Constant, Source
 from torch2ort.pythonop import Site
 from torch2ort.sizes.guessed import Conditions, conditions
 from torch2ort.symbolics.registered.own_gradients import MappedCall
-from torch2ort.symbolics.target import Target
 
 # In front of the name of a model's tensor that the graph is not fed with.
 _OWNED = "model:"

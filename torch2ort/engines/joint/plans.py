@@ -20,8 +20,8 @@ from torch2ort.fusion.library import compiled
 from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.program.target import Target
 from torch2ort.runtime.optimized import identity
-from torch2ort.symbolics.target import Target
 
 if TYPE_CHECKING:
     # What traces takes long to import, and a warm start does not trace.

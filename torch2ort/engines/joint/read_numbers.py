@@ -23,11 +23,9 @@ from torch2ort._torch import aot as private
 from torch2ort.engines.joint.sizes import same_sizes
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.formulas import name_of
-from torch2ort.sizes.symbols import bounds, is_number
-from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.inserted import insert_call
-from torch2ort.symbolics.operators import must_compute, number_as_sizes, python_number
-from torch2ort.symbolics.value_checks import (
+from torch2ort.program.fx_insert import insert_call
+from torch2ort.program.operators import must_compute, number_as_sizes, python_number
+from torch2ort.program.runtime_assertions import (
     CONDITIONS,
     READS,
     constant,
@@ -35,6 +33,8 @@ from torch2ort.symbolics.value_checks import (
     reads_of,
     within_bounds,
 )
+from torch2ort.sizes.symbols import bounds, is_number
+from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten
 # Of floats as Python's, without those that raise for some numbers.

@@ -24,8 +24,8 @@ from torch2ort.engines.joint.fusible import is_fusible
 from torch2ort.engines.joint.memory import VIEWS, held_by_functions, owner_of
 from torch2ort.engines.joint.sizes import elements
 from torch2ort.engines.joint.trace import Joint
+from torch2ort.program.half_precision import rounds_in_half
 from torch2ort.sizes.symbols import size_hint
-from torch2ort.symbolics.half_precision import rounds_in_half
 
 aten = torch.ops.aten
 

@@ -19,9 +19,9 @@ from torch2ort.engines.joint.sizes import elements
 from torch2ort.fusion.region import encode_region
 from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.kernels.functions import encode_call
+from torch2ort.program.kernel_sites import SiteMaker, is_random
 from torch2ort.pythonop import Site
 from torch2ort.sizes.symbols import is_number
-from torch2ort.symbolics.sites import SiteMaker, is_random
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)

@@ -18,16 +18,16 @@ import torch
 from torch2ort import symbolics
 from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.exports.source import Source
+from torch2ort.program.gradient_flow import carrying, is_float
+from torch2ort.program.no_grad_regions import inline_grad_regions
+from torch2ort.program.target import Target
+from torch2ort.program.traced_program import Source
 from torch2ort.pythonop import site_by_key
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import exporter_of, gradients
-from torch2ort.symbolics.grad_regions import inline_grad_regions
-from torch2ort.symbolics.gradients import carrying, is_float
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 from torch2ort.symbolics.site_nodes import SiteNodes
-from torch2ort.symbolics.target import Target
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _KERNELS = frozenset({"PythonOp", "ATen"})

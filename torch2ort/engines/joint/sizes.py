@@ -18,14 +18,14 @@ import torch
 
 from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.program.fx_insert import insert_call
+from torch2ort.program.operators import must_compute, python_number
+from torch2ort.program.runtime_assertions import CONDITIONS, drop_conditions
+from torch2ort.program.unused_checks import have_computed
 from torch2ort.sizes import expressions
 from torch2ort.sizes.guessed import assumed, forget_assumed, take_for_one
 from torch2ort.sizes.symbols import expression_of, has_hint, is_number, raw_expression, size_hint
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.inserted import insert_call
-from torch2ort.symbolics.operators import must_compute, python_number
-from torch2ort.symbolics.unread_checks import have_computed
-from torch2ort.symbolics.value_checks import CONDITIONS, drop_conditions
 
 aten = torch.ops.aten
 _SIZE = aten.sym_size.int

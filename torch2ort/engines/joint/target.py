@@ -11,8 +11,8 @@ import torch
 from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.decompositions import with_small_derivatives
 from torch2ort.engines.joint.tuning.described import signature
+from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.sizes.symbols import has_hint, size_hint
-from torch2ort.symbolics.target import GradientRules, GradientSource, Target
 
 # What ONNX does as well as PyTorch's kernels. All else, derivatives and what functionalisation leaves among
 # it, runs in those: nobody compared torch.onnx's translations of it.

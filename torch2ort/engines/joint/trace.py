@@ -21,32 +21,26 @@ from torch2ort.engines.joint.sizes import Replay, check_assumed, keep_sizes, set
 from torch2ort.engines.joint.whole import keep_whole
 from torch2ort.engines.no_gradient import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
-from torch2ort.exports.source import Source
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
+from torch2ort.program.eager_formulas import eager_formulas
+from torch2ort.program.grad_aliasing import DETACHES
+from torch2ort.program.gradient_flow import carrying, makes_constants
+from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.no_grad_regions import inline_grad_regions
+from torch2ort.program.operators import checked_index, extreme, must_compute, number_as_sizes, python_number
+from torch2ort.program.runtime_assertions import drop_guesses
+from torch2ort.program.shared_memory import sources_of, writes_outside, written_by
+from torch2ort.program.strides import draw_in_order_of_memory
+from torch2ort.program.tensor_index_select import select_by_tensors
+from torch2ort.program.traced_program import Source
+from torch2ort.program.unused_checks import keep_unread_checks
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.sizes.symbols import is_number
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.eager_formulas import eager_formulas
-from torch2ort.symbolics.grad_regions import inline_grad_regions
-from torch2ort.symbolics.gradients import carrying, makes_constants
-from torch2ort.symbolics.operators import (
-    checked_index,
-    extreme,
-    must_compute,
-    number_as_sizes,
-    python_number,
-)
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
-from torch2ort.symbolics.selected import select_by_tensors
-from torch2ort.symbolics.shared_memory import sources_of, writes_outside, written_by
-from torch2ort.symbolics.sites import is_random
-from torch2ort.symbolics.strides import draw_in_order_of_memory
-from torch2ort.symbolics.tracked_memory import DETACHES
-from torch2ort.symbolics.unread_checks import keep_unread_checks
-from torch2ort.symbolics.value_checks import drop_guesses
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 aten = torch.ops.aten

@@ -14,11 +14,11 @@ import torch
 from torch2ort._torch.aot import OpOverload
 from torch2ort.kernels.custom_ops import is_foreign
 from torch2ort.kernels.recurrent import is_recurrent
+from torch2ort.program.gradient_flow import carrying
+from torch2ort.program.kernel_policy import CHECKING
+from torch2ort.program.kernel_sites import SiteMaker, arguments_of
+from torch2ort.program.runtime_assertions import READS
 from torch2ort.pythonop import Site
-from torch2ort.symbolics.gradients import carrying
-from torch2ort.symbolics.policy import CHECKING
-from torch2ort.symbolics.sites import SiteMaker, arguments_of
-from torch2ort.symbolics.value_checks import READS
 
 # Autograd asks a product how many zeros are in it, and goes another way in a trace, which cannot say. It
 # differs where the product is no number. So does the gradient of the smallest of all: in a trace it is

@@ -6,7 +6,7 @@ also where PyTorch's reference decomposition would give a NaN gradient from the 
 
 import importlib
 
-from torch2ort.symbolics.decompositions.registry import EVERY, EXPORTED
+from torch2ort.program.decomposition_table import EVERY, EXPORTED
 
 __all__ = ["EVERY", "EXPORTED"]
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torch2ort.symbolics.decompositions.registry import decomposes
+from torch2ort.program.decomposition_table import decomposes
 
 aten = torch.ops.aten
 

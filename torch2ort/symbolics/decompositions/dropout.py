@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.decompositions.registry import EXPORTED, decomposes
+from torch2ort.program import operators
+from torch2ort.program.decomposition_table import EXPORTED, decomposes
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)

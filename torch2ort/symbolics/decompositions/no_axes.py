@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.symbolics.decompositions.registry import decomposes
+from torch2ort.program.decomposition_table import decomposes
 
 aten = torch.ops.aten
 

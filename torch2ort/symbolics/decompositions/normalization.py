@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch2ort.symbolics.decompositions.registry import EXPORTED, decomposes
+from torch2ort.program.decomposition_table import EXPORTED, decomposes
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.symbolics.decompositions.registry import decomposes
+from torch2ort.program.decomposition_table import decomposes
 
 aten = torch.ops.aten
 

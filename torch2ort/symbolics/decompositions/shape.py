@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch2ort.symbolics.decompositions.registry import decomposes
+from torch2ort.program.decomposition_table import decomposes
 
 aten = torch.ops.aten
 

@@ -14,10 +14,10 @@ from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInfer
 
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
+from torch2ort.program.target import Target
 from torch2ort.pythonop import ONNX_TYPES
 from torch2ort.symbolics.registered.schema import OperatorSchema
 from torch2ort.symbolics.registered.values import GraphValue
-from torch2ort.symbolics.target import Target
 
 
 class GraphBuilder:

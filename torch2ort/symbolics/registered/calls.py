@@ -10,13 +10,13 @@ import sympy
 
 from torch2ort._torch import decompositions as private
 from torch2ort.errors import ExportError, Torch2OrtError
+from torch2ort.program.target import Target
 from torch2ort.pythonop import ONNX_TYPES, Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import Exporter
 from torch2ort.sizes.symbols import named
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.values import GraphValue
-from torch2ort.symbolics.target import Target
 
 # In a node's ``meta``: it is there as a registered callable wrote it, and no pass makes another of it.
 WRITTEN_BY_USERS = "torch2ort_written_by_users"

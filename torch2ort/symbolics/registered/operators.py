@@ -14,11 +14,11 @@ import sympy
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.schemas import output_count
 from torch2ort.errors import ExportError
+from torch2ort.program.target import Target
 from torch2ort.pythonop import ONNX_TYPES
 from torch2ort.pythonop.registry import overloads, symbolics
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.calls import commit, returned_values, run_user
-from torch2ort.symbolics.target import Target
 
 _DTYPES = {ir.DataType(number): dtype for dtype, number in ONNX_TYPES.items()}
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from torch2ort.kernels.index_check import CHECKED_INDEX
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.effects import MUST_COMPUTE
+from torch2ort.program import operators
+from torch2ort.program.effect_order import MUST_COMPUTE
 from torch2ort.symbolics.graph_builder import op
 from torch2ort.symbolics.translations.registry import translates
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from torch2ort.symbolics import operators
+from torch2ort.program import operators
 from torch2ort.symbolics.graph_builder import ops
 from torch2ort.symbolics.translations.registry import translates
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch2ort.program.target import Target
 from torch2ort.symbolics.registered import user_translations
-from torch2ort.symbolics.target import Target
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # torch2ort's own; what users register goes before them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch2ort.symbolics.decompositions.registry import Table, decomposes
+from torch2ort.program.decomposition_table import Table, decomposes
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 STEP: Table = {}

@@ -14,9 +14,9 @@ import torch
 
 from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.tuning.described import signature
+from torch2ort.program.kernel_sites import SiteMaker
 from torch2ort.pythonop import Site
 from torch2ort.support.provenance import origin_of
-from torch2ort.symbolics.sites import SiteMaker
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ import torch
 
 from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.split import Half
-from torch2ort.symbolics.permuted import unpermuted
+from torch2ort.program.dim_order import unpermuted
 
 aten = torch.ops.aten
 

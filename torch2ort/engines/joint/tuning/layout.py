@@ -18,8 +18,8 @@ from torch2ort._torch.aot import OpOverload
 from torch2ort.engines.joint.split import Half
 from torch2ort.engines.joint.tuning.alternatives import Rewriting
 from torch2ort.engines.joint.tuning.described import is_fixed
-from torch2ort.symbolics.permuted import order_of, order_of_memory, permuted, unpermuted
-from torch2ort.symbolics.sites import arguments_of
+from torch2ort.program.dim_order import order_of, order_of_memory, permuted, unpermuted
+from torch2ort.program.kernel_sites import arguments_of
 
 aten = torch.ops.aten
 # The order of dimensions in memory, and the one that undoes it.

@@ -22,9 +22,9 @@ from torch2ort.engines.joint.tuning.alternatives import Alternative, NotPossible
 from torch2ort.engines.joint.tuning.described import alone
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native
-from torch2ort.symbolics.target import Target
 
 aten = torch.ops.aten
 _WARM_UP, _FEWEST, _ROUNDS = 1, 8, 24

@@ -35,7 +35,7 @@ from torch2ort.engines.joint.tuning.trial import (
 )
 from torch2ort.log import logger
 from torch2ort.options import Options
-from torch2ort.symbolics.target import Target
+from torch2ort.program.target import Target
 
 _KIND = "autotune"
 # Numbers that an operator reads and gives, below which it is over before it matters who does it.

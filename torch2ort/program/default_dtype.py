@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.symbolics.sites import is_operator
+from torch2ort.program.kernel_sites import is_operator
 
 
 def write_default_dtypes(graph: torch.fx.Graph) -> None:

@@ -19,12 +19,12 @@ from torch2ort.capture.autocast import NOTE
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.custom_ops import is_of_library
 from torch2ort.kernels.recurrent import is_recurrent
+from torch2ort.program.gradient_flow import carrying, is_required
+from torch2ort.program.kernel_sites import SiteMaker
+from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import Autocast, entered
 from torch2ort.support.provenance import origin_of, source_line
-from torch2ort.symbolics.gradients import carrying, is_required
-from torch2ort.symbolics.sites import SiteMaker
-from torch2ort.symbolics.target import Target
 
 aten = torch.ops.aten
 _CAST = aten._to_copy.default

@@ -35,9 +35,9 @@ dropout: OpOverload = torch.ops.torch2ort.dropout.default
 bernoulli: OpOverload = torch.ops.torch2ort.bernoulli.default
 # Cross entropy of class indices without label smoothing: what ONNX's SoftmaxCrossEntropyLoss can do.
 cross_entropy: OpOverload = torch.ops.torch2ort.cross_entropy.default
-# The same indices, which eager's operator would take; see torch2ort.symbolics.indices.
+# The same indices, which eager's operator would take; see torch2ort.program.index_checks.
 checked_index: OpOverload = torch.ops.torch2ort.checked_index.default
-# Behind a value that is computed though nobody reads it; see torch2ort.symbolics.unread_checks.
+# Behind a value that is computed though nobody reads it; see torch2ort.program.unused_checks.
 must_compute: OpOverload = torch.ops.torch2ort.must_compute.default
 torch.fx.node.has_side_effect(must_compute)
 # The largest or the smallest of all numbers, whose derivative a trace has as eager PyTorch has it.

@@ -7,8 +7,8 @@ import operator
 import torch
 
 from torch2ort.kernels.recurrent import is_recurrent
-from torch2ort.symbolics.inserted import insert_call
-from torch2ort.symbolics.sites import arguments_of, is_random
+from torch2ort.program.fx_insert import insert_call
+from torch2ort.program.kernel_sites import arguments_of, is_random
 
 aten = torch.ops.aten
 

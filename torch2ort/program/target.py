@@ -11,7 +11,7 @@ import onnx
 import torch
 
 from torch2ort._torch.decompositions import OpOverload
-from torch2ort.symbolics.decompositions.registry import Table
+from torch2ort.program.decomposition_table import Table
 
 # (a node with all its attributes, ONNX element type of each input by name, and of each output) -> yes or no.
 CanRun = Callable[[onnx.NodeProto, Mapping[str, int], Mapping[str, int]], bool]

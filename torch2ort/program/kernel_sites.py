@@ -25,16 +25,16 @@ from torch2ort.kernels.functions import (
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel, with_results
 from torch2ort.kernels.recurrent import is_recurrent, original
+from torch2ort.program import operators
+from torch2ort.program.dim_order import inverse, order_of, order_of_memory, unpermuted
+from torch2ort.program.runtime_assertions import READS
+from torch2ort.program.unsupported_custom_ops import refuse_unfit_operator
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught_exceptions import handlers_around
 from torch2ort.pythonop.interception import internal_site
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.support.provenance import origin_of, places_of, source_line
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.library_calls import refuse_unfit_operator
-from torch2ort.symbolics.permuted import inverse, order_of, order_of_memory, unpermuted
-from torch2ort.symbolics.value_checks import READS
 
 # Operators whose numbers say how many elements their result has.
 _COUNTING = frozenset({"arange", "range"})

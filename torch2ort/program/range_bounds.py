@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.symbolics.inserted import insert_call
+from torch2ort.program.fx_insert import insert_call
 
 aten = torch.ops.aten
 

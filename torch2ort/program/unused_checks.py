@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from torch2ort._torch.decompositions import OpOverload
+from torch2ort.program import operators
+from torch2ort.program.index_checks import add_check, unproven_indices
+from torch2ort.program.kernel_policy import may_raise
+from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.runtime_assertions import keep_value_checks
+from torch2ort.program.shared_memory import writes_outside
 from torch2ort.support.provenance import origin_of
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.indices import add_check, unproven_indices
-from torch2ort.symbolics.policy import may_raise
-from torch2ort.symbolics.shared_memory import writes_outside
-from torch2ort.symbolics.sites import is_random
-from torch2ort.symbolics.value_checks import keep_value_checks
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default

@@ -6,9 +6,9 @@ import operator
 
 import torch
 
+from torch2ort.program.gradient_flow import is_float, makes_constants
+from torch2ort.program.shared_memory import shared_with, written_by
 from torch2ort.pythonop import Site, site_by_key
-from torch2ort.symbolics.gradients import is_float, makes_constants
-from torch2ort.symbolics.shared_memory import shared_with, written_by
 
 aten = torch.ops.aten
 DETACHES = frozenset({aten.detach.default, aten.detach_.default})

@@ -7,8 +7,8 @@ import typing
 
 import torch
 
-from torch2ort.symbolics.returned_arguments import argument_itself
-from torch2ort.symbolics.shared_memory import tensor_itself
+from torch2ort.program.noop_ops import argument_itself
+from torch2ort.program.shared_memory import tensor_itself
 
 _WRAPPED = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DETACH = torch.ops.aten.detach.default

@@ -10,13 +10,13 @@ import torch
 from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.recurrent import is_recurrent
+from torch2ort.program import operators
+from torch2ort.program.dim_order import order_of_memory
+from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.shared_memory import written_by
 from torch2ort.pythonop import site_by_key
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.permuted import order_of_memory
-from torch2ort.symbolics.shared_memory import written_by
-from torch2ort.symbolics.sites import is_random
 
 aten = torch.ops.aten
 # They know the order in which the elements of their tensors lie.

@@ -18,10 +18,10 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.index_check import Check
+from torch2ort.program import operators
+from torch2ort.program.fx_insert import insert_call
 from torch2ort.sizes.symbols import is_number, raw_expression
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.inserted import insert_call
 
 aten = torch.ops.aten
 READS = (aten.item.default, aten._local_scalar_dense.default)

@@ -17,11 +17,11 @@ from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.index_check import BOUNDLESS, Check
+from torch2ort.program import operators
+from torch2ort.program.integer_ranges import is_within
+from torch2ort.program.kernel_sites import arguments_of
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.support.provenance import origin_of, source_line
-from torch2ort.symbolics import operators
-from torch2ort.symbolics.index_bounds import is_within
-from torch2ort.symbolics.sites import arguments_of
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch
 
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.decompositions import OpOverload
-from torch2ort.symbolics.half_precision import HALF
-from torch2ort.symbolics.sites import arguments_of, is_random
+from torch2ort.program.half_precision import HALF
+from torch2ort.program.kernel_sites import arguments_of, is_random
 
 aten = torch.ops.aten
 

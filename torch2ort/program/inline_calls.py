@@ -10,13 +10,13 @@ import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
+from torch2ort.program.fx_inline import inline
+from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.purity_check import SpeaksError, Watched
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.interception import suspended
 from torch2ort.pythonop.registry import exporter_of, is_inlined
 from torch2ort.support.provenance import origin_of
-from torch2ort.symbolics.inlining import inline
-from torch2ort.symbolics.sites import is_random
-from torch2ort.symbolics.watched_function import SpeaksError, Watched
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 

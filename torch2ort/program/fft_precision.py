@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.program.kernel_sites import arguments_of
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.sites import arguments_of
 
 aten = torch.ops.aten
 _INVERTING = (aten._fft_c2r.default, aten._fft_c2c.default)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from torch2ort._torch.decompositions import OpOverload
-from torch2ort.symbolics.decompositions.registry import Table
-from torch2ort.symbolics.sites import is_operator, operator_name
+from torch2ort.program.decomposition_table import Table
+from torch2ort.program.kernel_sites import is_operator, operator_name
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 _CASTS = frozenset({"_to_copy", "to", "convert_element_type", "detach", "clone"})

@@ -1,0 +1,1 @@
+"""Passes over a traced program, before it is differentiated or translated."""
