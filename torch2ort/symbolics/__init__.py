@@ -1,7 +1,7 @@
 """From an ExportedProgram to an ONNX graph that is right on what it is for, its Target."""
 
-from torch2ort.symbolics._prepare import prepare
-from torch2ort.symbolics._translate import Translated, translate
+from torch2ort.symbolics.onnx_translation import Translated, translate
+from torch2ort.symbolics.preparation import prepare
 
 __all__ = [
     "Translated",

@@ -18,9 +18,9 @@ from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
 from torch2ort.program.effect_order import has_backward, must_run
-from torch2ort.symbolics.digits import loses_digits
+from torch2ort.symbolics.double_literals import loses_digits
 from torch2ort.symbolics.element_types import typed_nodes
-from torch2ort.symbolics.neutral_numbers import NEUTRAL_NUMBER_RULES
+from torch2ort.symbolics.identity_arithmetic import NEUTRAL_NUMBER_RULES
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _OWN = frozenset({"PARAMETER", "BUFFER"})

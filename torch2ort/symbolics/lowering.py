@@ -25,10 +25,10 @@ from torch2ort.sizes.guessed import added_conditions, conditions_of_statistics
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
 from torch2ort.support.startup_timing import SHAPES, phase
 from torch2ort.symbolics.cleanup import drop_unread_constants
-from torch2ort.symbolics.naming import name_interface, separate_outputs
+from torch2ort.symbolics.python_op_nodes import SiteNodes, shown_sites
 from torch2ort.symbolics.registered import translating
-from torch2ort.symbolics.site_nodes import SiteNodes, shown_sites
 from torch2ort.symbolics.type_check import refuse_mistyped
+from torch2ort.symbolics.value_names import name_interface, separate_outputs
 
 
 def lower(

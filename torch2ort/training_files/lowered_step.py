@@ -18,7 +18,7 @@ from torch2ort.graph.nodes import FORWARD_ATTRIBUTE
 from torch2ort.program.effect_order import keep_behind
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
-from torch2ort.symbolics.naming import name_interface
+from torch2ort.symbolics.value_names import name_interface
 from torch2ort.training_files.step_graph import StepGraph
 
 # What protobuf writes at most.

@@ -18,10 +18,10 @@ from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import program_size_names
 from torch2ort.support.startup_timing import TRANSLATE, timed
-from torch2ort.symbolics.naming import separate_outputs
+from torch2ort.symbolics.python_op_nodes import SiteNodes
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.registered.own_gradients import translations
-from torch2ort.symbolics.site_nodes import SiteNodes
+from torch2ort.symbolics.value_names import separate_outputs
 
 
 @timed(TRANSLATE)

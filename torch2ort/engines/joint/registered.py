@@ -25,9 +25,9 @@ from torch2ort.program.traced_program import Source
 from torch2ort.pythonop import site_by_key
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import exporter_of, gradients
+from torch2ort.symbolics.python_op_nodes import SiteNodes
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
-from torch2ort.symbolics.site_nodes import SiteNodes
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _KERNELS = frozenset({"PythonOp", "ATen"})

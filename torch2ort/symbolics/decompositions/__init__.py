@@ -14,14 +14,14 @@ __all__ = ["EVERY", "EXPORTED"]
 for _name in (
     "arithmetic",
     "attention",
+    "class_losses",
     "dropout",
-    "indexing",
-    "loss",
-    "no_axes",
-    "normalization",
-    "numbers",
-    "products",
+    "norms",
     "random",
+    "scalar_tensors",
+    "scatter",
     "shape",
+    "weighted_products",
+    "zero_dim",
 ):
     importlib.import_module(f"{__name__}.{_name}")

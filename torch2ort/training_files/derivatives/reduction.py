@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch2ort.program import operators
-from torch2ort.symbolics.decompositions.spread import var
+from torch2ort.symbolics.decompositions.variance import var
 from torch2ort.training_files.derivatives.registry import derives
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort.program.decomposition_table import decomposes
-from torch2ort.symbolics.digits import survives_float
+from torch2ort.symbolics.double_literals import survives_float
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from torch2ort.support.provenance import fx_name
-from torch2ort.symbolics.digits import is_rounded
+from torch2ort.symbolics.double_literals import is_rounded
 from torch2ort.symbolics.element_types import Typed, operator_name, typed_nodes
 from torch2ort.symbolics.kernel_types import kernel_types
 

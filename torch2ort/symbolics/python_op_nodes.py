@@ -21,8 +21,8 @@ from torch2ort.pythonop import (
 )
 from torch2ort.pythonop.python_op_autograd import needed_inputs
 from torch2ort.pythonop.registry import exporter_of
-from torch2ort.symbolics.drawn_nodes import drawn_node
 from torch2ort.symbolics.graph_builder import ops
+from torch2ort.symbolics.random_nodes import drawn_node
 from torch2ort.symbolics.registered import map_site
 
 
