@@ -17,7 +17,6 @@ from torch2ort import io_schema
 from torch2ort.capture.dim_specs import flat_dim_specs
 from torch2ort.capture.plain_tensors import ordinary, refuse_tensors
 from torch2ort.capture.sample_call import Call
-from torch2ort.engines.choose import target_of
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
@@ -26,6 +25,7 @@ from torch2ort.habits import refuses_habits
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
 from torch2ort.support.startup_timing import TRACE, Startup
+from torch2ort.training.engine_choice import target_of
 from torch2ort.variants.whole import whole
 
 

@@ -13,7 +13,7 @@ import torch
 from torch2ort import optim
 from torch2ort.artifacts import description as names
 from torch2ort.artifacts.description import Description
-from torch2ort.engines.joint.sizes import refuse_assumed_of_half
+from torch2ort.differentiate.symbolic_shapes import refuse_assumed_of_half
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.habits import options_by_name
 from torch2ort.log import apply_level

@@ -12,13 +12,13 @@ import torch
 
 from torch2ort._torch import never_compiled as private
 from torch2ort.capture.plain_tensors import is_compiled, refuse_untraceable
-from torch2ort.engines.choose import refuse_providers
-from torch2ort.engines.devices import refuse_untried
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
 from torch2ort.providers import CUDA
 from torch2ort.support.legacy_env_vars import warn_of_former_names
+from torch2ort.training.devices import refuse_untried
+from torch2ort.training.engine_choice import refuse_providers
 from torch2ort.variants.profile import Profile
 from torch2ort.variants.runner import Runner
 

@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch2ort
 from torch2ort import Options
-from torch2ort.engines import devices
-from torch2ort.engines.devices import on_their_device
 from torch2ort.errors import OptionError, RuntimeNotFoundError, UnsupportedOperatorError
 from torch2ort.runtime import stock
+from torch2ort.training import devices
+from torch2ort.training.devices import on_their_device
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 OUT = "or move the model and its inputs with .cpu()"

@@ -7,7 +7,7 @@ import torch
 
 import torch2ort
 from tests.support.functions import Square, TwoOutputs
-from torch2ort.engines import verification as _verify
+from torch2ort.training import verification as _verify
 
 
 class Model(torch.nn.Module):

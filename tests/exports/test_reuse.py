@@ -20,11 +20,11 @@ from tests.models.test_functions import Around, Mlp
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
 from torch2ort.cache.store.store import Store
-from torch2ort.engines.joint import planning
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.kernels.kernel_threshold import LARGE
 from torch2ort.runtime import cached_session as kept
 from torch2ort.runtime import optimized
+from torch2ort.training import plan_builder
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -56,8 +56,8 @@ def nothing_is_built(monkeypatch: pytest.MonkeyPatch):
             raise AssertionError("something was built that should have come out of the cache")
 
         monkeypatch.setattr(torch.export, "export", fail)
-        monkeypatch.setattr(planning, "trace_joint", fail)
-        monkeypatch.setattr(planning, "lower_half", fail)
+        monkeypatch.setattr(plan_builder, "trace_joint", fail)
+        monkeypatch.setattr(plan_builder, "lower_half", fail)
 
     return forbid
 

@@ -56,7 +56,7 @@ def test_a_graph_whose_differentiation_fails_is_there(tmp_path, monkeypatch):
     def failing(*args, **kwargs):
         raise torch2ort.UnsupportedOperatorError("no gradient")
 
-    monkeypatch.setattr("torch2ort.engines.joint.planning.trace_joint", failing)
+    monkeypatch.setattr("torch2ort.training.plan_builder.trace_joint", failing)
     with pytest.raises(torch2ort.UnsupportedOperatorError, match=r"^no gradient$"):
         module(torch.randn(2, 4))
     (file,) = tmp_path.iterdir()

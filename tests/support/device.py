@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torch2ort.engines import choose
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.streams import SessionStream
+from torch2ort.training import engine_choice
 
 # What --device says; set before any test is collected.
 asked: str = "cpu"
@@ -84,5 +84,5 @@ def emulate_streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> Streams:
     """Have the engines of a GPU run what is on the CPU."""
-    monkeypatch.setattr(choose, "device_of", lambda providers: torch.device("cuda", 0))
+    monkeypatch.setattr(engine_choice, "device_of", lambda providers: torch.device("cuda", 0))
     return emulate_streams(monkeypatch)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch2ort
 from tests.support.comparison import assert_same
-from torch2ort.engines import autograd
+from torch2ort.training import autograd_function
 
 X = torch.arange(12.0).reshape(3, 4) / 7
 
@@ -209,8 +209,8 @@ def test_gradients_that_forward_switches_on_under_no_grad_are_refused():
 def test_verify_sees_a_lost_gradient(monkeypatch):
     model = Model()
     ort = torch2ort.ORTModule(model, options=torch2ort.Options(verify=True))
-    run = autograd.run
-    monkeypatch.setattr(autograd, "run", lambda *given: [tensor.detach() for tensor in run(*given)])
+    run = autograd_function.run
+    monkeypatch.setattr(autograd_function, "run", lambda *given: [tensor.detach() for tensor in run(*given)])
     with pytest.raises(torch2ort.EngineError) as caught:
         ort(X)
     assert str(caught.value) == (

@@ -13,17 +13,17 @@ from typing import Any
 import onnx
 import torch  # before what needs it, for an error that names it
 
-from torch2ort.engines.joint.lowered import Lowered
-from torch2ort.engines.joint.session import Bindings, bind_half
 from torch2ort.errors import EngineError, FunctionNotFoundError, ModelLoadError, OptionError
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.nodes import FORWARD_ATTRIBUTE, load_sites
+from torch2ort.graph.onnx_half import Lowered
 from torch2ort.pythonop import Site, classes_given
 from torch2ort.pythonop.autocast import off
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import onnxruntime, stock
 from torch2ort.runtime.binding import Callee
 from torch2ort.runtime.contexts import contexts_in
+from torch2ort.runtime.step_session import Bindings, bind_half
 
 Numbers = Callable[[], tuple[int, int]]
 

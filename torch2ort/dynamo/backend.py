@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dynamo as private
+from torch2ort.differentiate.half_target import half_of
+from torch2ort.differentiate.lower_half import lower_half
 from torch2ort.dynamo.checkpoints import draws_anew
 from torch2ort.dynamo.described import described_graph, described_half
 from torch2ort.dynamo.devices import on_its_devices
@@ -24,16 +26,14 @@ from torch2ort.dynamo.report import note, number
 from torch2ort.dynamo.running import CompiledGraph
 from torch2ort.dynamo.settings import settings_of
 from torch2ort.dynamo.tensors import tensors_only
-from torch2ort.engines.choose import live_target
-from torch2ort.engines.joint.lower import lower_half
-from torch2ort.engines.joint.session import Bindings
-from torch2ort.engines.joint.target import half_of
 from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
 from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
+from torch2ort.runtime.step_session import Bindings
 from torch2ort.support.startup_timing import DIFFERENTIATE, TRACE, TRANSLATE, Startup
+from torch2ort.training.engine_choice import live_target
 
 _Boxed = Callable[[list[Any]], list[Any]]
 

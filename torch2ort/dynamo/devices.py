@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.choose import PROVIDERS
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.options import Options
 from torch2ort.providers import CPU, Provider, name_of
+from torch2ort.training.engine_choice import PROVIDERS
 
 _CUDA = "CUDAExecutionProvider"
 _OUT = "Move the model and its inputs with .cpu(), or keep that part out with torch.compiler.disable"

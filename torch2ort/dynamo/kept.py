@@ -18,10 +18,10 @@ from torch2ort.cache.key.key import Key, Unkeyable, code_components, surrounding
 from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.store import DEFAULT_LIMIT, RefusedError, Store
 from torch2ort.dynamo.written_graph import WrittenGraph
-from torch2ort.engines.joint.lowered import Lowered
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.nodes import python_op_nodes
+from torch2ort.graph.onnx_half import Lowered
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.pythonop import Site, load_node

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dynamo as private
-from torch2ort.engines.joint.whole import STAY_WHOLE
+from torch2ort.differentiate.opaque_ops import STAY_WHOLE
 from torch2ort.kernels.functions import AtenKernel, encode_call
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.pythonop.autocast import Autocast

@@ -14,15 +14,15 @@ from torch2ort.dynamo.left_out import Edge, LeftOut
 from torch2ort.dynamo.missing import take_missing
 from torch2ort.dynamo.tensors import Interface, Output
 from torch2ort.dynamo.tokens import run_of, token_of
-from torch2ort.engines.joint.lowered import Lowered
-from torch2ort.engines.joint.passing import Passing
-from torch2ort.engines.joint.session import Bindings, HalfSession
-from torch2ort.engines.zeros import LEFT_OUT, refuse_nan
+from torch2ort.graph.onnx_half import Lowered
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.binding import original_feeds
+from torch2ort.runtime.step_io import Passing
+from torch2ort.runtime.step_session import Bindings, HalfSession
 from torch2ort.sizes import expressions
 from torch2ort.support.startup_timing import FIRST_RUN, Startup
+from torch2ort.training.undefined_grads import LEFT_OUT, refuse_nan
 
 # A number of a call: of the values of the symbols.
 _Number = Callable[[dict[str, int]], int]

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dynamo as private
+from torch2ort.differentiate.joint_trace import Joint
+from torch2ort.differentiate.split import Half, Split, copied_node, placeholder_of
+from torch2ort.differentiate.symbolic_shapes import SizeNodes, carried, settle_sizes, symbols_in, written
 from torch2ort.dynamo.refusals import refuse
-from torch2ort.engines.joint.sizes import SizeNodes, carried, settle_sizes, symbols_in, written
-from torch2ort.engines.joint.split import Half, Split, copied_node, placeholder_of
-from torch2ort.engines.joint.trace import Joint
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.unused_checks import have_computed
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dynamo as private
-from torch2ort.engines.joint.memory import VIEWS
+from torch2ort.differentiate.aliasing import VIEWS
 
 
 def repeat_views(joint: torch.fx.GraphModule, outputs: int) -> None:

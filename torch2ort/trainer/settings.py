@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.choose import refuse_providers
 from torch2ort.errors import OptionError
 from torch2ort.log import logger
 from torch2ort.options import DEFAULT_OPSET, Options
@@ -15,6 +14,7 @@ from torch2ort.providers import checked
 from torch2ort.trainer.optim.lr_scheduler import _WarmupLRScheduler
 from torch2ort.trainer.options import ORTTrainerOptions
 from torch2ort.trainer.schema import PropagateCastOpsStrategy
+from torch2ort.training.engine_choice import refuse_providers
 
 _STAGES = "a model is not cut into stages; use distributed.data_parallel_size"
 _LAYERS = "put torch.utils.checkpoint.checkpoint around the layers in the model's forward"

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from torch2ort.engines.joint.sizes import SizeNodes
-from torch2ort.engines.joint.split import Half, copied_node
+from torch2ort.differentiate.split import Half, copied_node
+from torch2ort.differentiate.symbolic_shapes import SizeNodes
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.kernel_sites import is_random

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from torch2ort.capture.sample_call import Call
-from torch2ort.engines.choose import target_of
-from torch2ort.engines.joint.folded import fold_constants
-from torch2ort.engines.joint.registered import map_calls
-from torch2ort.engines.joint.trace import Joint, trace_joint
+from torch2ort.differentiate.constant_folding import fold_constants
+from torch2ort.differentiate.joint_trace import Joint, trace_joint
+from torch2ort.differentiate.registered_gradients import map_calls
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.exports.build import build
 from torch2ort.exports.built import Built
@@ -24,6 +23,7 @@ from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.target import GradientRules, GradientSource
 from torch2ort.program.traced_program import Constant, Source
 from torch2ort.sizes.guessed import Conditions, conditions
+from torch2ort.training.engine_choice import target_of
 from torch2ort.training_files.attention import write_out
 from torch2ort.training_files.recurrent import unroll
 from torch2ort.training_files.taken_apart import take_apart

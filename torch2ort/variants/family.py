@@ -10,8 +10,6 @@ import torch
 
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.capture.sample_call import DimSpec
-from torch2ort.engines.choose import engine_of, inference_engine_of
-from torch2ort.engines.joint.engine import Engine
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
 from torch2ort.log import quiet
@@ -20,6 +18,8 @@ from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
 from torch2ort.runtime.overlaps import WrittenMemory
 from torch2ort.support.startup_timing import DIFFERENTIATE, phase
+from torch2ort.training.engine import Engine
+from torch2ort.training.engine_choice import engine_of, inference_engine_of
 
 Shapes = tuple[torch.Size, ...]
 DimSpecs = tuple[DimSpec, ...]

@@ -10,8 +10,6 @@ import torch
 from torch2ort.cache.key.key import named_tensors, tensor_of
 from torch2ort.capture.plain_tensors import ordinary
 from torch2ort.capture.sample_call import Call, DimSpec
-from torch2ort.engines.choose import inference_target, training_target
-from torch2ort.engines.devices import on_their_device
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
@@ -19,6 +17,8 @@ from torch2ort.exports.built import Built
 from torch2ort.graph.graph import with_outputs
 from torch2ort.log import logger
 from torch2ort.options import Options, with_arguments
+from torch2ort.training.devices import on_their_device
+from torch2ort.training.engine_choice import inference_target, training_target
 from torch2ort.variants.family import Family, Shapes, Variant
 from torch2ort.variants.given import Given
 from torch2ort.variants.present_weights import PresentWeights

@@ -16,14 +16,14 @@ from torch2ort.capture.orphan_grad_outputs import put_dead_ends
 from torch2ort.capture.plain_tensors import are_plain, refuse_tensors
 from torch2ort.capture.torch_modes import Modes
 from torch2ort.capture.views import put_views
-from torch2ort.engines import autograd
-from torch2ort.engines.verification import Verification
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.built import Built
 from torch2ort.log import apply_level
 from torch2ort.options import Options
 from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
+from torch2ort.training import autograd_function
+from torch2ort.training.verification import Verification
 from torch2ort.variants.assumptions import Assumed
 from torch2ort.variants.choice import Choice
 from torch2ort.variants.family import Variant
@@ -232,7 +232,7 @@ def _fetched(
     if variant.requires_grad:
         engine = variant.training_engine()
         if engine.differentiable:
-            return autograd.run(engine, verification, assumed.while_functions_run, feeds)
+            return autograd_function.run(engine, verification, assumed.while_functions_run, feeds)
     inference = variant.inference_engine()
     with assumed.while_functions_run():
         return inference.run(feeds)

@@ -18,15 +18,15 @@ from tests.engines.joint.test_regions import Of, step
 from tests.support.regions import interpret
 from tests.support.sweeps import thinned
 from torch2ort._torch.aot import FakeTensorMode
+from torch2ort.autotune import hardware_key as machines
+from torch2ort.autotune import microbenchmark, tuner
+from torch2ort.autotune.alternatives import ALTERNATIVES, KERNEL, Alternative
+from torch2ort.autotune.microbenchmark import AGAIN, RULE
+from torch2ort.autotune.tuner import Tuner, winner
 from torch2ort.cache.store.store import Store
-from torch2ort.engines.choose import target_of
-from torch2ort.engines.joint.tuning import machine as machines
-from torch2ort.engines.joint.tuning import trial, tuner
-from torch2ort.engines.joint.tuning.alternatives import ALTERNATIVES, KERNEL, Alternative
-from torch2ort.engines.joint.tuning.trial import AGAIN, RULE
-from torch2ort.engines.joint.tuning.tuner import Tuner, winner
 from torch2ort.errors import Torch2OrtWarning
 from torch2ort.options import Options
+from torch2ort.training.engine_choice import target_of
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ def fastest(monkeypatch, caplog):
     """Sets the name of the way that is measured to be the fastest; gives what was logged."""
 
     def choose(name: str) -> pytest.LogCaptureFixture:
-        monkeypatch.setattr(trial, "interleaved", lambda found, clock: faster(name)(found))
+        monkeypatch.setattr(microbenchmark, "interleaved", lambda found, clock: faster(name)(found))
         caplog.set_level(logging.INFO, "torch2ort")
         return caplog
 
@@ -143,7 +143,7 @@ def test_numbers_far_from_zero_are_exact_whoever_does_it(operator, monkeypatch):
     def other(found, clock):
         return {name: 1.0 if name in (RULE, AGAIN) else 0.5 for name in found}
 
-    monkeypatch.setattr(trial, "interleaved", other)
+    monkeypatch.setattr(microbenchmark, "interleaved", other)
     x = torch.tensor([-200.0, -95.0, -88.0, -50.0, -20.0, -10.0, 0.0, 10.0, 100.0, torch.inf, torch.nan])
     found = tuned(Of(lambda m, x: operator(x)))(x.requires_grad_())
     torch.testing.assert_close(found, operator(x), rtol=1e-5, atol=0.0, equal_nan=True)
@@ -170,7 +170,7 @@ PICTURES, LAST = torch.randn(2, 3, 6, 8), torch.channels_last
 
 
 def test_images_run_channels_last_where_that_is_faster(fastest, tmp_path):
-    logged = fastest(trial.LAID)
+    logged = fastest(microbenchmark.LAID)
     model = Images()
     tensors = step(tuned(model, save_onnx_dir=tmp_path), PICTURES)
     torch.testing.assert_close(tensors, step(model.to(memory_format=LAST), PICTURES.to(memory_format=LAST)))
@@ -198,7 +198,7 @@ def test_what_fused_regions_leave_is_decided(fastest, monkeypatch):
 
 
 def test_a_layout_holds_for_a_backward_of_another_process(fastest, tmp_path):
-    fastest(trial.LAID)
+    fastest(microbenchmark.LAID)
     model = Images()
 
     def gradients(module: nn.Module, pictures: torch.Tensor, result: int) -> list[torch.Tensor | None]:
@@ -325,7 +325,7 @@ def test_where_the_rule_wins_the_graphs_are_those_without_the_option(tmp_path, f
 
 
 def test_without_the_option_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(trial, "interleaved", never)
+    monkeypatch.setattr(microbenchmark, "interleaved", never)
     model, x = MODELS[aten.convolution.default]
     step(torch2ort.ORTModule(copy.deepcopy(model)), x)
 
@@ -335,7 +335,7 @@ def test_a_warm_start_measures_nothing(tmp_path, fastest, monkeypatch):
     model, x = MODELS[aten.convolution.default]
     expected = step(tuned(model, cache_dir=tmp_path), x)
     tuner._KNOWN.seconds.clear()
-    monkeypatch.setattr(trial, "interleaved", never)
+    monkeypatch.setattr(microbenchmark, "interleaved", never)
     torch.testing.assert_close(step(tuned(model, cache_dir=tmp_path), x), expected, rtol=0, atol=0)
 
 
@@ -343,7 +343,7 @@ def test_graphs_of_the_option_are_not_those_without_it(tmp_path, fastest, monkey
     fastest("kernel")
     model, x = MODELS[aten.tanh.default]
     step(tuned(model, cache_dir=tmp_path / "cache"), x)
-    monkeypatch.setattr(trial, "interleaved", never)
+    monkeypatch.setattr(microbenchmark, "interleaved", never)
     folder = tmp_path / "saved"
     kept = saved(model, x, folder, cache_dir=tmp_path / "cache")
     assert any("Tanh" in graph for name, graph in kept.items() if "forward" in name)

@@ -16,8 +16,8 @@ from tests.support.functions import Square, TwoOutputs
 from tests.support.registrations import no_entries_left  # noqa: F401 - a fixture
 from tests.support.sweeps import thinned
 from torch2ort.cache.store.store import Store
-from torch2ort.engines.joint import planning
 from torch2ort.errors import Torch2OrtWarning
+from torch2ort.training import plan_builder
 
 FORWARD, BACKWARD = "joint forward", "joint backward"
 
@@ -81,7 +81,7 @@ def nothing_is_traced(monkeypatch: pytest.MonkeyPatch):
             raise AssertionError("something was traced that should have come out of the cache")
 
         monkeypatch.setattr(torch.export, "export", fail)
-        monkeypatch.setattr(planning, "trace_joint", fail)
+        monkeypatch.setattr(plan_builder, "trace_joint", fail)
 
     return forbid
 
@@ -123,7 +123,7 @@ ALL = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
 def test_a_step_out_of_the_cache_gives_eagers_gradients(cache, nothing_is_traced, monkeypatch, used) -> None:
     assert not compare(Several(), used).exported.cache.hit
     nothing_is_traced()
-    monkeypatch.setattr(planning, "lower_half", None)
+    monkeypatch.setattr(plan_builder, "lower_half", None)
     assert compare(Several(), used).exported.cache.hit
 
 
@@ -138,7 +138,7 @@ def test_gradients_that_another_process_wanted_first_are_kept(cache, nothing_is_
     compare(Several(), (0,))
     compare(Several(), (1, 2))
     nothing_is_traced()
-    monkeypatch.setattr(planning, "lower_half", None)
+    monkeypatch.setattr(plan_builder, "lower_half", None)
     compare(Several(), (1, 2))
 
 
@@ -231,7 +231,7 @@ def test_sizes_that_values_decide_are_kept(cache, nothing_is_traced, monkeypatch
     nothing_is_traced()
     found = decided.results(torch2ort.ORTModule(copy.deepcopy(model)), decided.CALLS)
     torch.testing.assert_close(found, expected, equal_nan=True, check_stride=False)
-    monkeypatch.setattr(planning, "lower_half", None)
+    monkeypatch.setattr(plan_builder, "lower_half", None)
     found = decided.results(torch2ort.ORTModule(copy.deepcopy(model)), decided.CALLS)
     torch.testing.assert_close(found, expected, equal_nan=True, check_stride=False)
 
@@ -255,7 +255,7 @@ def test_registered_gradients_are_kept(cache, nothing_is_traced, monkeypatch, fu
         module = torch2ort.ORTModule(copy.deepcopy(model))
         found = [registered.gradients(module, x) for x in batches]
         assert_same(found, expected, "gradients")
-        monkeypatch.setattr(planning, "lower_half", None)
+        monkeypatch.setattr(plan_builder, "lower_half", None)
 
 
 def times(factor):

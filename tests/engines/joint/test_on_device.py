@@ -17,10 +17,10 @@ from tests.support import device
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.device import Streams
 from tests.support.functions import Affine, Square
-from torch2ort.engines.joint import on_device
-from torch2ort.engines.joint.on_device import DeviceHalf
 from torch2ort.errors import EngineError
 from torch2ort.runtime.cuda import inference
+from torch2ort.training import cuda_engine
+from torch2ort.training.cuda_engine import DeviceHalf
 
 RUN = [("sessions", "default"), ("sessions", "enter"), ("sessions", "exit"), ("default", "sessions")]
 # The copies for the caller are made on its stream, before the memory of the originals is used again.
@@ -183,11 +183,11 @@ def test_a_session_that_went_without_its_provider_is_refused(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(on_device, "on_stream", lambda providers, stream: both)
+    monkeypatch.setattr(cuda_engine, "on_stream", lambda providers, stream: both)
     with pytest.raises(EngineError, match=r"'CUDAExecutionProvider', which onnxruntime .* could not start"):
         torch2ort.ORTModule(Model())(torch.randn(3, 4), torch.tensor(2.0))
 
 
 def test_the_device_is_that_of_the_options() -> None:
     # What the emulation replaces is the choice of the engine alone.
-    assert on_device.device_of is inference.device_of
+    assert cuda_engine.device_of is inference.device_of

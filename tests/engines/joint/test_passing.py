@@ -11,9 +11,8 @@ from torch import nn
 
 import torch2ort
 from tests.support.functions import Square
-from torch2ort.engines.joint import session
 from torch2ort.pythonop.native import native
-from torch2ort.runtime import onnxruntime, stock
+from torch2ort.runtime import onnxruntime, step_session, stock
 from torch2ort.runtime.custom_op.lent_outputs import lent_allocator
 from torch2ort.runtime.values import shares_memory
 
@@ -38,7 +37,7 @@ class Net(nn.Module):
 def way(request, monkeypatch) -> str:
     """Sessions that somebody profiles are Python's; so are all where onnxruntime is too old."""
     if request.param == "by Python":
-        monkeypatch.setattr(session, "active_tracer", lambda: object())
+        monkeypatch.setattr(step_session, "active_tracer", lambda: object())
     return request.param
 
 
@@ -71,8 +70,8 @@ def compare(model, inputs, **options):
 
 def test_it_is_in_cpp_where_onnxruntime_shares_its_environment(monkeypatch):
     made = []
-    original = session.native_half
-    monkeypatch.setattr(session, "native_half", lambda *given: made.append(original(*given)) or made[-1])
+    original = step_session.native_half
+    monkeypatch.setattr(step_session, "native_half", lambda *given: made.append(original(*given)) or made[-1])
     steps(torch2ort.ORTModule(Net(), options=OPTIONS), [torch.randn(2, 4)])
     assert len(made) == (2 if shares_its_environment() else 0)
 

@@ -10,7 +10,7 @@ import torch
 import torch2ort
 from tests.engines.joint.test_read_numbers import OPTIONS, Model, steps
 from tests.support.functions import Square
-from torch2ort.engines.joint import planning
+from torch2ort.training import plan_builder
 
 
 def compare(body, numbers) -> torch2ort.ORTModule:
@@ -124,7 +124,7 @@ def test_a_process_with_a_cache_traces_it_once(tmp_path, monkeypatch, number):
         torch2ort.ORTModule(Model(body), options=OPTIONS)(torch.randn(3, 4), torch.tensor(3))
     assert not compare(body, (3,)).exported.cache.hit
     monkeypatch.setattr(torch.export, "export", None)
-    monkeypatch.setattr(planning, "trace_joint", None)
+    monkeypatch.setattr(plan_builder, "trace_joint", None)
     assert compare(body, (number, 3)).exported.cache.hit
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import torch2ort
 from tests.support.between import WIDTH, Between, Keep
 from tests.support.comparison import assert_trains_like_eager
-from torch2ort.engines.joint import planning
+from torch2ort.training import plan_builder
 
 LENGTH = 32
 X = torch.randn(8, LENGTH, 6)
@@ -39,12 +39,12 @@ def kept_bytes(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of the activations that the first step of ``model`` keeps."""
     splits = []
 
-    class Watched(planning.Split):
+    class Watched(plan_builder.Split):
         def __init__(self, joint, **settings) -> None:
             super().__init__(joint, **settings)
             splits.append(self)
 
-    monkeypatch.setattr(planning, "Split", Watched)
+    monkeypatch.setattr(plan_builder, "Split", Watched)
     torch2ort.ORTModule(model)(X)
     values = [node.meta["val"] for split in splits for node in split.kept if node.op != "placeholder"]
     return sum(v.numel() * v.element_size() for v in values if v.numel() * v.element_size() >= SIZE // 8)

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from torch2ort.engines.joint.split import Split
-from torch2ort.engines.joint.trace import Joint
+from torch2ort.differentiate.joint_trace import Joint
+from torch2ort.differentiate.split import Split
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 

@@ -1,0 +1,239 @@
+"""Times an operator of a half by itself: a session for each way to compute it, over the same numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.autotune.alternatives import Alternative, NotPossibleError, Rewriting
+from torch2ort.differentiate.half_target import half_of
+from torch2ort.differentiate.lower_half import lower_half
+from torch2ort.differentiate.op_signature import alone
+from torch2ort.differentiate.split import Half
+from torch2ort.graph.onnx_half import Lowered
+from torch2ort.log import logger
+from torch2ort.options import Options
+from torch2ort.program.target import Target
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.native import native
+from torch2ort.runtime.step_io import Passing
+from torch2ort.runtime.step_session import Bindings, HalfSession
+
+aten = torch.ops.aten
+_WARM_UP, _FEWEST, _ROUNDS = 1, 8, 24
+# Seconds that the rounds of one operator may take together, and that a timing takes at least.
+_MOST, _LEAST = 0.3, 2e-4
+# Runs of the fewest rounds, of the rule's way twice and two others.
+_RUNS = 4 * (_WARM_UP + 1 + _FEWEST)
+RULE, AGAIN, LAID = "rule", "rule again", "channels last"
+# Two ways agree where they differ by rounding, of sums too.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+
+Way = Callable[[], Sequence[torch.Tensor]]
+# From ways to compute the same to the seconds that each takes.
+Timer = Callable[[Mapping[str, Way]], Mapping[str, float]]
+
+# Of operators that read indices: below which number they are.
+_BOUNDS: Mapping[Any, Callable[[torch.fx.Node], int]] = {
+    aten.embedding.default: lambda node: int(node.args[0].meta["val"].shape[0]),  # type: ignore[union-attr]
+}
+
+
+class TooLongError(Exception):
+    """One run takes so long that the time is not enough for all."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A part of a half in ONNX, as it is tried.
+
+    Attributes:
+        lowered: the program.
+        sites: calls of PyTorch's kernels in it, which live as long as this does.
+    """
+
+    lowered: Lowered
+    sites: Sequence[Site]
+
+    @classmethod
+    def of(cls, half: Half, rewriting: Rewriting, target: Target) -> Program:
+        """A half that was rewritten.
+
+        Raises:
+            UnsupportedOperatorError: an operator fits into no graph.
+        """
+        return cls(lower_half(half, half_of(target, rewriting.in_onnx)), rewriting.sites)
+
+    @property
+    def text(self) -> str:
+        """The same for programs that do the same."""
+
+        def node_text(node: onnx.NodeProto) -> str:
+            site = self.lowered.calls.get(node.name)
+            return repr([node.op_type, list(map(str, node.attribute)) if site is None else site.arguments])
+
+        return "".join(map(node_text, self.lowered.proto.graph.node))
+
+    def way(self, given: Sequence[torch.Tensor], options: Options) -> Way:
+        """What runs the program over some numbers."""
+        passing = Passing.through(len(given), len(self.lowered.outputs))
+        session = HalfSession(
+            "trial", self.lowered, Bindings(options.providers), replace(options, save_onnx_dir=None), passing
+        )
+        run = native.Run()
+
+        def way() -> list[torch.Tensor]:
+            return session.run(None, given, run)[0]
+
+        return way
+
+
+def ways(
+    node: torch.fx.Node,
+    alternatives: Sequence[Alternative],
+    target: Target,
+    options: Options,
+    seconds: float = math.inf,
+) -> dict[str, Way]:
+    """Ways to compute an operator, all on the same numbers.
+
+    Args:
+        node: the operator.
+        alternatives: to the rule.
+        target: what the exported graph is for.
+        options: of the module.
+        seconds: that there are to time them.
+
+    Returns:
+        The rule's way; the same in another session, as :data:`AGAIN`, whose time tells how far two of the
+        same are apart; and those alternatives that are others, and agree with it.
+
+    Raises:
+        TooLongError: there are too few seconds.
+    """
+    half, operator = alone(node)
+    given = _numbers(half, _BOUNDS[node.target](node) if node.target in _BOUNDS else 2)
+    program = Program.of(half, Rewriting(half.graph_module.graph), target)
+    found = _twice(program, given, options, seconds)
+    expected = found[RULE]()
+    for alternative in alternatives:
+        half, operator = alone(node)
+        rewriting = Rewriting(half.graph_module.graph)
+        try:
+            alternative.rewrite(rewriting, operator)
+            other = Program.of(half, rewriting, target)
+            if other.text == program.text:
+                continue
+            way = other.way(given, options)
+            if _agree(way(), expected):
+                found[alternative.name] = way
+            else:
+                logger.debug("autotune: %s %s differs from the rule's way", node.target, alternative.words)
+        except NotPossibleError:
+            continue
+        except Exception as error:  # whatever onnxruntime can say; it is not needed
+            logger.debug("autotune: %s does not run %s: %s", node.target, alternative.words, error)
+    return found
+
+
+def layouts(
+    standing: Program, laid: Program, like: Half, options: Options, seconds: float = math.inf
+) -> dict[str, Way]:
+    """Ways to compute a region of images.
+
+    Args:
+        standing: the region in the layout of the model, which is the rule.
+        laid: the same channels-last.
+        like: a half with its inputs.
+        options: of the module.
+        seconds: that there are to time them.
+
+    Raises:
+        TooLongError: there are too few seconds.
+    """
+    given = _numbers(like, 2)
+    return {**_twice(standing, given, options, seconds), LAID: laid.way(given, options)}
+
+
+def _twice(program: Program, given: Sequence[Any], options: Options, seconds: float) -> dict[str, Way]:
+    """The rule's way, in two sessions: where their memory lies decides over some percent, too."""
+    way = program.way(given, options)
+    way()
+    start = time.perf_counter()
+    way()
+    if (time.perf_counter() - start) * _RUNS > seconds:
+        raise TooLongError
+    return {RULE: way, AGAIN: program.way(given, options)}
+
+
+def timer(options: Options) -> Timer:
+    """What times ways: by the processor time of this thread where that is all that computes."""
+    is_alone = (options.intra_op_threads or torch.get_num_threads()) == 1
+    clock = time.thread_time if is_alone else time.perf_counter
+
+    def seconds(found: Mapping[str, Way]) -> dict[str, float]:
+        return interleaved(found, clock)
+
+    return seconds
+
+
+def interleaved(found: Mapping[str, Way], clock: Callable[[], float]) -> dict[str, float]:
+    """The median of several timings of each way, taken in turns.
+
+    Args:
+        found: the ways.
+        clock: tells seconds.
+    """
+    first: dict[str, float] = {}
+    for name, way in found.items():
+        for _ in range(_WARM_UP):
+            way()
+        start = clock()
+        way()
+        first[name] = max(clock() - start, 1e-7)
+    calls = {name: max(1, round(_LEAST / seconds)) for name, seconds in first.items()}
+    round_of_all = sum(calls[name] * seconds for name, seconds in first.items())
+    rounds = max(_FEWEST, min(_ROUNDS, round(_MOST / round_of_all)))
+    taken: dict[str, list[float]] = {name: [] for name in found}
+    for i in range(rounds):
+        # There and back, as what a way leaves in the processor's caches is its neighbours' loss.
+        for name in list(found)[:: 1 if i % 2 else -1]:
+            way = found[name]
+            start = clock()
+            for _ in range(calls[name]):
+                way()
+            taken[name].append((clock() - start) / calls[name])
+    return {name: statistics.median(timings) for name, timings in taken.items()}
+
+
+def _numbers(half: Half, bound: int) -> list[torch.Tensor]:
+    """Random numbers for the inputs of a half; integers below a bound."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for source in half.inputs:
+        like = source.meta["val"]
+        if like.dtype.is_floating_point:
+            tensor = torch.rand(like.shape, generator=generator, dtype=like.dtype) + 0.5
+        else:
+            tensor = torch.randint(bound, like.shape, generator=generator).to(like.dtype)
+        found.append(tensor)
+    return found
+
+
+def _agree(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    for one, other in zip(found, expected, strict=True):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        if not other.numel():
+            continue
+        scale = float(other.abs().max()) if other.dtype.is_floating_point else 0.0
+        if not torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE * scale, equal_nan=True):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""From a traced program to the two halves of a training step, by PyTorch's autograd."""

@@ -1,0 +1,356 @@
+"""Fused regions of a half: what lies between products, convolutions and Functions becomes one call each."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from torch2ort._torch.aot import OpOverload
+from torch2ort.differentiate.aliasing import VIEWS
+from torch2ort.differentiate.canonical_sizes import NamedSizes
+from torch2ort.differentiate.fusible_ops import MADE, POINTWISE, is_fusible, name_of
+from torch2ort.differentiate.recompute import is_large
+from torch2ort.differentiate.symbolic_shapes import elements
+from torch2ort.fusion.region import encode_region
+from torch2ort.fusion.region_function import FusedRegion
+from torch2ort.kernels.functions import encode_call
+from torch2ort.program.kernel_sites import SiteMaker, is_random
+from torch2ort.pythonop import Site
+from torch2ort.sizes.symbols import is_number
+
+aten = torch.ops.aten
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)
+# How many times smaller than what is computed of it a tensor is that costs nothing to read.
+_SMALL = 8
+# Terms of an expression that stands for one result: torch's inductor writes each out where it is read.
+_MOST_TERMS = 4096
+
+
+def fuse(graph: torch.fx.Graph, available: Callable[[Sequence[str]], Collection[str]]) -> list[Site]:
+    """Replace regions of operators that no product, convolution or Function stands between.
+
+    Args:
+        graph: of a half, functional; changed in place.
+        available: which of the regions of these texts can be run as one kernel each.
+
+    Returns:
+        The sites of the regions, which somebody must keep alive.
+    """
+    _merge(graph)
+    kept = [node for node in graph.nodes if _is_ordered(node)]
+    maker = SiteMaker(graph)
+    found = map(_region_of, _regions(graph))
+    regions = [region for region in found if region is not None and region.outputs]
+    usable = available([region.text for region in regions if _inputs_of(region.nodes)])
+    for region in regions:
+        if region.text in usable:
+            _replace(region, maker)
+    _sort(graph, kept)
+    graph.lint()
+    return maker.sites
+
+
+def _merge(graph: torch.fx.Graph) -> None:
+    """Leave one of several nodes that compute the same, which compiled code would all write out."""
+    known: dict[str, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        if is_fusible(node):
+            same = known.setdefault(repr((node.target, node.args, node.kwargs)), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    """Whether a node gives a number, which is computed of sizes."""
+    return is_number(node.meta.get("val"))
+
+
+def _is_ordered(node: torch.fx.Node) -> bool:
+    """Whether a node keeps its place among its like: it calls a Function, or draws random numbers."""
+    if node.op != "call_function" or node.target is operator.getitem or _is_number(node):
+        return False
+    return not (isinstance(node.target, OpOverload) and node.target.namespace == "aten") or is_random(node)
+
+
+def _levels(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
+    """A number for each node that can be part of a region: connected nodes of one number make a region.
+
+    A number counts the nodes on the way that are part of none. What leaves a region comes back to a higher
+    number only, so that no region waits for itself. A node has the highest that its readers allow: it is
+    computed late, beside them.
+    """
+    reached: dict[torch.fx.Node, int] = {}
+    last = 0
+    for node in graph.nodes:
+        level = max((reached[n] for n in node.all_input_nodes), default=0)
+        # A number that is computed of sizes is nothing to wait for but the tensors that have them.
+        if node.op == "call_function" and not is_fusible(node) and not _is_number(node):
+            level += 1
+            if _is_ordered(node):
+                level = last = max(level, last + 1)
+        reached[node] = level
+    levels: dict[torch.fx.Node, int] = {}
+    for node in reversed(graph.nodes):
+        if is_fusible(node):
+            readers = [user for user in node.users if user.op == "call_function"]
+            allowed = [_allowed(user, levels, reached) for user in readers]
+            is_result = len(readers) < len(node.users)
+            levels[node] = min([*allowed, *([reached[node]] if is_result or not readers else [])])
+    for node in levels:
+        source = _source(node)
+        if source is not None:
+            levels[node] = levels[source]
+    return levels
+
+
+def _allowed(
+    reader: torch.fx.Node, levels: dict[torch.fx.Node, int], reached: dict[torch.fx.Node, int]
+) -> int:
+    """The highest number that a node may have for one of those that read it."""
+    if reader in levels:
+        return levels[reader]
+    return reached[reader] if _is_number(reader) else reached[reader] - 1
+
+
+def _compute_again(graph: torch.fx.Graph, levels: dict[torch.fx.Node, int]) -> None:
+    """Have a region compute by itself what it would read of another one, where that costs it no more reading.
+
+    An activation that backward computes again is read by a product first and by its derivative later: without
+    this each step of it would be written out in between.
+
+    Args:
+        graph: changed in place.
+        levels: of its nodes; gets those of the new ones.
+    """
+    leaves: dict[torch.fx.Node, frozenset[torch.fx.Node] | None] = {}
+    for node in graph.nodes:
+        if node in levels:
+            leaves[node] = _leaves(node, levels, leaves)
+    for node in reversed(list(leaves)):
+        if leaves[node] is None or not is_large(node):
+            continue
+        copies: dict[int, torch.fx.Node] = {}
+        for user in list(node.users):
+            level = levels.get(user, 0)
+            if level > levels[node]:
+                if level not in copies:
+                    with graph.inserting_after(node):
+                        copies[level] = graph.node_copy(node)
+                    levels[copies[level]] = level
+                user.replace_input_with(node, copies[level])
+        if copies and not node.users:
+            graph.erase_node(node)
+            del levels[node]
+
+
+def _leaves(
+    node: torch.fx.Node,
+    levels: dict[torch.fx.Node, int],
+    known: dict[torch.fx.Node, frozenset[torch.fx.Node] | None],
+) -> frozenset[torch.fx.Node] | None:
+    """The large tensors that a node is computed of element by element in its region; ``None`` for several."""
+    if name_of(node) not in POINTWISE and node.target not in VIEWS and name_of(node) not in MADE:
+        return None
+    size = elements(node.meta["val"])
+    found: set[torch.fx.Node] = set()
+    for read in node.all_input_nodes:
+        if _is_number(read):
+            continue
+        if levels.get(read) != levels[node]:
+            found.update([read] if elements(read.meta["val"]) * _SMALL > size else [])
+            continue
+        inner = known[read]
+        if inner is None:
+            return None
+        found |= inner
+    return frozenset(found) if len(found) <= 1 else None
+
+
+def _source(node: torch.fx.Node) -> torch.fx.Node | None:
+    """What a node is one of the results of."""
+    return cast(torch.fx.Node, node.args[0]) if node.target is operator.getitem else None
+
+
+def _regions(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
+    """Connected nodes of one level, in the order of the graph, without what is no gain."""
+    levels = _levels(graph)
+    _compute_again(graph, levels)
+    region_of: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        if node not in levels:
+            continue
+        merged = [node]
+        for read in node.all_input_nodes:
+            if levels.get(read) == levels[node] and region_of[read] is not merged:
+                merged = region_of[read] + merged
+                for member in merged:
+                    region_of[member] = merged
+        region_of[node] = merged
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    found = {id(nodes): sorted(nodes, key=order.__getitem__) for nodes in region_of.values()}
+    return [part for nodes in found.values() for part in _parts(nodes)]
+
+
+def _parts(nodes: Sequence[torch.fx.Node]) -> Iterator[list[torch.fx.Node]]:
+    """A region apart, where it would be too much for a compiler; without views at its ends."""
+    terms: dict[torch.fx.Node, int] = {}
+    parts: dict[torch.fx.Node, int] = {}
+    for node in nodes:
+        source = _source(node)
+        if source is not None:
+            parts[node], terms[node] = parts[source], terms[source]
+            continue
+        read = [n for n in _operands(node) if n in parts]
+        part = max((parts[n] for n in read), default=0)
+        count = 1 + sum(terms[n] for n in read if parts[n] == part)
+        parts[node], terms[node] = (part + 1, 1) if count > _MOST_TERMS else (part, count)
+    for number in sorted(set(parts.values())):
+        part_of_it = _without_views_at_the_end([n for n in nodes if parts[n] == number])
+        if sum(map(_computes, part_of_it)) > 1:
+            yield part_of_it
+
+
+def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a node reads, as often as it does."""
+    found: list[torch.fx.Node] = []
+    torch.fx.node.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def _without_views_at_the_end(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    # Onnxruntime takes a transposition into the product that reads it.
+    left = dict.fromkeys(nodes)
+    for node in reversed(nodes):
+        if (node.target in VIEWS or name_of(node) in MADE) and left.keys().isdisjoint(node.users):
+            del left[node]
+    return list(left)
+
+
+def _computes(node: torch.fx.Node) -> bool:
+    return node.target not in VIEWS and node.target is not operator.getitem and name_of(node) not in MADE
+
+
+@dataclass(frozen=True)
+class _Region:
+    """Nodes that one call takes the place of.
+
+    Attributes:
+        nodes: in the order of the graph.
+        outputs: those of them that others read.
+        sizes: names for those that vary.
+        text: what they compute.
+    """
+
+    nodes: Sequence[torch.fx.Node]
+    outputs: Sequence[torch.fx.Node]
+    sizes: NamedSizes
+    text: str
+
+
+def _region_of(nodes: Sequence[torch.fx.Node]) -> _Region | None:
+    """The region of nodes; ``None`` where a size is none that a text can hold."""
+    inside = set(nodes)
+    outputs = [n for n in nodes if not inside.issuperset(n.users) and isinstance(n.meta["val"], torch.Tensor)]
+    inputs = _inputs_of(nodes)
+    read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if _is_number(n))
+    try:
+        sizes = NamedSizes([n.meta["val"] for n in inputs], list(read))
+        return _Region(nodes, outputs, sizes, _text_of(nodes, inputs, sizes, outputs))
+    except ValueError:
+        return None
+
+
+def _inputs_of(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The tensors that nodes read of others."""
+    inside = set(nodes)
+    read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside)
+    return [n for n in read if not _is_number(n)]
+
+
+def _replace(region: _Region, maker: SiteMaker) -> None:
+    """Put a call in the place of a region."""
+    # The call of a region before may have taken the place of what these read.
+    inputs, last = _inputs_of(region.nodes), region.nodes[-1]
+    if region.sizes.told:
+        inputs.append(maker.of_sizes(last, region.sizes.told))
+    results = maker.call(last, FusedRegion, [region.text], inputs)
+    for node, result in zip(region.outputs, results, strict=True):
+        node.replace_all_uses_with(result)
+    for node in reversed(region.nodes):
+        node.graph.erase_node(node)
+
+
+def _text_of(
+    nodes: Sequence[torch.fx.Node],
+    inputs: Sequence[torch.fx.Node],
+    sizes: NamedSizes,
+    outputs: Sequence[torch.fx.Node],
+) -> str:
+    """The region in words that are the same for all that compute the same.
+
+    Raises:
+        ValueError: a size is none that a text can hold.
+    """
+    given = [(n.meta["val"].dtype, [sizes.of(size) for size in n.meta["val"].shape]) for n in inputs]
+    if sizes.told:
+        given.append((torch.int64, [*(sizes.of(n.meta["val"]) for n in sizes.told), 0]))
+    numbers = {node: i for i, node in enumerate(inputs)}
+    count = len(given)
+    calls = []
+    for node in nodes:
+        if _source(node) is not None:
+            continue
+        call, tensors, taken = _call_of(node)
+        calls.append((call, [numbers[n] for n in tensors], [sizes.of(n.meta["val"]) for n in taken]))
+        if isinstance(node.meta["val"], torch.Tensor):
+            numbers[node] = count
+            count += 1
+        else:
+            numbers.update((user, count + cast(int, user.args[1])) for user in node.users)
+            count += len(node.meta["val"])
+    return encode_region(given, calls, [numbers[n] for n in outputs])
+
+
+def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
+    """The text of a node's call, and its tensors and sizes by their numbers in it."""
+    tensors: list[torch.fx.Node] = []
+    sizes: list[torch.fx.Node] = []
+
+    def operand(value: torch.fx.Node) -> Any:
+        kind, known = ("size", sizes) if _is_number(value) else ("tensor", tensors)
+        if value not in known:
+            known.append(value)
+        return {kind: known.index(value)}
+
+    # A tensor lies in a graph in the order of its dimensions, which a view may not find in eager PyTorch.
+    target = cast(OpOverload, aten.reshape.default if node.target in _RESHAPES else node.target)
+    arguments = cast("tuple[Any, ...]", torch.fx.node.map_arg(node.args, operand))
+    keywords = cast("dict[str, Any]", torch.fx.node.map_arg(node.kwargs, operand))
+    return encode_call(target, arguments, dict(keywords), random=False), tensors, sizes
+
+
+def _sort(graph: torch.fx.Graph, kept: Sequence[torch.fx.Node]) -> None:
+    """Put nodes behind what they read, else as they are; those of ``kept`` stay in their order."""
+    placed: set[torch.fx.Node] = set()
+    ordered: list[torch.fx.Node] = []
+    before = dict(zip(kept[1:], kept, strict=False))
+    for node in graph.nodes:
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            needed = [*top.all_input_nodes, *([before[top]] if top in before else [])]
+            missing = [n for n in needed if n not in placed]
+            stack.extend(missing)
+            if not missing:
+                stack.pop()
+                if top not in placed:
+                    placed.add(top)
+                    ordered.append(top)
+    for earlier, later in itertools.pairwise(ordered):
+        earlier.append(later)

@@ -1,0 +1,406 @@
+"""From a traced program to one functional graph of its forward and its backward, by PyTorch's autograd."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, cast
+
+import torch
+
+from torch2ort._torch import aot as private
+from torch2ort.cache.key.export_lock import exclusive
+from torch2ort.differentiate.assigned_buffers import read_from_copies
+from torch2ort.differentiate.boolean_masks import share_positions
+from torch2ort.differentiate.grad_reachability import Reach, traced_reach
+from torch2ort.differentiate.item_calls import take_read_numbers
+from torch2ort.differentiate.opaque_ops import keep_whole
+from torch2ort.differentiate.symbolic_shapes import Replay, check_assumed, keep_sizes, settle_sizes
+from torch2ort.differentiate.unsupported_dtypes import refuse_sparse_and_complex
+from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
+from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
+from torch2ort.program.eager_formulas import eager_formulas
+from torch2ort.program.grad_aliasing import DETACHES
+from torch2ort.program.gradient_flow import carrying, makes_constants
+from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.no_grad_regions import inline_grad_regions
+from torch2ort.program.operators import checked_index, extreme, must_compute, number_as_sizes, python_number
+from torch2ort.program.runtime_assertions import drop_guesses
+from torch2ort.program.shared_memory import sources_of, writes_outside, written_by
+from torch2ort.program.strides import draw_in_order_of_memory
+from torch2ort.program.tensor_index_select import select_by_tensors
+from torch2ort.program.traced_program import Source
+from torch2ort.program.unused_checks import keep_unread_checks
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.abstract_run.forward_probe import UserError
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
+from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
+from torch2ort.sizes.symbols import is_number
+from torch2ort.support.provenance import source_line
+from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
+
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+aten = torch.ops.aten
+_DETACH = aten.detach.default
+# Behind it PyTorch says what only who traces can do.
+_MORE = "\n\n"
+# What torch2ort itself says of them is not compared with a derivative.
+_OWN = (
+    *(operator.getitem, _PYTHON_OP, MAPPED_CALL),
+    *(checked_index, must_compute, extreme, number_as_sizes, python_number),
+)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Forward and backward in one graph.
+
+    Attributes:
+        graph_module: functional; its inputs are the program's and one gradient an output.
+        inputs: placeholder -> position among the program's inputs.
+        tangents: placeholder -> position of the output that it is the gradient of.
+        outputs: node of each output of the program.
+        written: position among the program's inputs -> node of its new value.
+        gradients: position among the program's inputs -> node of its gradient.
+        shared: positions of the outputs that are a view, an input or another output in eager PyTorch.
+        sites: the calls of PyTorch's kernels, and those with registered gradients, kept alive.
+        checked: what the trace took sizes for that a run of forward checks, as of
+            :func:`torch2ort.differentiate.symbolic_shapes.without_names`.
+    """
+
+    graph_module: torch.fx.GraphModule
+    inputs: dict[torch.fx.Node, int]
+    tangents: dict[torch.fx.Node, int]
+    outputs: tuple[torch.fx.Node, ...]
+    written: dict[int, torch.fx.Node]
+    gradients: dict[int, torch.fx.Node]
+    shared: frozenset[int]
+    sites: Sequence[Site | MappedCall] = ()
+    checked: frozenset[str] = frozenset()
+
+
+class _Flat(torch.nn.Module):
+    """The program with outputs that share no memory with each other or with an input."""
+
+    def __init__(self, program: torch.fx.GraphModule) -> None:
+        super().__init__()
+        # Not a submodule: what the program holds is no parameter of this module.
+        self._run = (Replay(program),)
+
+    @property
+    def run(self) -> Replay:
+        """What runs the program."""
+        return self._run[0]
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The program's outputs."""
+        results = self.run.run(*tensors)
+        shared = _shared(results, tensors)
+        return tuple(r.clone() if i in shared else r for i, r in enumerate(results))
+
+
+def _shared(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> frozenset[int]:
+    """Positions of the results that may share memory with each other or with what was given."""
+    return frozenset(
+        i
+        for i, result in enumerate(results)
+        # The joint trace hands in weights that are no leaves.
+        if result._is_view() or result.is_leaf or any(result is t for t in (*tensors, *results[:i]))
+    )
+
+
+@exclusive.exporting()
+def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool = True) -> tuple[Joint, Reach]:
+    """Let autograd differentiate a program.
+
+    Args:
+        source: the program.
+        required: of each of its inputs, whether a gradient is wanted.
+        has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, an operator
+            that fits into a graph unless it is differentiated stays in it.
+
+    Returns:
+        The joint graph, and which inputs get a gradient from which outputs.
+
+    Raises:
+        UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
+    """
+    program, sites, written = _prepared(source, required, has_kernels=has_kernels)
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
+    # Autograd's graph is of what the caller's threads and modes do not change.
+    with (
+        _named_errors(),
+        torch.enable_grad(),
+        torch.autograd.set_multithreading_enabled(False),
+        eager_formulas(has_kernels=has_kernels),
+    ):
+        # As the joint trace has them: some kernels in C++ would take sizes that vary for numbers.
+        with mode, private.python_formulas():
+            arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
+            again = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
+            results = program(*again)
+            forget_new_sizes(program.graph)
+            forget_assumed(program.graph)
+        reach = traced_reach(results, again)
+        flat = _Flat(program)
+        joint = private.joint_graph(flat, arguments, mode)
+    settle_sizes(joint.graph)
+    tell_eagers_types(joint.graph)
+    described = _described(joint, source, _shared(results, again), len(results))
+    checked = check_assumed(joint.graph, flat.run.names(), flat.run.checked)
+    own = len(cast("tuple[Any, ...]", source.graph_module.graph.output_node().args[0]))
+    new = dict(zip(written, described.outputs[own:], strict=False))
+    described = replace(
+        described,
+        outputs=described.outputs[:own],
+        written={**described.written, **new},
+        sites=sites,
+        checked=checked,
+    )
+    if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
+        raise UnsupportedOperatorError(
+            "the joint trace and autograd disagree on which outputs require a gradient. Put the part of the "
+            "model that computes them into a torch.autograd.Function, or detach those that need none"
+        )
+    return described, reach
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """Say of what PyTorch raises that the program is not differentiated.
+
+    Raises:
+        UnsupportedOperatorError: it raised something.
+    """
+    try:
+        yield
+    except (Torch2OrtError, UserError):
+        raise
+    except Exception as error:
+        raise UnsupportedOperatorError(
+            f"PyTorch's autograd does not differentiate the program that torch.export traced "
+            f"({str(error).partition(_MORE)[0].rstrip('.')}). "
+            f"Put the part of the model that it names into a torch.autograd.Function"
+        ) from error
+
+
+def _prepared(
+    source: Source, required: Sequence[bool], *, has_kernels: bool
+) -> tuple[torch.fx.GraphModule, list[Site], list[int]]:
+    """The program as autograd is to see it.
+
+    Returns:
+        The program, sites that it calls besides the source's, and positions of inputs whose new values it
+        returns behind its own results.
+
+    Raises:
+        UnsupportedOperatorError: it has something that was not compared with eager PyTorch.
+    """
+    program = copy.deepcopy(source.graph_module)
+    inline_grad_regions(program)
+    draw_in_order_of_memory(program.graph)
+    read_from_copies(program.graph)
+    select_by_tensors(program.graph)
+    keep_unread_checks(program.graph)
+    drop_guesses(program.graph)
+    placeholders = program.graph.find_nodes(op="placeholder")
+    differentiated = [n for n, r in zip(placeholders, required, strict=True) if r]
+    take_read_numbers(program.graph, has_kernels=has_kernels)
+    keep_sizes(program.graph)
+    sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
+    device = _device_of(placeholders) if has_kernels else torch.device("cpu")
+    _refuse(program.graph, device, carrying(program.graph, differentiated))
+    for node in program.graph.nodes:
+        if node.target is _PYTHON_OP:
+            node.target = DIFFERENTIABLE_PYTHON_OP
+    for node in list(program.graph.nodes):
+        if node.op == "call_function" and "_assert_tensor_metadata" in str(node.target):
+            program.graph.erase_node(node)
+    share_positions(program.graph)
+    _stop_gradients(program.graph)
+    written = _give_written(program.graph, required)
+    _give_unread(program.graph)
+    program.recompile()
+    return program, sites, written
+
+
+def _stop_gradients(graph: torch.fx.Graph) -> None:
+    """Keep gradients from what only takes its size and type from a tensor, as eager does."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is _DETACH or not makes_constants(node.target):
+            continue
+        for read in node.all_input_nodes:
+            if not isinstance(read.meta.get("val"), torch.Tensor):
+                continue
+            with graph.inserting_before(node):
+                stopped = graph.call_function(_DETACH, (read,))
+            stopped.meta = dict(read.meta)
+            node.replace_input_with(read, stopped)
+
+
+def _give_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
+    """Have the program return what it writes into inputs that require a gradient, and write into copies.
+
+    Autograd does not see these writes, and yet the joint trace would ask for a gradient of the new value.
+
+    Returns:
+        Positions of these inputs, whose new values are behind the program's own results.
+    """
+    given = graph.find_nodes(op="placeholder")
+    written, seen = set[torch.fx.Node](), set[torch.fx.Node]()
+    for target in (target for node in graph.nodes for target in written_by(node)):
+        *_, memory = way = list(sources_of(target))
+        (seen if all(node.target not in DETACHES for node in way) else written).add(memory)
+    positions = [i for i, r in enumerate(required) if r and given[i] in written - seen]
+    result, first = graph.output_node(), next(n for n in graph.nodes if n.op != "placeholder")
+    for node in (given[i] for i in positions):
+        with graph.inserting_before(first):
+            copied = graph.call_function(aten.clone.default, (node,))
+        copied.meta = dict(node.meta)
+        node.replace_all_uses_with(copied, delete_user_cb=lambda user, made=copied: user is not made)
+        with graph.inserting_before(result):
+            new = graph.call_function(_DETACH, (copied,))
+        result.args = ((*cast("tuple[Any, ...]", result.args[0]), new),)
+    return positions
+
+
+def _give_unread(graph: torch.fx.Graph) -> None:
+    """Have the program return what it draws and nobody reads, as the joint trace would drop the draw."""
+    result = graph.output_node()
+    read = {result}
+    for node in reversed(graph.nodes):
+        if node in read or writes_outside(node) or node.target is DIFFERENTIABLE_PYTHON_OP:
+            read.update((node, *node.all_input_nodes))
+    given = []
+    for node in graph.nodes:
+        if node in read or not is_random(node):
+            continue
+        with graph.inserting_before(result):
+            first = graph.call_function(operator.getitem, (node, 0)) if _is_many(node) else node
+            given.append(graph.call_function(_DETACH, (first,)))
+    result.args = ((*cast("tuple[Any, ...]", result.args[0]), *given),)
+
+
+def _is_many(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (list, tuple))
+
+
+def refuse_write(feed: object) -> NoReturn:
+    """Refuse a write into a tensor from outside.
+
+    Raises:
+        UnsupportedOperatorError: always.
+    """
+    what = repr(feed) if isinstance(feed, str) else "a constant"
+    raise UnsupportedOperatorError(
+        f"forward writes into {what}, and a graph that is trained carries on values without a gradient, in "
+        f"buffers and arguments. Write a detach(), make it a buffer with register_buffer, or return the "
+        f"value instead"
+    )
+
+
+def _described(
+    graph_module: torch.fx.GraphModule, source: Source, shared: frozenset[int], count: int
+) -> Joint:
+    """A joint graph with what its descriptors say."""
+    inputs: dict[torch.fx.Node, int] = {}
+    tangents: dict[torch.fx.Node, int] = {}
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        position = private.input_position(node.meta["desc"])
+        if position is not None:
+            inputs[node] = position
+            continue
+        output = private.tangent_of(node.meta["desc"])
+        into = private.written_input(node.meta["desc"])
+        if into is not None:
+            refuse_write(source.feeds[into])
+        if output is None:
+            _refuse_effect(node.meta["desc"])
+        tangents[node] = output
+    result = graph_module.graph.output_node()
+    outputs: dict[int, torch.fx.Node] = {}
+    written: dict[int, torch.fx.Node] = {}
+    gradients: dict[int, torch.fx.Node] = {}
+    kinds = (
+        (outputs, private.output_position),
+        (written, private.written_input),
+        (gradients, private.gradient_of_input),
+    )
+    for node, description in zip(cast("list[Any]", result.args[0]), result.meta["desc"], strict=True):
+        positions = [(found, read(description)) for found, read in kinds]
+        if description is not None and all(position is None for _, position in positions):
+            _refuse_effect(description)
+        for found, position in positions:
+            if position is not None and isinstance(node, torch.fx.Node):
+                found[position] = node
+    ordered = tuple(outputs[i] for i in range(count))
+    return Joint(graph_module, inputs, tangents, ordered, written, gradients, shared)
+
+
+def _refuse_effect(description: Any) -> NoReturn:
+    """Refuse what passes through a joint graph besides the program's tensors, to keep effects in order.
+
+    Raises:
+        UnsupportedOperatorError: always.
+    """
+    raise UnsupportedOperatorError(
+        f"forward has an effect besides its results ({description.expr()}), which a graph that is trained "
+        f"does not have. Put what has it into a torch.autograd.Function"
+    )
+
+
+def _device_of(placeholders: Iterable[torch.fx.Node]) -> torch.device:
+    """The GPU that inputs are on; else the CPU."""
+    values = (node.meta.get("val") for node in placeholders)
+    devices = (value.device for value in values if isinstance(value, torch.Tensor))
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+
+def _refuse(graph: torch.fx.Graph, device: torch.device, carried: Collection[torch.fx.Node]) -> None:
+    """Refuse by name what autograd does not differentiate as in eager PyTorch, or no graph computes.
+
+    Args:
+        graph: what is differentiated.
+        device: that its tensors are on. A number may be on the CPU, as in PyTorch.
+        carried: nodes that carry a gradient.
+
+    Raises:
+        UnsupportedOperatorError: there is something; names its line, and what to do.
+    """
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if isinstance(value, torch.Tensor) and _is_elsewhere(value, node, device):
+                raise UnsupportedOperatorError(
+                    f"{node.target} at {source_line(node)} gives a tensor on {value.device}, and a graph "
+                    f"that is trained runs on one device, here {device}. Make it there, or put all that "
+                    f"computes with it into one torch.autograd.Function"
+                )
+        refuse_sparse_and_complex(node)
+        if not is_number(values) and not _is_known(node, device, is_differentiated=node in carried):
+            raise UnsupportedOperatorError(
+                f"{node.target} at {source_line(node)} has no derivative that PyTorch knows. Register one "
+                f"with torch.library.register_autograd, or put the call into a torch.autograd.Function"
+            )
+
+
+def _is_elsewhere(value: torch.Tensor, node: torch.fx.Node, device: torch.device) -> bool:
+    """Whether a tensor that ``node`` gives is on another device than a graph's."""
+    if value.device.type == "meta":
+        # It holds no numbers, and the program has the sizes that were read of it.
+        return any(user.op == "output" for user in node.users)
+    return value.device != device and (value.dim() > 0 or value.device.type != "cpu")
+
+
+def _is_known(node: torch.fx.Node, device: torch.device, *, is_differentiated: bool) -> bool:
+    """Whether PyTorch itself says what a node computes and what its derivative is, if it is asked for."""
+    if node.target in _OWN or private.is_of_transform(node.target):
+        return True
+    if isinstance(node.target, private.OpOverload):
+        is_atens = node.target.namespace == "aten"
+        return is_atens or not is_differentiated or private.has_formula(node.target, device)
+    return node.op in ("placeholder", "output")

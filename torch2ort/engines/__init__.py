@@ -1,1 +1,0 @@
-"""What trains a graph, behind one interface."""

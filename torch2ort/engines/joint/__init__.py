@@ -1,1 +1,0 @@
-"""Forward and backward graphs of one joint trace, on any onnxruntime."""

@@ -1,1 +1,0 @@
-"""Chooses by measurement who does an operator of a half, and in which layout."""

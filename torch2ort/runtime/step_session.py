@@ -1,0 +1,243 @@
+"""A session over one half of a step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.graph.debug_dumps import save_optimized, save_stage
+from torch2ort.graph.external_weights import loadable
+from torch2ort.graph.onnx_half import Lowered
+from torch2ort.log import onnxruntime_severity
+from torch2ort.options import Options
+from torch2ort.providers import CPU, session_providers
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.native import native, note_savings
+from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
+from torch2ort.runtime.binding import Callee, OriginalFeeds, directly, native_site, runs_directly
+from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
+from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, share_memory
+from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
+from torch2ort.runtime.determinism import name_undeterministic
+from torch2ort.runtime.donation import donate_inputs
+from torch2ort.runtime.mended import mended
+from torch2ort.runtime.optimized import optimize
+from torch2ort.runtime.order import free_early
+from torch2ort.runtime.profiling import active_tracer, describe
+from torch2ort.runtime.session import make_session
+from torch2ort.runtime.step_io import ByPython, Passing, native_half
+from torch2ort.runtime.values import bool_outputs, shares_memory
+from torch2ort.support.startup_timing import SESSION, timed
+
+# What a session is made of, for as long as it is made.
+Source = AbstractContextManager[bytes | str]
+
+
+class Bindings:
+    """Native sites of one step, which its forward and its backward sessions share.
+
+    Args:
+        providers: of the sessions; ``None`` for the CPU.
+
+    Attributes:
+        in_place: whether in-place maps hold there.
+        names: key of the site that a native one is the counterpart of, by its own key.
+    """
+
+    def __init__(self, providers: Sequence[Any] | None) -> None:
+        self.in_place = follows_maps(providers)
+        self._originals: dict[str, Mapping[int, int]] = {}
+        self._sites: dict[str, native.Site] = {}
+        self.names: dict[str, str] = {}
+
+    def give(self, originals: OriginalFeeds) -> None:
+        """Have Functions get fed tensors themselves; see :func:`torch2ort.runtime.binding.original_feeds`."""
+        self._originals.update(originals)
+
+    def of(self, site: Site) -> native.Site:
+        """The native counterpart of ``site``; it keeps contexts if a backward will ask for them."""
+        if site.key not in self._sites:
+            key = f"{site.key}/{secrets.token_hex(4)}"
+            training = any(site.needs_input_grad)
+            plan = plan_of(site, in_place=self.in_place)
+            originals = self._originals.get(site.key)
+            self._sites[site.key] = native_site(site, key, training=training, plan=plan, originals=originals)
+            self.names[key] = site.key
+        return self._sites[site.key]
+
+
+def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> list[Callee]:
+    """Let nodes call their sites, those that follow each other directly by one node.
+
+    Args:
+        graph: a session's copy of a half, or of a whole step; changed in place.
+        lowered: what it is a copy of.
+        bindings: gets the native sites.
+
+    Returns:
+        What the nodes call. They find it as long as this list lives.
+    """
+    sites: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
+    saved = share_memory(graph, sites) if bindings.in_place else {}
+    for node, site in sites.items():
+        note_savings(bindings.of(site), saved.get(node, ()))
+    callees: dict[str, Callee] = {node: directly(site, bindings.of(site)) for node, site in sites.items()}
+    names = {node: site.func_name for node, site in sites.items()}
+    joined = {node: site for node, site in lowered.calls.items() if not runs_directly(site)}
+    chains = join_python_ops(graph, joined) + join_python_op_grads(graph, lowered.derivatives)
+    for chain in chains:
+        members = tuple(bindings.of(sites[node]) for node in chain.members)
+        callees[chain.name] = native.Chain(key=secrets.token_hex(16), sites=members, links=chain.links)
+        names[chain.name] = ", ".join(names[node] for node in chain.members)
+    return stock.bind_callees(graph, callees, names)
+
+
+def _sorted(model: bytes, settings: Any, providers: Sequence[Any], donated: Sequence[str]) -> bytes | None:
+    """A model as ONNX Runtime optimises it, in an order that frees memory early; ``settings`` keep it so.
+
+    Args:
+        model: ONNX; its PythonOp nodes are bound.
+        settings: of the session that will run it.
+        providers: of that session.
+        donated: names of inputs that the run owns.
+
+    Returns:
+        ONNX, or ``None`` if ONNX Runtime does not write down what it makes of it.
+    """
+    optimized = optimize(model, settings, providers)
+    if optimized is None:
+        return None
+    proto = onnx.load_from_string(optimized)
+    donate_inputs(proto.graph, donated)
+    free_early(proto.graph)
+    settings.execution_order = onnxruntime().ExecutionOrder.PRIORITY_BASED
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+class HalfSession:
+    """Runs one half of a step.
+
+    Args:
+        name: of the half, for debugging.
+        lowered: the half.
+        bindings: what its nodes call.
+        options: threads, providers and debugging.
+        passing: what it is fed with, and what becomes of what it gives. Where another session cannot own
+            what this one gives, it is fed with all of it.
+        frees_early: whether it reads much that nobody needs after it.
+        donated: positions of inputs that come with the run, which owns them: they are free after their last
+            reader. Others are fed, and live until the run ends.
+        readable: what people call some of its values, for debugging.
+
+    Attributes:
+        passing: what was asked for, as far as it can be.
+    """
+
+    @timed(SESSION)
+    def __init__(
+        self,
+        name: str,
+        lowered: Lowered,
+        bindings: Bindings,
+        options: Options,
+        passing: Passing,
+        *,
+        frees_early: bool = False,
+        donated: Sequence[int] = (),
+        readable: Mapping[str, str] | None = None,
+    ) -> None:
+        self._inputs, self._outputs = lowered.inputs, list(lowered.outputs)
+        settings = onnxruntime().SessionOptions()
+        settings.log_severity_level = onnxruntime_severity()
+        settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
+        settings.inter_op_num_threads = 1
+        settings.enable_mem_pattern = False
+        settings.use_deterministic_compute = options.deterministic
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Weights are inputs that every step changes: a packed copy would go stale.
+        settings.add_session_config_entry("session.disable_prepacking", "1")
+        stock.register_library(settings)
+        registered = native.registered_options()
+        model = onnx.ModelProto()
+        model.CopyFrom(mended(lowered.proto))
+        self._bound = bind_half(model.graph, lowered, bindings)
+        save_stage(options, name, model, readable)
+        self._name, self._options = name, options
+        sites = {**lowered.calls, **lowered.derivatives}
+        owned = [self._inputs[i] for i in donated]
+        self._fed = [name for name in self._inputs if name not in owned]
+        self._bools = bool_outputs(lowered.proto.graph, self._outputs)
+        with self._lent_allocator(settings) as lent:
+            # Whether values of another session may be donated to one like it without a copy.
+            takes_memory = lent and shares_memory()
+            self.passing = passing if takes_memory else passing.without_donations()
+            if lent:
+                forget_output_sizes(model.graph)
+            name_undeterministic(lowered.proto.graph, sites, options)
+            describe(lowered.proto.graph, sites)
+            source = self._source(model, settings, owned, frees_early=frees_early)
+            self._passes = self._passing(source, settings, registered if lent else None)
+
+    # What a session of another device does otherwise.
+    _lent_allocator = staticmethod(lent_allocator)
+
+    def _providers(self) -> list[Any]:
+        return session_providers(self._options.providers)
+
+    def _by_python(self, session: Any) -> ByPython:
+        return ByPython(session, self._fed, self._outputs, self.passing, self._bools)
+
+    def _source(
+        self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool
+    ) -> Source:
+        """What the session is made of."""
+        if frees_early:
+            providers = self._providers()
+            with loadable(model) as source:
+                better = _sorted(source, settings, providers, owned) if isinstance(source, bytes) else None
+            if better is not None:
+                return nullcontext(better)
+        donate_inputs(model.graph, owned)
+        return loadable(model)
+
+    def _passing(self, source: Source, settings: Any, registered: Any) -> native.Half | ByPython:
+        """The session, with the way that values take through it.
+
+        Args:
+            source: what it is made of.
+            settings: of it.
+            registered: the same in C++; ``None`` where onnxruntime's Python interface has to be taken.
+        """
+        save_optimized(self._options, f"{self._name}_optimized", settings)
+        providers = self._providers()
+        with source as model:
+            if registered is not None and providers == [CPU] and active_tracer() is None:
+                return native_half(model, self._fed, self._outputs, self.passing, settings, registered)
+            session = make_session(model, self._bound, settings, providers)
+        drop_model_bytes(session)
+        return self._by_python(session)
+
+    def run(
+        self, kept: Any, tensors: Sequence[torch.Tensor], run: native.Run
+    ) -> tuple[list[torch.Tensor], Any]:
+        """Compute the half.
+
+        Args:
+            kept: what the other half left; ``None`` for nothing.
+            tensors: the caller's.
+            run: the contexts of the step's Functions, and the values that are donated.
+
+        Returns:
+            The tensors that are fetched, and what is left for the other half.
+
+        Raises:
+            EngineError: ONNX Runtime failed, or a tensor is not on the CPU. An exception of a Function
+                arrives as it is.
+        """
+        return self._passes.run(kept, tensors, run) if self._outputs else ([], None)

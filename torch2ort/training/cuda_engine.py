@@ -1,0 +1,145 @@
+"""The joint engine over tensors that are on a GPU.
+
+Forward and backward sessions share one stream, and so do the Functions in them. What forward leaves for
+backward stays in onnxruntime's memory; what the caller gets is a copy in PyTorch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import onnx
+import torch
+
+from torch2ort.exports.built import Built
+from torch2ort.graph.onnx_half import Lowered
+from torch2ort.options import Options
+from torch2ort.program.target import Target
+from torch2ort.runtime.cuda import streams
+from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
+from torch2ort.runtime.session import refuse_missing
+from torch2ort.runtime.step_io import ByPython, Passing
+from torch2ort.runtime.step_session import Bindings, HalfSession, Source
+from torch2ort.training.engine import Engine, ForwardState
+from torch2ort.training.plan_cache import Plans
+
+
+@contextlib.contextmanager
+def _nothing_lent(session_options: Any) -> Iterator[bool]:
+    """In the place of the allocator that gives CPU sessions the memory of PyTorch's tensors."""
+    yield False
+
+
+class _ByPython(ByPython):
+    """As its base, with values on a device; to be called while the sessions' stream is entered."""
+
+    def __init__(
+        self,
+        session: Any,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        passing: Passing,
+        bools: frozenset[int],
+        device: torch.device,
+    ) -> None:
+        on_it = tuple(s if isinstance(s, int) else s.to(device) for s in passing.sources)
+        super().__init__(session, inputs, outputs, replace(passing, sources=on_it), bools)
+        self._feeds = DeviceFeeds(device)
+        self._run = DeviceRun(session, outputs, device)
+
+    def _fetched(self, values: Sequence[Any]) -> Sequence[Any]:
+        found: Sequence[Any] = self._run(self._inputs, values)
+        return found
+
+
+class DeviceHalf(HalfSession):
+    """Runs one half of a step, whose inputs and outputs are on a device.
+
+    Nothing is donated, and nodes run in onnxruntime's order: for both it would have to read again what it
+    optimised for a GPU, which nobody tried.
+
+    Args:
+        name: see the base, as for the others.
+        lowered: the half.
+        bindings: what its nodes call.
+        options: threads, providers and debugging.
+        passing: what it is fed with, and what becomes of what it gives.
+        settings: the base's other arguments.
+
+    Raises:
+        EngineError: onnxruntime went without a provider.
+    """
+
+    _lent_allocator = staticmethod(_nothing_lent)
+
+    def __init__(
+        self,
+        name: str,
+        lowered: Lowered,
+        bindings: Bindings,
+        options: Options,
+        passing: Passing,
+        **settings: Any,
+    ) -> None:
+        self._device = device_of(options.providers)
+        self._stream = streams.stream_of(self._device)
+        super().__init__(name, lowered, bindings, options, passing, **settings)
+
+    def _providers(self) -> list[Any]:
+        return on_stream(self._options.providers, self._stream)
+
+    def _by_python(self, session: Any) -> ByPython:
+        # Without its libraries onnxruntime runs on the CPU, and says so in a line.
+        refuse_missing(session, self._providers())
+        # Constants are copied to the device. A backward, which is made inside of a run, has none.
+        constants = any(isinstance(source, torch.Tensor) for source in self.passing.sources)
+        with self._stream.entered() if constants else contextlib.nullcontext():
+            return _ByPython(session, self._fed, self._outputs, self.passing, self._bools, self._device)
+
+    def _source(
+        self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool
+    ) -> Source:
+        return super()._source(model, settings, owned, frees_early=False)
+
+
+class DeviceEngine(Engine):
+    """As its base, for tensors that are on the device of the options' providers.
+
+    Args:
+        built: see the base, as for the others.
+        requires_grad: the graph inputs that require gradients.
+        options: threads, providers and debugging.
+        target: what graphs are for.
+        plans: those of an engine with the same arguments.
+    """
+
+    _half_session: ClassVar[type[HalfSession]] = DeviceHalf
+
+    def __init__(
+        self,
+        built: Built,
+        requires_grad: frozenset[str],
+        options: Options,
+        target: Target,
+        plans: Plans | None = None,
+    ) -> None:
+        device = device_of(options.providers)
+        self._stream = streams.stream_of(device)
+        super().__init__(built, requires_grad, options, target, plans)
+
+    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
+        """See the base."""
+        with self._stream.entered():
+            outputs, state = super().forward(feeds)
+        return self._stream.handed_over(outputs), state  # type: ignore[return-value]
+
+    def backward(
+        self, state: ForwardState, gradients: Sequence[torch.Tensor | None], *, keep: bool
+    ) -> list[torch.Tensor | None]:
+        """See the base."""
+        with self._stream.entered():
+            found = super().backward(state, gradients, keep=keep)
+        return self._stream.handed_over(found)

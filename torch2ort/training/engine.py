@@ -1,0 +1,305 @@
+"""Trains a graph by two sessions of any onnxruntime: forward, and backward as autograd differentiated it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from torch2ort.cache.key.export_lock import exclusive
+from torch2ort.differentiate.grad_reachability import Edge
+from torch2ort.exports.built import Built
+from torch2ort.log import quiet
+from torch2ort.options import Options
+from torch2ort.program.target import Target
+from torch2ort.pythonop.native import native
+from torch2ort.runtime.binding import OriginalFeeds, original_feeds
+from torch2ort.runtime.profiling import active_tracer
+from torch2ort.runtime.step_io import Passing
+from torch2ort.runtime.step_session import Bindings, HalfSession
+from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, current, phase
+from torch2ort.training.plan_cache import Plans
+from torch2ort.training.resharded_weights import MovingFeeds
+from torch2ort.training.step_plan import BackwardPlan, ForwardPlan
+from torch2ort.training.undefined_grads import LEFT_OUT, refuse_nan
+
+
+@dataclass(slots=True)
+class ForwardState:
+    """What one forward leaves for its backward.
+
+    Attributes:
+        kept: what backward is fed with, in the order of the split; ``None`` once it has run for good.
+        run: contexts of the Functions, and the values that backward owns.
+    """
+
+    kept: Any
+    run: native.Run
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The backward for one set of outputs that have a gradient.
+
+    Attributes:
+        plan: of it.
+        session: runs it; ``None`` if it computes nothing.
+        gradients: see :meth:`Engine._reached`, of a run in which no Function returned ``None``.
+    """
+
+    plan: BackwardPlan
+    session: HalfSession | None
+    gradients: list[tuple[int, int, bool]]
+
+
+class Engine:
+    """Forward and backward session for one graph and one set of tensors that require gradients.
+
+    Args:
+        built: the graph, with the program behind it.
+        requires_grad: the graph inputs (model inputs and weights) that require gradients.
+        options: threads and debugging.
+        target: what graphs are for.
+        plans: those of an engine with the same arguments.
+
+    Attributes:
+        differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
+        needed: positions of the feeds that the backward half reads, so that they must not change between
+            forward and backward.
+        read_outputs: positions of the fetched outputs whose memory the backward half reads.
+        copied: positions of the feeds that the model itself writes to and that backward reads: what it reads
+            is a copy from before.
+        weights: names of the tensors that are fed behind the model's inputs.
+        moving: whether feeds lie elsewhere in backward than they did in forward.
+
+    Raises:
+        UnsupportedOperatorError: the program has something that the engine does not take.
+    """
+
+    # Of an engine whose tensors are on another device than the CPU.
+    _half_session: ClassVar[type[HalfSession]] = HalfSession
+
+    def __init__(
+        self,
+        built: Built,
+        requires_grad: frozenset[str],
+        options: Options,
+        target: Target,
+        plans: Plans | None = None,
+    ) -> None:
+        self._graph, self._options = built.graph, options
+        self._made_of = (built, requires_grad, options, target)
+        self._startup = current()
+        self._tracer = active_tracer()
+        self._plans = plans or Plans(built, requires_grad, options, target)
+        plan = self._plans.forward
+        self._plan = plan
+        fed = {
+            name: source
+            for name, source in zip(plan.half.inputs, plan.sources, strict=True)
+            if isinstance(source, int)
+        }
+        originals = original_feeds(plan.half.proto.graph, plan.half.calls, fed)
+        self._has_originals = bool(originals)
+        self._bindings = Bindings(options.providers)
+        self._bindings.give(originals)
+        self._forward = self._half_session(
+            "forward",
+            plan.half,
+            self._bindings,
+            options,
+            Passing(
+                tuple(s if isinstance(s, int) else s.value for s in plan.sources),
+                len(self._graph.inputs),
+                tuple(plan.fetched),
+                tuple(plan.kept),
+                tuple(plan.donated),
+            ),
+            readable=self._names_of_inputs(),
+        )
+        self._saved_feeds = _saved_by_functions(plan, fed, originals)
+        self._feed_count = len(self._graph.feeds)
+        self._nodes = {site.key: node for node, site in plan.half.calls.items()}
+        self._backwards: dict[frozenset[int], _Backward] = {}
+        written = set(plan.written)
+        self.differentiable = tuple(sorted(plan.tangents))
+        self.needed = plan.needed
+        self.read_outputs = plan.read_outputs
+        self.copied = tuple(i for i in plan.needed if i in written)
+        self.weights = tuple(self._graph.weights.values())
+        self.moving = MovingFeeds()
+        if self._startup is not None:
+            self._startup.expects_more = True
+
+    def anew(self) -> Engine:
+        """The same engine with sessions of its own."""
+        return type(self)(*self._made_of, self._plans)
+
+    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
+        """Run the forward half.
+
+        Args:
+            feeds: the model's inputs, then its weights.
+
+        Returns:
+            The fetched outputs, and the state for :meth:`backward`.
+
+        Raises:
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
+        run = native.Run()
+        if self._saved_feeds:
+            # Others, as `tensor.data = ...` gives the caller's tensor other memory.
+            run.feed([feeds[i].detach() for i in self._saved_feeds])
+        if self._has_originals:
+            run.originals = tuple(feeds)
+        outputs, kept = self._forward.run(None, feeds, run)
+        run.originals = None
+        return outputs, ForwardState(kept, run)
+
+    def backward(
+        self, state: ForwardState, gradients: Sequence[torch.Tensor | None], *, keep: bool
+    ) -> list[torch.Tensor | None]:
+        """Run the backward half.
+
+        Args:
+            state: what :meth:`forward` left.
+            gradients: one per fetched output; ``None`` where the loss does not depend on it.
+            keep: whether another backward of this state may come.
+
+        Returns:
+            One entry per feed: its gradient, or ``None`` where autograd would give none.
+
+        Raises:
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
+        missing = frozenset([i for i in self._plan.tangents if gradients[i] is None])
+        known = self._backwards.get(missing)
+        if known is not None:
+            return self._half(known, state, gradients, keep=keep)
+        with contextlib.nullcontext() if self._startup is None else self._startup.recording(FIRST_RUN):
+            found = self._half(self._built(missing), state, gradients, keep=keep)
+        if self._startup is not None:
+            self._startup.tell()
+        return found
+
+    def _half(
+        self,
+        backward: _Backward,
+        state: ForwardState,
+        gradients: Sequence[torch.Tensor | None],
+        *,
+        keep: bool,
+    ) -> list[torch.Tensor | None]:
+        """One entry per feed; see :meth:`backward`."""
+        plan = backward.plan
+        run = state.run
+        run.keeps = keep
+        run.undefined.clear()
+        run.arrivals = lambda site: self._plan.reach.arrivals(
+            self._call(site), plan.given, [(self._call(key), argument) for key, argument in run.undefined]
+        )
+        kept = state.kept
+        if not keep:
+            state.kept = None
+        tensors: list[torch.Tensor] = []
+        if backward.session is not None:
+            given: list[Any] = [gradients[i] for i in plan.given]
+            tensors, _ = backward.session.run(kept, given, run)
+        del kept
+        undefined = [(self._call(site), argument) for site, argument in run.undefined]
+        run.arrivals = None
+        if not keep:
+            run.clear()
+        found: list[torch.Tensor | None] = [None] * self._feed_count
+        for feed, position, again in self._reached(plan, undefined) if undefined else backward.gradients:
+            # Two tensors that get one gradient must not share its memory: each may be written to.
+            found[feed] = tensors[position].clone() if again else tensors[position]
+        if undefined:
+            refuse_nan(found, LEFT_OUT)
+        return found
+
+    def _reached(self, plan: BackwardPlan, undefined: Collection[Edge]) -> list[tuple[int, int, bool]]:
+        """The feeds that a gradient reaches.
+
+        Args:
+            plan: of the backward.
+            undefined: arguments for which a Function's backward returned ``None``.
+
+        Returns:
+            Positions of the feed and of its gradient among the half's outputs, and whether a feed before has
+            the same gradient.
+        """
+        reached = self._plan.reach.inputs(plan.given, undefined)
+        pairs = [(feed, position) for feed, position in plan.gradients.items() if feed in reached]
+        first = {position: feed for feed, position in reversed(pairs)}
+        return [(feed, position, first[position] != feed) for feed, position in pairs]
+
+    def _names_of_inputs(self) -> dict[str, str]:
+        """What people call the inputs of the forward half."""
+        pairs = zip(self._plan.half.inputs, self._plan.sources, strict=True)
+        return {name: self._graph.feeds[source] for name, source in pairs if isinstance(source, int)}
+
+    def _names_in_backward(self, plan: BackwardPlan) -> dict[str, str]:
+        """What people call the inputs and outputs of a backward half."""
+        assert plan.half is not None
+        half, graph, inputs = self._plan.half, self._graph, self._names_of_inputs()
+        kept = [half.outputs[i] if i >= 0 else half.inputs[~i] for i in self._plan.kept]
+        given = [f"grad_{graph.fetches[i]}" for i in plan.given]
+        names = dict(zip(plan.half.inputs, [*(inputs.get(k, k) for k in kept), *given], strict=True))
+        return {
+            **names,
+            **{plan.half.outputs[i]: f"grad_{graph.feeds[f]}" for f, i in plan.gradients.items()},
+        }
+
+    def _call(self, native_key: str) -> str:
+        """The name of the call that a native site stands for."""
+        return self._nodes[self._bindings.names[native_key]]
+
+    @exclusive.looking()
+    def _built(self, missing: frozenset[int]) -> _Backward:
+        """The backward without the gradients of some outputs."""
+        if missing in self._backwards:
+            return self._backwards[missing]  # another thread built it while this one waited
+        tracing = contextlib.nullcontext() if self._tracer is None else self._tracer.tracing()
+        with phase(DIFFERENTIATE), quiet(), tracing:
+            plan = self._plans.backward(missing)
+            session = None
+            if plan.half is not None:
+                session = self._half_session(
+                    "backward",
+                    plan.half,
+                    self._bindings,
+                    self._options,
+                    Passing.through(len(plan.given), len(plan.half.outputs)),
+                    frees_early=True,
+                    donated=self._forward.passing.donated,
+                    readable=self._names_in_backward(plan),
+                )
+        known = self._backwards[missing] = _Backward(plan, session, self._reached(plan, ()))
+        return known
+
+
+def _saved_by_functions(
+    plan: ForwardPlan, fed: Mapping[str, int], originals: OriginalFeeds
+) -> tuple[int, ...]:
+    """Positions of the feeds whose memory Functions get and keep; who writes to one is an error.
+
+    Args:
+        plan: of the forward half.
+        fed: position of the feed that an input of the half is.
+        originals: arguments for which Functions get the fed tensor itself, by the site's key.
+    """
+    kept = set()
+    for node in plan.half.proto.graph.node:
+        site = plan.half.calls.get(node.name)
+        if site is None or not any(site.needs_input_grad):
+            continue
+        given = originals.get(site.key, {})
+        for name, argument in zip(node.input, site.tensor_positions, strict=True):
+            if argument in site.known_result.kept and name in fed and argument not in given:
+                kept.add(fed[name])
+    return tuple(i for i in plan.needed if i in kept)

@@ -1,0 +1,227 @@
+"""A joint graph as text, from which another process makes backward halves that were not wanted before."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort._torch import aot as private
+from torch2ort.cache.key.key import Unkeyable
+from torch2ort.differentiate.joint_trace import Joint
+from torch2ort.differentiate.symbolic_shapes import sizes_of, written
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.sizes import expressions
+from torch2ort.sizes.guessed import forget_assumed
+from torch2ort.sizes.symbols import expression_of, size_hint
+from torch2ort.symbolics.registered.own_gradients import (
+    MAPPED_CALL,
+    MAPPED_CALL_GRAD,
+    MappedCall,
+    mapped_call,
+)
+
+_GETITEM = "getitem"
+_MAPPED = (MAPPED_CALL, MAPPED_CALL_GRAD)
+# Position of the argument that is the key of a site, which no other process knows.
+_SITES = {DIFFERENTIABLE_PYTHON_OP: 1, PYTHON_OP_GRAD: 2}
+
+
+def stored_joint(joint: Joint, feeds: Sequence[int], calls: Mapping[str, Site]) -> bytes:
+    """A joint graph as JSON.
+
+    Args:
+        joint: the graph.
+        feeds: of each input of the program, the feed's position; -1 for a constant.
+        calls: the site of each call of a Function, by its name in the forward half.
+
+    Raises:
+        Unkeyable: something in it has no such form.
+    """
+    names = {site.key: name for name, site in calls.items()}
+    traces: dict[str, int] = {}
+    nodes = []
+    mapped: dict[str, Any] = {}
+    try:
+        for node in joint.graph_module.graph.nodes:
+            if node.op == "output":
+                continue
+            trace = traces.setdefault(node.meta.get("stack_trace") or "", len(traces))
+            nodes.append([node.name, *_call(node, names), _dump_value(node.meta["val"]), trace])
+            if node.target is MAPPED_CALL:
+                mapped[node.args[-1]] = mapped_call(node.args[-1]).stored()
+    except UnstorableError as error:
+        raise Unkeyable(f"the joint graph holds {error}") from error
+    sizes = sizes_of(joint.inputs)
+    data = {
+        "sizes": {symbol: size_hint(size) for symbol, size in sizes.items()},
+        "decided": sorted(_symbols(joint) - sizes.keys()),
+        "mapped": mapped,
+        "nodes": nodes,
+        "traces": list(traces),
+        "inputs": [[node.name, i] for node, i in joint.inputs.items()],
+        "tangents": [[node.name, i] for node, i in joint.tangents.items()],
+        "outputs": [node.name for node in joint.outputs],
+        "written": [[i, node.name] for i, node in joint.written.items()],
+        "gradients": [[i, node.name] for i, node in joint.gradients.items()],
+        "shared": sorted(joint.shared),
+        "feeds": list(feeds),
+    }
+    return json.dumps(data).encode()
+
+
+def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[int]]:
+    """What :func:`stored_joint` wrote: the graph, and the feeds of the program's inputs.
+
+    Args:
+        text: what it wrote.
+        calls: the same calls in this process.
+    """
+    data = json.loads(text)
+    graph = torch.fx.Graph()
+    found: dict[str, torch.fx.Node] = {}
+    mode, made = private.varying_sizes(list(data["sizes"].values()), decided=len(data["decided"]))
+    sizes = dict(zip([*data["sizes"], *data["decided"]], made, strict=True))
+    mapped: dict[str, MappedCall] = {}
+    with mode:
+        for name, target, args, kwargs, value, trace in data["nodes"]:
+            if target is None:
+                node = graph.placeholder(name)
+            else:
+                function = _target(target)
+                given = _load(args, found, sizes)
+                if function in _SITES and given[_SITES[function]] in calls:
+                    given[_SITES[function]] = calls[given[_SITES[function]]].key
+                elif function in _MAPPED:
+                    name_of_call = given[-1]
+                    if function is MAPPED_CALL:
+                        results = _load_value(value, sizes)
+                        mapped[name_of_call] = MappedCall.loaded(data["mapped"][name_of_call], results)
+                    given[-1] = mapped[name_of_call].key
+                node = graph.create_node("call_function", function, name=name)
+                # Handed over at once, torch would warn of sizes among them.
+                node.args, node.kwargs = tuple(given), _load(kwargs, found, sizes)
+            node.meta = {"val": _load_value(value, sizes), "stack_trace": data["traces"][trace] or None}
+            found[name] = node
+    graph.output(())
+    joint = Joint(
+        graph_module=torch.fx.GraphModule(torch.nn.Module(), graph),
+        inputs={found[name]: i for name, i in data["inputs"]},
+        tangents={found[name]: i for name, i in data["tangents"]},
+        outputs=tuple(found[name] for name in data["outputs"]),
+        written={i: found[name] for i, name in data["written"]},
+        gradients={i: found[name] for i, name in data["gradients"]},
+        shared=frozenset(data["shared"]),
+        sites=tuple(mapped.values()),
+    )
+    _note_sizes_of_gradients(joint)
+    return joint, data["feeds"]
+
+
+def _note_sizes_of_gradients(joint: Joint) -> None:
+    """Have torch know, as in the process that traced, that a gradient has the sizes of its output."""
+    graph = joint.graph_module.graph
+    for node, i in joint.tangents.items():
+        for size, other in zip(node.meta["val"].shape, joint.outputs[i].meta["val"].shape, strict=True):
+            if isinstance(size, torch.SymInt) or isinstance(other, torch.SymInt):
+                private.take_for_equal(size, other)
+    forget_assumed(graph)
+
+
+def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, Any, Any]:
+    """Operator, arguments and keywords."""
+    if node.op == "placeholder":
+        return None, [], _dump({})
+    args = list(node.args)
+    if node.target is operator.getitem:
+        return _GETITEM, _dump(args), _dump({})
+    if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
+        raise UnstorableError(f"{node.target}, which is no operator")
+    if node.target in _SITES:
+        # Of a call without a node in the forward half nobody asks for a derivative.
+        args[_SITES[node.target]] = names.get(str(args[_SITES[node.target]]), "")
+    return str(node.target), _dump(args), _dump(dict(node.kwargs))
+
+
+def _target(text: str) -> Any:
+    if text == _GETITEM:
+        return operator.getitem
+    namespace, name, overload = text.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def _dump(value: Any) -> Any:
+    """JSON of an argument, in which nodes stand as their names; lists and mappings stay what they are."""
+    if isinstance(value, torch.fx.Node):
+        return {"node": value.name}
+    if isinstance(value, (list, tuple)):
+        return [_dump(item) for item in value]
+    if isinstance(value, dict):
+        return {"keywords": {name: _dump(item) for name, item in value.items()}}
+    if isinstance(value, torch.SymInt):
+        return _dump_size(value)
+    return dump_constant(value)
+
+
+def _load(value: Any, nodes: Mapping[str, torch.fx.Node], sizes: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_load(item, nodes, sizes) for item in value]
+    if isinstance(value, dict) and "node" in value:
+        return nodes[value["node"]]
+    if isinstance(value, dict) and "keywords" in value:
+        return {name: _load(item, nodes, sizes) for name, item in value["keywords"].items()}
+    if isinstance(value, dict) and "varies" in value:
+        return _load_size(value, sizes)
+    return load_constant(value)
+
+
+def _symbols(joint: Joint) -> set[str]:
+    """The symbols of all sizes in a joint graph: of inputs, and of what values in tensors decide."""
+    found: set[str] = set()
+
+    def note(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            found.update(map(str, expression_of(value).free_symbols))
+        elif isinstance(value, torch.Tensor):
+            list(map(note, (*value.shape, *value.stride())))
+        return value
+
+    for node in joint.graph_module.graph.nodes:
+        if node.op != "output":
+            torch.fx.node.map_aggregate((node.args, node.kwargs, node.meta["val"]), note)
+    return found
+
+
+def _dump_size(size: int | torch.SymInt) -> Any:
+    return size if isinstance(size, int) else {"varies": written(size)}
+
+
+def _load_size(value: Any, sizes: Mapping[str, Any]) -> Any:
+    if isinstance(value, int):
+        return value
+    return expressions.evaluate(expressions.parse(value["varies"]), sizes)
+
+
+def _dump_value(value: Any) -> Any:
+    """What a node gives: tensors by type, sizes and strides."""
+    if isinstance(value, (list, tuple)):
+        return [_dump_value(item) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return dump_constant(value)
+    sizes, strides = map(_dump_size, value.shape), map(_dump_size, value.stride())
+    return {"tensor": [dump_constant(value.dtype), list(sizes), list(strides)]}
+
+
+def _load_value(value: Any, sizes: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return tuple(_load_value(item, sizes) for item in value)
+    if isinstance(value, dict) and "tensor" in value:
+        dtype, *layout = value["tensor"]
+        shape, strides = ([_load_size(size, sizes) for size in part] for part in layout)
+        return torch.empty_strided(shape, strides, dtype=load_constant(dtype))
+    return load_constant(value)

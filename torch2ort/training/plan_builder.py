@@ -1,0 +1,206 @@
+"""Makes the plan of a step: the program is differentiated, split and translated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from torch2ort.autotune.tuner import Tuner
+from torch2ort.differentiate.aliasing import ReadMemory
+from torch2ort.differentiate.constant_folding import fold_constants
+from torch2ort.differentiate.fuse_regions import fuse
+from torch2ort.differentiate.grad_reachability import Reach
+from torch2ort.differentiate.half_target import half_of
+from torch2ort.differentiate.inline_functions import inline
+from torch2ort.differentiate.joint_trace import Joint, refuse_write, trace_joint
+from torch2ort.differentiate.lower_half import lower_half
+from torch2ort.differentiate.recompute import is_large
+from torch2ort.differentiate.registered_gradients import map_calls
+from torch2ort.differentiate.split import Half, Split
+from torch2ort.differentiate.symbolic_shapes import refuse_assumed_of_half
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.onnx_half import Lowered
+from torch2ort.program.target import Target
+from torch2ort.program.traced_program import Constant, Source
+from torch2ort.pythonop import Site
+from torch2ort.sizes.guessed import Conditions, conditions
+from torch2ort.symbolics.registered.own_gradients import MappedCall
+from torch2ort.training.step_plan import BackwardPlan, ForwardPlan, arguments_of
+
+# In front of the name of a model's tensor that the graph is not fed with.
+_OWNED = "model:"
+
+
+class Planner:
+    """Makes the plans of one joint graph.
+
+    Args:
+        joint: the graph.
+        feeds: of each input of the program, the feed's position; -1 for a constant.
+        target: what the exported graph is for.
+        known: how many conditions on sizes the exported graph is known to rely on.
+        fuses: which of the regions of these texts can be run as one kernel each; ``None`` leaves operators
+            alone.
+        tuner: decides by measurement who does an operator; ``None`` leaves that to the rule.
+
+    Attributes:
+        joint: the graph.
+        feeds: as given.
+    """
+
+    def __init__(
+        self,
+        joint: Joint,
+        feeds: Sequence[int],
+        target: Target,
+        known: Conditions,
+        fuses: Callable[[Sequence[str]], Collection[str]] | None = None,
+        tuner: Tuner | None = None,
+    ) -> None:
+        self.joint, self.feeds = joint, tuple(feeds)
+        self._target, self._known, self._tuner = target, known, tuner
+        self._split, self._fuses = Split(joint, fuses=fuses is not None), fuses
+        # Calls with registered gradients, fused regions and calls of kernels, kept alive.
+        self._made: list[MappedCall | Site] = []
+
+    @classmethod
+    def of_program(
+        cls,
+        graph: Graph,
+        source: Source,
+        requires_grad: frozenset[str],
+        target: Target,
+        fuses: Callable[[Sequence[str]], Collection[str]] | None = None,
+        tuner: Tuner | None = None,
+    ) -> tuple[Planner, ForwardPlan]:
+        """What makes the plans of a program, and the one of its forward half.
+
+        Args:
+            graph: the exported graph.
+            source: the program behind it.
+            requires_grad: the graph inputs that require gradients.
+            target: what the exported graph is for.
+            fuses: as for the class.
+            tuner: as for the class.
+
+        Raises:
+            UnsupportedOperatorError: the program has something that the engine does not take.
+        """
+        folded = fold_constants(source)
+        known = source.traced.conditions
+        if folded is not source:
+            # Some more were made about numbers that are constants by now.
+            source, known = folded, max(known, conditions(folded.graph_module.graph))
+        required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
+        source, mapped = map_calls(source, required, target)
+        joint, reach = trace_joint(source, required)
+        joint = inline(joint, every=target.inlines_functions)
+        if tuner is not None and fuses is None:
+            # A region takes what lies between convolutions, in the order of its dimensions.
+            tuner.lay_out(joint.graph_module.graph)
+        position = {name: i for i, name in enumerate(graph.feeds)}
+        feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
+        planner = cls(joint, feeds, target, known, fuses, tuner)
+        planner._made.extend(mapped)
+        fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
+        return planner, planner._forward(source, fetched, reach)
+
+    def _forward(self, source: Source, fetched: Sequence[torch.fx.Node], reach: Reach) -> ForwardPlan:
+        joint, kept = self.joint, self._split.kept
+        half = self._split.forward()
+        made = {node: i for i, node in enumerate(half.outputs)}
+        given = {node: i for i, node in enumerate(half.inputs)}
+        inputs = [joint.inputs[node] for node in half.inputs]
+        feeds = [(self.feeds[i], source.feeds[i]) for i in inputs]
+        lowered = self._lowered(half, is_forward=True)
+        # As in eager PyTorch, which keeps what is computed anew here.
+        memory = ReadMemory(joint, self._split.read)
+        names = {site.key: name for name, site in lowered.calls.items() if any(site.needs_input_grad)}
+        return ForwardPlan(
+            half=lowered,
+            sources=tuple(i if isinstance(feed, str) else feed for i, feed in feeds),
+            fetched=tuple(made[node] for node in fetched),
+            kept=tuple(made[node] if node in made else ~given[node] for node in kept),
+            donated=tuple(i for i, n in enumerate(kept) if n in made and n not in fetched and is_large(n)),
+            tangents=tuple(joint.tangents.values()),
+            reach=reach.renamed(self.feeds, names, arguments_of(lowered.calls)),
+            needed=self._feeds(memory.inputs),
+            written=self._feeds(joint.written),
+            read_outputs=tuple(i for i in range(len(joint.outputs)) if memory.has_output(i)),
+        )
+
+    def _lowered(self, half: Half, *, is_forward: bool) -> Lowered:
+        """The half in ONNX.
+
+        Raises:
+            UnsupportedOperatorError: it holds for some only of the sizes that the graph accepts; or an
+                operator fits into no graph.
+        """
+        if self._fuses is not None:
+            self._made.extend(fuse(half.graph_module.graph, self._fuses))
+        in_onnx: Collection[str] = ()
+        if self._tuner is not None:
+            rewriting = self._tuner.tune(half.graph_module.graph)
+            self._made.extend(rewriting.sites)
+            in_onnx = rewriting.in_onnx
+        lowered = lower_half(half, half_of(self._target, in_onnx))
+        graph = self.joint.graph_module.graph
+        refuse_assumed_of_half(graph, is_forward=is_forward, checked=self.joint.checked)
+        if conditions(graph).on_inputs > self._known.on_inputs:
+            raise UnsupportedOperatorError(
+                "the derivative of the model holds for some only of the sizes that it was exported for. "
+                "Export with these sizes fixed"
+            )
+        return lowered
+
+    def _feeds(self, inputs: Collection[int]) -> tuple[int, ...]:
+        return tuple(sorted({self.feeds[i] for i in inputs if self.feeds[i] >= 0}))
+
+    def backward(self, missing: Collection[int]) -> BackwardPlan:
+        """The plan of the backward half.
+
+        Args:
+            missing: positions of the outputs that have no gradient.
+
+        Raises:
+            UnsupportedOperatorError: an operator fits into no graph.
+        """
+        half, nodes = self._split.backward(missing)
+        where = {node: i for i, node in enumerate(half.outputs)}
+        return BackwardPlan(
+            half=self._lowered(half, is_forward=False) if half.outputs else None,
+            given=tuple(i for i in self.joint.tangents.values() if i not in missing),
+            gradients={self.feeds[i]: where[node] for i, node in nodes.items() if self.feeds[i] >= 0},
+        )
+
+
+def _written(
+    graph: Graph, source: Source, joint: Joint, requires_grad: frozenset[str]
+) -> list[torch.fx.Node]:
+    """The new value of each tensor that forward writes to, in the order of the graph's mutations.
+
+    Raises:
+        UnsupportedOperatorError: it writes to what the graph knows of no write to, or to what requires a
+            gradient.
+    """
+    written = {_name(source.feeds[i]): node for i, node in joint.written.items()}
+    names = {origin: name for name, origin in graph.weights.items()}
+    found = {}
+    for mutation in graph.mutations:
+        is_buffer = mutation.kind == "buffer"
+        # A buffer that is written over before anybody reads it is none of the graph's weights.
+        name = names.get(mutation.target, _OWNED + mutation.target) if is_buffer else mutation.target
+        if name not in written:
+            refuse_write(mutation.target)
+        found[name] = written[name]
+    for feed in (source.feeds[i] for i in joint.written):
+        if _name(feed) not in found:
+            refuse_write(feed)
+    return list(found.values())
+
+
+def _name(feed: str | Constant) -> str:
+    """The name of a feed, or what no feed is called for a constant."""
+    return feed if isinstance(feed, str) else _OWNED + feed.owner

@@ -1,0 +1,187 @@
+"""The plan of a step: two graphs and tables, plain data that another process can use.
+
+What makes a plan is in ``planning.py``, what runs it in ``engine.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import torch
+
+from torch2ort.cache.key.key import Key, Unkeyable
+from torch2ort.cache.store.graph_entries import Kept
+from torch2ort.differentiate.grad_reachability import Reach
+from torch2ort.exports.places import bind_places, places_of
+from torch2ort.graph.nodes import load_sites
+from torch2ort.graph.onnx_half import Lowered
+from torch2ort.program.traced_program import Constant
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.attributes import dump_constant, load_constant
+
+_FORWARD, _BACKWARD = "forward.onnx", "backward.onnx"
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """The forward half, and what the step around it must know.
+
+    Positions of feeds and outputs are those of the exported graph.
+
+    Attributes:
+        half: the graph.
+        sources: of each of its inputs, the feed's position, or a constant.
+        fetched: the fetched outputs, by position among those of the half.
+        kept: what backward reads: ``i`` for output ``i`` of the half, ``~i`` for its input ``i``.
+        donated: positions among ``kept`` of large values that nobody but backward reads: each is free after
+            its last reader there.
+        tangents: positions of the outputs that a gradient may come for, in the order of the backward half.
+        reach: which feeds get a gradient from which outputs.
+        needed: feeds whose memory is read after forward.
+        written: feeds that forward writes to.
+        read_outputs: outputs whose memory is read after forward.
+    """
+
+    half: Lowered
+    sources: tuple[int | Constant, ...]
+    fetched: tuple[int, ...]
+    kept: tuple[int, ...]
+    donated: tuple[int, ...]
+    tangents: tuple[int, ...]
+    reach: Reach
+    needed: tuple[int, ...]
+    written: tuple[int, ...]
+    read_outputs: tuple[int, ...]
+
+    def stored(self, key: Key) -> Kept:
+        """The plan as the cache keeps it.
+
+        Args:
+            key: of the exported graph.
+
+        Raises:
+            Unkeyable: another process could not use it.
+        """
+        constants = [s for s in self.sources if isinstance(s, Constant)]
+        for constant in constants:
+            if constant.owner:
+                raise Unkeyable(f"the model's tensor {constant.owner} is no input of the graph")
+        numbers = iter(range(len(constants)))
+        data = {
+            "sources": [s if isinstance(s, int) else {"constant": next(numbers)} for s in self.sources],
+            "constants": [[dump_constant(c.value.dtype), list(c.value.shape)] for c in constants],
+            "fetched": list(self.fetched),
+            "kept": list(self.kept),
+            "donated": list(self.donated),
+            "tangents": list(self.tangents),
+            "reach": self.reach.description(),
+            "needed": list(self.needed),
+            "written": list(self.written),
+            "read_outputs": list(self.read_outputs),
+            "functions": places_of(self.half.calls, key),
+        }
+        files = {f"constant_{i}": _bytes(constant.value) for i, constant in enumerate(constants)}
+        return Kept(data, {_FORWARD: self.half.proto.SerializeToString(), **files})
+
+    @classmethod
+    def loaded(cls, kept: Kept, key: Key) -> ForwardPlan:
+        """What :meth:`stored` wrote.
+
+        Raises:
+            Torch2OrtError: this process has not what it calls.
+            Unkeyable: the same.
+        """
+        data = kept.data
+        constants = [
+            Constant(_tensor(kept.files[f"constant_{i}"], load_constant(dtype), shape))
+            for i, (dtype, shape) in enumerate(data["constants"])
+        ]
+        proto = onnx.load_from_string(kept.files[_FORWARD])
+        calls = load_sites(proto.graph)
+        bind_places(calls, data["functions"], key)
+        return cls(
+            half=Lowered(proto, calls, {}),
+            sources=tuple(s if isinstance(s, int) else constants[s["constant"]] for s in data["sources"]),
+            fetched=tuple(data["fetched"]),
+            kept=tuple(data["kept"]),
+            donated=tuple(data["donated"]),
+            tangents=tuple(data["tangents"]),
+            reach=Reach.of(data["reach"], arguments_of(calls)),
+            needed=tuple(data["needed"]),
+            written=tuple(data["written"]),
+            read_outputs=tuple(data["read_outputs"]),
+        )
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """The backward half for one set of outputs that have a gradient.
+
+    Attributes:
+        half: the graph: its inputs are what is kept, then the gradients; ``None`` if it computes nothing.
+        given: positions of the outputs whose gradients it takes.
+        gradients: position of a feed -> position among the half's outputs.
+    """
+
+    half: Lowered | None
+    given: tuple[int, ...]
+    gradients: dict[int, int]
+
+    def stored(self, forward: ForwardPlan, key: Key) -> Kept:
+        """The plan as the cache keeps it.
+
+        Args:
+            forward: the plan of the step's other half.
+            key: of the exported graph.
+
+        Raises:
+            Unkeyable: another process could not use it.
+        """
+        data: dict[str, Any] = {
+            "given": list(self.given),
+            "gradients": [list(pair) for pair in self.gradients.items()],
+            "derivatives": {},
+            "functions": {},
+        }
+        if self.half is None:
+            return Kept(data, {})
+        names = {site.key: name for name, site in forward.half.calls.items()}
+        data["derivatives"] = {node: names[site.key] for node, site in self.half.derivatives.items()}
+        data["functions"] = places_of(self.half.calls, key)
+        return Kept(data, {_BACKWARD: self.half.proto.SerializeToString()})
+
+    @classmethod
+    def loaded(cls, kept: Kept, forward: ForwardPlan, key: Key) -> BackwardPlan:
+        """What :meth:`stored` wrote.
+
+        Raises:
+            Torch2OrtError: this process has not what it calls.
+            Unkeyable: the same.
+        """
+        data = kept.data
+        half = None
+        if kept.files:
+            proto = onnx.load_from_string(kept.files[_BACKWARD])
+            calls = load_sites(proto.graph)
+            bind_places(calls, data["functions"], key)
+            derivatives = {node: forward.half.calls[name] for node, name in data["derivatives"].items()}
+            half = Lowered(proto, calls, derivatives)
+        return cls(half, tuple(data["given"]), dict(data["gradients"]))
+
+
+def arguments_of(calls: Mapping[str, Site]) -> dict[str, tuple[int, ...]]:
+    """Positions of the arguments that are tensors, of each call that has a backward."""
+    return {name: site.tensor_positions for name, site in calls.items() if any(site.needs_input_grad)}
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _tensor(content: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape)
