@@ -21,12 +21,12 @@ from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
 from torch2ort.graph.weights import frozen
-from torch2ort.habits import refuses_habits
 from torch2ort.log import apply_level
+from torch2ort.onnx_export_arguments import refuses_habits
 from torch2ort.options import Options, with_arguments
 from torch2ort.support.startup_timing import TRACE, Startup
 from torch2ort.training.engine_choice import target_of
-from torch2ort.variants.whole import whole
+from torch2ort.variants.parallel.gather_weights import whole
 
 
 @refuses_habits

@@ -15,19 +15,19 @@ from torch2ort.artifacts import description as names
 from torch2ort.artifacts.description import Description
 from torch2ort.differentiate.symbolic_shapes import refuse_assumed_of_half
 from torch2ort.errors import ExportError, OptionError
-from torch2ort.habits import options_by_name
 from torch2ort.log import apply_level
+from torch2ort.onnx_export_arguments import options_by_name
 from torch2ort.options import Options, with_arguments
 from torch2ort.pythonop import Site
 from torch2ort.training_artifacts import TrainingArtifacts
 from torch2ort.training_files import description as described
-from torch2ort.training_files import files
+from torch2ort.training_files import file_graphs
 from torch2ort.training_files.arguments import check_arguments, check_results
 from torch2ort.training_files.evaluation import without_gradients
+from torch2ort.training_files.module_with_loss import Metrics, WithLoss
 from torch2ort.training_files.samples import call_of, inputs_call
 from torch2ort.training_files.target import plain_target
-from torch2ort.training_files.traced import TracedStep, state_names, trace_step
-from torch2ort.training_files.wrapped import Metrics, WithLoss
+from torch2ort.training_files.traced_step import TracedStep, state_names, trace_step
 
 # Files whose outputs have the names of loss and metrics.
 _WITH_RESULTS = (names.TRAIN_STEP, names.TRAINING_MODEL, names.EVAL_MODEL)
@@ -91,7 +91,7 @@ def export_training(
     state = _Start(step, chosen)
     functions: dict[str, Site] = {}
     target = plain_target(options.opset, is_step=True, training=wrapped.training)
-    models = files.of_training(step, results[1:], chosen, state.optimizer, target, functions)
+    models = file_graphs.of_training(step, results[1:], chosen, state.optimizer, target, functions)
     refuse_assumed_of_half(step.joint.graph_module.graph, is_forward=False)
     known = state_names(model, wrapped)
     models[names.EVAL_MODEL], evaluated, _ = without_gradients(
@@ -102,7 +102,7 @@ def export_training(
     models[names.INFERENCE_MODEL], inferred, outputs = without_gradients(
         model, alone, known, state.model, None, options, functions
     )
-    sums = {name: files.accumulated(name) for name in files.reached_names(step)}
+    sums = {name: file_graphs.accumulated(name) for name in file_graphs.reached_names(step)}
     description = Description(
         batch=structure,
         inputs=described.batch(step),
@@ -146,7 +146,7 @@ class _Start:
                 f"the optimizer's init gave a {type(first).__name__}; expected a dict, its first state"
             )
         self.optimizer: dict[str, Any] = dict(first)
-        self.flat = files.flat_state(self.optimizer)
+        self.flat = file_graphs.flat_state(self.optimizer)
 
     def _values(self, step: TracedStep, kind: str) -> dict[str, torch.Tensor]:
         found = described.of_kind(step, kind)
@@ -154,7 +154,7 @@ class _Start:
 
 
 def _refuse_untrained(step: TracedStep, model: torch.nn.Module) -> None:
-    if not files.reached_names(step):
+    if not file_graphs.reached_names(step):
         raise ExportError(
             f"the loss depends on none of the trained parameters of {type(model).__name__}: there is nothing "
             f"to train. Compute it from the model's outputs, without detach() or no_grad(), or train others"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from torch2ort.artifacts import atomic
+from torch2ort.artifacts import atomic_write
 from torch2ort.artifacts.checkpoint import Arrays, Progress, write_checkpoint
 from torch2ort.artifacts.description import CHECKPOINT, DESCRIPTION, Description, digest
 
@@ -50,11 +50,11 @@ class TrainingArtifacts:
         for name, model in self.models.items():
             content = model.SerializeToString()
             hashes[name] = digest(content)
-            atomic.write(target / name, content)
+            atomic_write.write(target / name, content)
         start = Progress(0, 0, self.description.learning_rate)
         description = replace(self.description, files=hashes)
         write_checkpoint(target / CHECKPOINT, self.state, description, start)
-        atomic.write(target / DESCRIPTION, description.to_json().encode())
+        atomic_write.write(target / DESCRIPTION, description.to_json().encode())
 
     def __repr__(self) -> str:
         count = len(self.description.parameters)

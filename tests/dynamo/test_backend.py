@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.comparison import assert_same
-from torch2ort.dynamo import backend, running
+from torch2ort.dynamo import backend, compiled_call
 from torch2ort.errors import OptionError, Torch2OrtWarning, UnsupportedOperatorError
 
 
@@ -169,8 +169,8 @@ def test_functions_are_traced_into_and_buffers_written() -> None:
 
 def test_sizes_that_vary_share_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    session = running.HalfSession
-    monkeypatch.setattr(running, "HalfSession", lambda *a, **k: made.append(a[0]) or session(*a, **k))
+    session = compiled_call.HalfSession
+    monkeypatch.setattr(compiled_call, "HalfSession", lambda *a, **k: made.append(a[0]) or session(*a, **k))
     assert_trains_like_eager(Counting(), *(torch.randn(n, 4) for n in (6, 8, 12)), dynamic=True)
     assert made == ["compiled_forward", "compiled_backward"]
 

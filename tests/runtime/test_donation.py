@@ -11,7 +11,7 @@ import torch
 
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.donation import donate_inputs
-from torch2ort.runtime.values import to_capsule
+from torch2ort.runtime.ortvalues import to_capsule
 
 
 def graph() -> onnx.GraphProto:

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import torch2ort
 from tests.support.comparison import assert_same
 from tests.support.sweeps import thinned
-from torch2ort.runtime.centering import disabled_optimizers, subtracts_mean
 from torch2ort.runtime.optimized import run_as_it_is
+from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers, subtracts_mean
 
 
 class Of(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.runtime.values import plain, to_tensor, to_value
+from torch2ort.runtime.ortvalues import plain, to_tensor, to_value
 
 
 def test_a_value_keeps_the_memory_of_a_tensor_that_gets_another() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.sizes.guessed import added_conditions, conditions
+from torch2ort.sizes.unbacked_sizes import added_conditions, conditions
 
 
 class Sine(torch.nn.Module):

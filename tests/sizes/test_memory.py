@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator
 import pytest
 import torch
 
-from torch2ort.sizes.memory import memory_form
+from torch2ort.sizes.memory_layout import memory_form
 
 SIZES = [(4, 3, 2), (3, 3, 3), (4, 1, 2), (2, 6), (2, 3, 2, 2)]
 PARTS = [slice(None), slice(1, None), slice(None, None, 2)]

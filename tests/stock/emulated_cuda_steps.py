@@ -22,7 +22,7 @@ from torch2ort.pythonop.site import TENSOR, Result, TensorType
 from torch2ort.runtime import stock
 from torch2ort.runtime.binding import runs_directly
 from torch2ort.runtime.contexts import contexts_in
-from torch2ort.runtime.values import to_capsule
+from torch2ort.runtime.ortvalues import to_capsule
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 hosts: list[torch.Tensor] = []

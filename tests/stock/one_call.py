@@ -15,8 +15,8 @@ from torch2ort.pythonop.interception import internal_site
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, TensorType
 from torch2ort.runtime import stock
-from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
-from torch2ort.runtime.values import bool_outputs, to_tensors, to_value
+from torch2ort.runtime.custom_op.output_allocator import forget_output_sizes, lent_allocator
+from torch2ort.runtime.ortvalues import bool_outputs, to_tensors, to_value
 
 ELEMENTS = {
     torch.float32: TensorProto.FLOAT,

@@ -470,7 +470,7 @@ def test_an_operator_without_a_translation_is_named():
 
 
 def test_uniform_numbers_are_uniform():
-    from torch2ort.training_files.randomness import _normal, _uniform
+    from torch2ort.training_files.counter_rng import _normal, _uniform
 
     like = torch.empty(200, 500)
     draws = [_uniform(like, torch.tensor([seed, step]), 3) for seed, step in ((0, 0), (0, 1), (1, 0))]

@@ -14,10 +14,10 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from torch2ort.artifacts import settings
-from torch2ort.artifacts.atomic import replacing
+from torch2ort.artifacts import scalar_arguments
+from torch2ort.artifacts.atomic_write import replacing
+from torch2ort.artifacts.checkpoint_parameters import Properties, Property
 from torch2ort.artifacts.description import Description, Tensor, parse_description
-from torch2ort.artifacts.named_values import Properties, Property
 from torch2ort.errors import ModelLoadError
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -123,8 +123,8 @@ def read_checkpoint(
             raise ValueError("expected CRC-32 and properties by names")
         progress = Progress(
             int(metadata.get("step", start.step)),
-            settings.seed(int(metadata.get("seed", start.seed))),
-            settings.learning_rate("learning_rate", float(metadata.get("learning_rate", start.lr))),
+            scalar_arguments.seed(int(metadata.get("seed", start.seed))),
+            scalar_arguments.learning_rate("learning_rate", float(metadata.get("learning_rate", start.lr))),
             dict(Properties(properties)),
         )
     except ValueError as error:

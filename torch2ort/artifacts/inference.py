@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from torch2ort.artifacts import atomic
+from torch2ort.artifacts import atomic_write
 from torch2ort.errors import ExportError, ModelLoadError
 
 # Field numbers of onnx.proto.
@@ -52,7 +52,7 @@ def write_inference_model(
             model += _tag(number, _BYTES) + _varint(len(graph)) + graph
         else:
             model += field
-    atomic.write(path, bytes(model))
+    atomic_write.write(path, bytes(model))
 
 
 def _graph(content: bytes, values: Mapping[str, np.ndarray[Any, Any]]) -> bytes:

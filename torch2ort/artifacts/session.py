@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from torch2ort.artifacts import description as files
-from torch2ort.artifacts import settings
+from torch2ort.artifacts import scalar_arguments
 from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
 from torch2ort.artifacts.description import read_description, read_model
 from torch2ort.artifacts.inference import write_inference_model
-from torch2ort.artifacts.opened import Opened, Opener
+from torch2ort.artifacts.model_sessions import Opened, Opener
 from torch2ort.artifacts.state import Run, State, device_of, on_device
 
 
@@ -127,7 +127,7 @@ class TrainingSession:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        rate = settings.learning_rate("lr", value)
+        rate = scalar_arguments.learning_rate("lr", value)
         with self._lock:
             self._lr = rate
             self._lr_value.update_inplace(np.array(rate, np.float32))
@@ -139,7 +139,7 @@ class TrainingSession:
 
     @seed.setter
     def seed(self, value: int) -> None:
-        self._seed = settings.seed(value)
+        self._seed = scalar_arguments.seed(value)
 
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
         """Copies of the trained parameters, by their names in the ``state_dict``."""

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from torch2ort.artifacts import description as files
-from torch2ort.artifacts import settings
+from torch2ort.artifacts import scalar_arguments
 from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, description_in, read_checkpoint, write_checkpoint
+from torch2ort.artifacts.checkpoint_parameters import Parameters, Properties
 from torch2ort.artifacts.description import Description, read_description, read_model
 from torch2ort.artifacts.inference import write_inference_model
-from torch2ort.artifacts.named_values import Parameters, Properties
-from torch2ort.artifacts.opened import Opened, Opener
+from torch2ort.artifacts.model_sessions import Opened, Opener
 from torch2ort.artifacts.state import Run, State, device_of, first_values, on_device
 from torch2ort.errors import OptionError, SchemaMismatchError
 
@@ -391,7 +391,7 @@ class Optimizer:
         Raises:
             OptionError: it is negative or no number.
         """
-        self._lr = settings.learning_rate("learning_rate", learning_rate)
+        self._lr = scalar_arguments.learning_rate("learning_rate", learning_rate)
         self._rate.update_inplace(np.array(self._lr, np.float32))
 
     def get_learning_rate(self) -> float:
@@ -423,7 +423,7 @@ class LinearLRScheduler:
                 f"total_step_count={total_step_count!r}"
             )
         self._optimizer, self._warmup, self._total = optimizer, warmup_step_count, total_step_count
-        self._top, self._steps = settings.learning_rate("initial_lr", initial_lr), 0
+        self._top, self._steps = scalar_arguments.learning_rate("initial_lr", initial_lr), 0
         self._set()
 
     def step(self) -> None:

@@ -53,7 +53,7 @@ from torch2ort.pythonop.abstract_run.object_rollback import untouched
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.sample_tensors import NeedsSample, Sample
 from torch2ort.pythonop.interception import Capture
-from torch2ort.sizes.guessed import Conditions, conditions, expands_unknown, takes_for_equal
+from torch2ort.sizes.unbacked_sizes import Conditions, conditions, expands_unknown, takes_for_equal
 from torch2ort.support.source_lines import line_in, users_line, way_out
 from torch2ort.support.user_warnings import warn
 

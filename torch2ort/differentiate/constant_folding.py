@@ -20,8 +20,8 @@ from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.shared_memory import written_by
 from torch2ort.program.traced_program import Constant, Source
-from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import has_hint
+from torch2ort.sizes.unbacked_sizes import forget_new_sizes
 
 aten = torch.ops.aten
 _SITES = torch.ops.torch2ort.python_op.default

@@ -37,8 +37,8 @@ from torch2ort.program.unused_checks import keep_unread_checks
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
-from torch2ort.sizes.guessed import forget_assumed, forget_new_sizes
 from torch2ort.sizes.symbols import is_number
+from torch2ort.sizes.unbacked_sizes import forget_assumed, forget_new_sizes
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
 

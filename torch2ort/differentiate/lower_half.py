@@ -15,8 +15,8 @@ from torch2ort.program.effect_order import keep_order, run_unread
 from torch2ort.program.target import Target
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
-from torch2ort.sizes.guessed import forget_new_sizes
 from torch2ort.sizes.symbols import program_size_names
+from torch2ort.sizes.unbacked_sizes import forget_new_sizes
 from torch2ort.support.startup_timing import TRANSLATE, timed
 from torch2ort.symbolics.python_op_nodes import SiteNodes
 from torch2ort.symbolics.registered import translating

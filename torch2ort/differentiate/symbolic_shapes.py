@@ -23,8 +23,8 @@ from torch2ort.program.operators import must_compute, python_number
 from torch2ort.program.runtime_assertions import CONDITIONS, drop_conditions
 from torch2ort.program.unused_checks import have_computed
 from torch2ort.sizes import expressions
-from torch2ort.sizes.guessed import assumed, forget_assumed, take_for_one
 from torch2ort.sizes.symbols import expression_of, has_hint, is_number, raw_expression, size_hint
+from torch2ort.sizes.unbacked_sizes import assumed, forget_assumed, take_for_one
 from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten

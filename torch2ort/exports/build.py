@@ -15,9 +15,9 @@ from torch2ort.capture.sample_call import Call, DimSpec
 from torch2ort.capture.torch_modes import Modes, traceable_modes
 from torch2ort.capture.trace import Trace, trace
 from torch2ort.errors import ExportError
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_cache import reuse_or_build
+from torch2ort.exports.export_result import Built
 from torch2ort.exports.report import report
-from torch2ort.exports.reuse import reuse_or_build
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.graph.graph import Graph

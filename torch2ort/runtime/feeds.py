@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch2ort.errors import EngineError
-from torch2ort.runtime.values import plain, shares_memory, value_maker
+from torch2ort.runtime.ortvalues import plain, shares_memory, value_maker
 
 _NOTHING = (-1, torch.Size(), None)
 

@@ -26,11 +26,11 @@ from torch2ort.runtime.contexts import contexts_in
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.eager_draws import drawing_as_eager
 from torch2ort.runtime.feeds import Feeds
+from torch2ort.runtime.index_error import refused_index
 from torch2ort.runtime.optimized import identity
+from torch2ort.runtime.ortvalues import bool_outputs, to_tensors
 from torch2ort.runtime.profiling import describe
-from torch2ort.runtime.refused_index import refused_index
 from torch2ort.runtime.session import refuse_missing, tuned_session
-from torch2ort.runtime.values import bool_outputs, to_tensors
 from torch2ort.support.startup_timing import SESSION, timed
 
 

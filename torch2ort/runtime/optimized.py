@@ -15,7 +15,7 @@ from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.providers import session_providers
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.centering import disabled_optimizers
+from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers
 
 MODEL_FILE = "model.onnx"
 

@@ -15,10 +15,10 @@ import torch
 from torch2ort.errors import EngineError
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import onnxruntime, stock
-from torch2ort.runtime.centering import disabled_optimizers
 from torch2ort.runtime.contexts import contexts_in
 from torch2ort.runtime.feeds import Feeds, as_fed
-from torch2ort.runtime.values import own_items, plain, restore_bools, to_tensor, to_tensors, to_value
+from torch2ort.runtime.ortvalues import own_items, plain, restore_bools, to_tensor, to_tensors, to_value
+from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers
 
 
 @dataclass(frozen=True)

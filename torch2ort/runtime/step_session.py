@@ -22,16 +22,16 @@ from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
 from torch2ort.runtime.binding import Callee, OriginalFeeds, directly, native_site, runs_directly
 from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, share_memory
-from torch2ort.runtime.custom_op.lent_outputs import forget_output_sizes, lent_allocator
+from torch2ort.runtime.custom_op.output_allocator import forget_output_sizes, lent_allocator
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.donation import donate_inputs
-from torch2ort.runtime.mended import mended
+from torch2ort.runtime.node_order import free_early
 from torch2ort.runtime.optimized import optimize
-from torch2ort.runtime.order import free_early
+from torch2ort.runtime.ortvalues import bool_outputs, shares_memory
 from torch2ort.runtime.profiling import active_tracer, describe
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.step_io import ByPython, Passing, native_half
-from torch2ort.runtime.values import bool_outputs, shares_memory
+from torch2ort.runtime.workarounds.apply import mended
 from torch2ort.support.startup_timing import SESSION, timed
 
 # What a session is made of, for as long as it is made.

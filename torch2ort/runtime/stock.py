@@ -26,7 +26,7 @@ from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import binding
 from torch2ort.runtime.chains import join_python_ops
 from torch2ort.runtime.custom_op.in_place import InplacePlan, plan_of, share_memory, views_only
-from torch2ort.runtime.custom_op.lent_outputs import is_sole_holder
+from torch2ort.runtime.custom_op.output_allocator import is_sole_holder
 
 KEY_ATTRIBUTE = "site_key"
 _READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks", "gradients", "handed_on"})

@@ -21,8 +21,8 @@ from torch2ort.program.target import Target
 from torch2ort.program.unrepresentable_tensors import refuse_complex_weight
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import report_unmatched
-from torch2ort.sizes.guessed import added_conditions, conditions_of_statistics
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
+from torch2ort.sizes.unbacked_sizes import added_conditions, conditions_of_statistics
 from torch2ort.support.startup_timing import SHAPES, phase
 from torch2ort.symbolics.cleanup import drop_unread_constants
 from torch2ort.symbolics.python_op_nodes import SiteNodes, shown_sites

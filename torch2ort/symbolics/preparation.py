@@ -48,7 +48,7 @@ from torch2ort.program.untracked_inplace import refuse_hidden_writes
 from torch2ort.program.unused_checks import keep_unread_checks
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
-from torch2ort.sizes.guessed import expands_unknown, forget_new_sizes
+from torch2ort.sizes.unbacked_sizes import expands_unknown, forget_new_sizes
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.decompositions import EVERY, EXPORTED
 from torch2ort.symbolics.registered import user_operators

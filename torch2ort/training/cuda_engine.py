@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import onnx
 import torch
 
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_result import Built
 from torch2ort.graph.onnx_half import Lowered
 from torch2ort.options import Options
 from torch2ort.program.target import Target

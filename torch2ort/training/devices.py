@@ -12,7 +12,7 @@ from torch2ort.errors import OptionError, RuntimeNotFoundError, UnsupportedOpera
 from torch2ort.options import Options
 from torch2ort.providers import CPU, CUDA, Provider, name_of
 from torch2ort.runtime import onnxruntime, stock
-from torch2ort.runtime.values import shares_memory
+from torch2ort.runtime.ortvalues import shares_memory
 
 _OUT = "or move the model and its inputs with .cpu()"
 # Of CUDA's provider: onnxruntime rounds the factors of a product to 10 bits by default, PyTorch does not.

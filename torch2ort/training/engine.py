@@ -11,7 +11,7 @@ import torch
 
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.differentiate.grad_reachability import Edge
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_result import Built
 from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.program.target import Target

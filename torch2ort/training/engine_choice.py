@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from torch2ort.differentiate.half_target import is_left_to_pytorch
 from torch2ort.errors import OptionError, RuntimeNotFoundError
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_result import Built
 from torch2ort.options import DEFAULT_OPSET, Options
 from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.providers import CPU, name_of
 from torch2ort.runtime import InferenceEngine, onnxruntime, version
-from torch2ort.runtime.cuda.inference import DeviceInference
+from torch2ort.runtime.cuda.gpu_inference import DeviceInference
 from torch2ort.runtime.cuda.sessions import device_of
-from torch2ort.runtime.probe import can_run
+from torch2ort.runtime.kernel_support import can_run
 from torch2ort.training.cuda_engine import DeviceEngine
 from torch2ort.training.engine import Engine
 

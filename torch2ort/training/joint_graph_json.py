@@ -17,8 +17,8 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
-from torch2ort.sizes.guessed import forget_assumed
 from torch2ort.sizes.symbols import expression_of, size_hint
+from torch2ort.sizes.unbacked_sizes import forget_assumed
 from torch2ort.symbolics.registered.own_gradients import (
     MAPPED_CALL,
     MAPPED_CALL_GRAD,

@@ -25,7 +25,7 @@ from torch2ort.graph.onnx_half import Lowered
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import Constant, Source
 from torch2ort.pythonop import Site
-from torch2ort.sizes.guessed import Conditions, conditions
+from torch2ort.sizes.unbacked_sizes import Conditions, conditions
 from torch2ort.symbolics.registered.own_gradients import MappedCall
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan, arguments_of
 

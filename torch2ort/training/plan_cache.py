@@ -13,7 +13,7 @@ from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_result import Built
 from torch2ort.fusion.library import compiled
 from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.graph.onnx_half import Lowered
@@ -110,7 +110,7 @@ class Plans:
     def _made(self) -> Planner:
         """What makes plans: of this process, or of the one that stored the forward half."""
         if self._planner is None:
-            from torch2ort.sizes.guessed import conditions
+            from torch2ort.sizes.unbacked_sizes import conditions
             from torch2ort.training.joint_graph_json import loaded_joint
             from torch2ort.training.plan_builder import Planner
 

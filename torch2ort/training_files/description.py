@@ -13,11 +13,11 @@ from torch2ort.artifacts.description import Tensor
 from torch2ort.errors import ExportError
 from torch2ort.graph.file import refuse_unstorable
 from torch2ort.pythonop import Site
-from torch2ort.sizes.guessed import added_conditions
+from torch2ort.sizes.unbacked_sizes import added_conditions
 from torch2ort.support.user_warnings import warn
-from torch2ort.training_files.files import updated
-from torch2ort.training_files.traced import Given, TracedStep
-from torch2ort.training_files.wrapped import WithLoss
+from torch2ort.training_files.file_graphs import updated
+from torch2ort.training_files.module_with_loss import WithLoss
+from torch2ort.training_files.traced_step import Given, TracedStep
 
 _TRAINED = (torch.float32, torch.float64)
 # What numpy has, and a checkpoint holds.

@@ -19,8 +19,8 @@ from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTH
 from torch2ort.runtime.profiling import kernel_name
 from torch2ort.support.provenance import source_line
 from torch2ort.training_files.arguments import input_taken
-from torch2ort.training_files.randomness import draw_from_seed
-from torch2ort.training_files.traced import TracedStep
+from torch2ort.training_files.counter_rng import draw_from_seed
+from torch2ort.training_files.traced_step import TracedStep
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default

@@ -14,7 +14,7 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.options import DEFAULT_OPSET
 from torch2ort.program.decomposition_table import Table
 from torch2ort.program.target import GradientRules, GradientSource, Target
-from torch2ort.runtime.probe import can_run
+from torch2ort.runtime.kernel_support import can_run
 from torch2ort.symbolics.graph_builder import constant, op, ops
 from torch2ort.symbolics.translations.activation import quotient
 from torch2ort.training_files.derivatives import STEP

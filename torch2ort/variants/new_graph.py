@@ -13,15 +13,15 @@ from torch2ort.capture.sample_call import Call, DimSpec
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_result import Built
 from torch2ort.graph.graph import with_outputs
 from torch2ort.log import logger
 from torch2ort.options import Options, with_arguments
 from torch2ort.training.devices import on_their_device
 from torch2ort.training.engine_choice import inference_target, training_target
-from torch2ort.variants.family import Family, Shapes, Variant
-from torch2ort.variants.given import Given
-from torch2ort.variants.present_weights import PresentWeights
+from torch2ort.variants.live_weights import PresentWeights
+from torch2ort.variants.module_call import Given
+from torch2ort.variants.shape_variants import Family, Shapes, Variant
 
 
 def export_variant(

@@ -18,19 +18,19 @@ from torch2ort.capture.torch_modes import Modes
 from torch2ort.capture.views import put_views
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_result import Built
 from torch2ort.log import apply_level
 from torch2ort.options import Options
 from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
 from torch2ort.training import autograd_function
 from torch2ort.training.verification import Verification
-from torch2ort.variants.assumptions import Assumed
-from torch2ort.variants.choice import Choice
-from torch2ort.variants.family import Variant
-from torch2ort.variants.given import Given
-from torch2ort.variants.parted import Parted, parted_by_deepspeed
+from torch2ort.variants.dispatch import Choice
+from torch2ort.variants.guard_states import Assumed
+from torch2ort.variants.module_call import Given
+from torch2ort.variants.parallel.deepspeed import Parted, parted_by_deepspeed
+from torch2ort.variants.parallel.fsdp import gathered, may_be_parted, sharded_below
 from torch2ort.variants.profile import Profile
-from torch2ort.variants.sharded import gathered, may_be_parted, sharded_below
+from torch2ort.variants.shape_variants import Variant
 
 
 class Runner:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import torch2ort
 from tests.support.memory import resident_bytes
 from torch2ort.runtime import onnxruntime, stock
-from torch2ort.runtime.custom_op.lent_outputs import lent_allocator
+from torch2ort.runtime.custom_op.output_allocator import lent_allocator
 
 LARGE = 1 << 15
 

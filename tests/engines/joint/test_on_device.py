@@ -18,7 +18,7 @@ from tests.support.comparison import assert_trains_like_eager
 from tests.support.device import Streams
 from tests.support.functions import Affine, Square
 from torch2ort.errors import EngineError
-from torch2ort.runtime.cuda import inference
+from torch2ort.runtime.cuda import gpu_inference
 from torch2ort.training import cuda_engine
 from torch2ort.training.cuda_engine import DeviceHalf
 
@@ -190,4 +190,4 @@ def test_a_session_that_went_without_its_provider_is_refused(
 
 def test_the_device_is_that_of_the_options() -> None:
     # What the emulation replaces is the choice of the engine alone.
-    assert cuda_engine.device_of is inference.device_of
+    assert cuda_engine.device_of is gpu_inference.device_of

@@ -13,8 +13,8 @@ import torch2ort
 from tests.support.functions import Square
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import onnxruntime, step_session, stock
-from torch2ort.runtime.custom_op.lent_outputs import lent_allocator
-from torch2ort.runtime.values import shares_memory
+from torch2ort.runtime.custom_op.output_allocator import lent_allocator
+from torch2ort.runtime.ortvalues import shares_memory
 
 OPTIONS = torch2ort.Options()
 

@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 import torch2ort
 from torch2ort.pythonop.native import native
-from torch2ort.runtime.values import shares_memory
+from torch2ort.runtime.ortvalues import shares_memory
 
 OPTIONS = torch2ort.Options()
 WITH_DLPACK = pytest.mark.skipif(not shares_memory(), reason="this onnxruntime copies its feeds")

@@ -14,7 +14,7 @@ from tests.support.device import emulate_streams
 from torch2ort.errors import EngineError
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
-from torch2ort.runtime.values import to_tensors, to_value
+from torch2ort.runtime.ortvalues import to_tensors, to_value
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 

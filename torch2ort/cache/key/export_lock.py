@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 
 from torch2ort._torch import global_state as private
-from torch2ort.sizes.guessed import kernels_chosen_unconditionally
+from torch2ort.sizes.unbacked_sizes import kernels_chosen_unconditionally
 
 # A fork waits no longer for the exports of other threads: one of them may wait for what forks.
 _LONGEST_WAIT_TO_FORK = 60.0

@@ -11,7 +11,7 @@ from torch2ort.errors import EngineError
 from torch2ort.providers import CUDA, Provider, name_of, session_providers
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.cuda.streams import SessionStream
-from torch2ort.runtime.values import plain, to_value
+from torch2ort.runtime.ortvalues import plain, to_value
 
 # Without it a run ends by waiting for the device.
 _NO_WAIT = "disable_synchronize_execution_providers"

@@ -25,7 +25,7 @@ def erfc(self: ir.Value) -> ir.Value:
 
 
 # ONNX Runtime's Sigmoid is zero from -18 on, where a float has many numbers left. A quotient is exact there.
-# A session of torch2ort's has one in its place (runtime/sigmoids.py).
+# A session of torch2ort's has one in its place (runtime/workarounds/sigmoid.py).
 
 
 @translates(aten.sigmoid.default)

@@ -49,7 +49,7 @@ def native_layer_norm(
     """The normalized input, the means, and the inverse standard deviations.
 
     The latter two by operators of their own: ONNX's are in the type that it computes in, and a runtime's
-    input may be centered before (runtime/centering.py).
+    input may be centered before (runtime/workarounds/layernorm_centering.py).
     """
     assert input.dtype is not None
     half = input.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

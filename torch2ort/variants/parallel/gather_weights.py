@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from torch2ort.variants.parted import parted_by_deepspeed
-from torch2ort.variants.sharded import gathered, sharded_in
+from torch2ort.variants.parallel.deepspeed import parted_by_deepspeed
+from torch2ort.variants.parallel.fsdp import gathered, sharded_in
 
 
 @contextlib.contextmanager

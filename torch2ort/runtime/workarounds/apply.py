@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx
 
-from torch2ort.runtime.centering import center_normalizations
-from torch2ort.runtime.empty_batches import guard_recurrent
-from torch2ort.runtime.empty_sorts import guard_sorts
-from torch2ort.runtime.roots import widen_roots
-from torch2ort.runtime.sigmoids import divide_sigmoids
+from torch2ort.runtime.workarounds.layernorm_centering import center_normalizations
+from torch2ort.runtime.workarounds.rnn_empty_batch import guard_recurrent
+from torch2ort.runtime.workarounds.sigmoid import divide_sigmoids
+from torch2ort.runtime.workarounds.sqrt_log import widen_roots
+from torch2ort.runtime.workarounds.topk_empty import guard_sorts
 
 
 def mended(model: onnx.ModelProto) -> onnx.ModelProto:

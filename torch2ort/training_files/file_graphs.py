@@ -14,7 +14,7 @@ from torch2ort.errors import ExportError
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
 from torch2ort.training_files.arguments import name_taken
-from torch2ort.training_files.joined import joined
+from torch2ort.training_files.concat_graphs import joined
 from torch2ort.training_files.lowered_step import Part, lower_step
 from torch2ort.training_files.step_graph import (
     LEARNING_RATE,
@@ -26,7 +26,7 @@ from torch2ort.training_files.step_graph import (
     mode_of,
     place_inputs,
 )
-from torch2ort.training_files.traced import TracedStep
+from torch2ort.training_files.traced_step import TracedStep
 
 Optimizer = Callable[..., Any]
 

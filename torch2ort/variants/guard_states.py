@@ -19,8 +19,8 @@ from torch2ort.cache.key.guards import Armed, Change, Written
 from torch2ort.cache.key.key import INLINES_FUNCTIONS, Dependencies, Unkeyable, dependencies, named_tensors
 from torch2ort.cache.key.write_only_state import NOTHING, Unread
 from torch2ort.errors import ExportError
-from torch2ort.sizes.memory import memory_form
-from torch2ort.variants.family import Family
+from torch2ort.sizes.memory_layout import memory_form
+from torch2ort.variants.shape_variants import Family
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from torch2ort.runtime import stock
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
 from torch2ort.runtime.inference import InferenceEngine, engine_error
-from torch2ort.runtime.values import to_tensors
+from torch2ort.runtime.ortvalues import to_tensors
 
 
 class DeviceInference(InferenceEngine):

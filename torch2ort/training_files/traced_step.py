@@ -17,17 +17,17 @@ from torch2ort.differentiate.joint_trace import Joint, trace_joint
 from torch2ort.differentiate.registered_gradients import map_calls
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.exports.build import build
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_result import Built
 from torch2ort.options import Options
 from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.target import GradientRules, GradientSource
 from torch2ort.program.traced_program import Constant, Source
-from torch2ort.sizes.guessed import Conditions, conditions
+from torch2ort.sizes.unbacked_sizes import Conditions, conditions
 from torch2ort.training.engine_choice import target_of
 from torch2ort.training_files.attention import write_out
+from torch2ort.training_files.kernel_op_decompositions import take_apart
+from torch2ort.training_files.module_with_loss import WithLoss
 from torch2ort.training_files.recurrent import unroll
-from torch2ort.training_files.taken_apart import take_apart
-from torch2ort.training_files.wrapped import WithLoss
 
 
 @dataclass(frozen=True)

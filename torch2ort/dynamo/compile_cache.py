@@ -17,7 +17,7 @@ from torch2ort._torch import dynamo as private
 from torch2ort.cache.key.key import Key, Unkeyable, code_components, surroundings
 from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.store import DEFAULT_LIMIT, RefusedError, Store
-from torch2ort.dynamo.written_graph import WrittenGraph
+from torch2ort.dynamo.fx_text import WrittenGraph
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.nodes import python_op_nodes
@@ -26,7 +26,7 @@ from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.pythonop import Site, load_node
 from torch2ort.runtime.optimized import identity
-from torch2ort.sizes.guessed import conditions
+from torch2ort.sizes.unbacked_sizes import conditions
 from torch2ort.support.startup_timing import LOOK_UP, phase
 from torch2ort.support.user_warnings import warn
 from torch2ort.symbolics.registered import user_operators

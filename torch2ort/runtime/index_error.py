@@ -18,7 +18,7 @@ from torch2ort.graph.nodes import ancestors
 from torch2ort.graph.op_allowlist import check_index_text
 from torch2ort.kernels.index_check import refuse_index
 from torch2ort.pythonop import Site
-from torch2ort.runtime.values import to_tensor
+from torch2ort.runtime.ortvalues import to_tensor
 
 # Makes a session of a model and of the sites of its PythonOp nodes.
 MakeSession = Callable[[onnx.ModelProto, Mapping[str, Site]], Any]

@@ -6,7 +6,7 @@ import collections
 
 import torch
 
-from torch2ort.dynamo.kept import Obtained
+from torch2ort.dynamo.compile_cache import Obtained
 from torch2ort.dynamo.report import CompiledGraph, CompiledHalf
 from torch2ort.kernels.functions import AtenKernel, decode_call, decode_library_call
 from torch2ort.kernels.library import LibraryKernel

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from torch2ort.graph.nodes import graphs_in
-from torch2ort.runtime.probe import probe_session
+from torch2ort.runtime.kernel_support import probe_session
 
 _ROOTS_OF = frozenset({0.5, -0.5})
 _NUMBERS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64})

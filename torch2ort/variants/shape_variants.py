@@ -11,7 +11,7 @@ import torch
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.capture.sample_call import DimSpec
 from torch2ort.exported_model import ExportedModel
-from torch2ort.exports.built import Built
+from torch2ort.exports.export_result import Built
 from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off

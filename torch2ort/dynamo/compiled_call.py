@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dynamo as private
-from torch2ort.dynamo.left_out import Edge, LeftOut
-from torch2ort.dynamo.missing import take_missing
-from torch2ort.dynamo.tensors import Interface, Output
-from torch2ort.dynamo.tokens import run_of, token_of
+from torch2ort.dynamo.context_tokens import run_of, token_of
+from torch2ort.dynamo.none_grads import Edge, LeftOut
+from torch2ort.dynamo.tensor_interface import Interface, Output
+from torch2ort.dynamo.undefined_grads import take_missing
 from torch2ort.graph.onnx_half import Lowered
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native

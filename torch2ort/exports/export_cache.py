@@ -26,13 +26,13 @@ from torch2ort.capture.orphan_grad_outputs import DeadEnd
 from torch2ort.capture.sample_call import Call
 from torch2ort.capture.views import View
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
-from torch2ort.exports.built import Built
-from torch2ort.exports.places import bind_places, places_of
+from torch2ort.exports.export_result import Built
+from torch2ort.exports.function_lookup import bind_places, places_of
 from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
 from torch2ort.graph.nodes import load_sites
 from torch2ort.log import logger
 from torch2ort.options import Options
-from torch2ort.sizes.memory import memory_form
+from torch2ort.sizes.memory_layout import memory_form
 from torch2ort.support.startup_timing import LOOK_UP, timed
 from torch2ort.support.user_warnings import warn
 

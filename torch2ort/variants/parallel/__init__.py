@@ -1,0 +1,1 @@
+"""Models whose weights DeepSpeed or FSDP partitions among processes."""
