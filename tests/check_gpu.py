@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 SUITE = ROOT / "tests" / "cuda_suite.txt"
 # Files with tests that are marked; each of them runs on the CPU, too.
 MARKED = (
-    "tests/engines/joint/test_cuda_training.py",
+    "tests/training/test_cuda_training.py",
     "tests/runtime_ext/test_forward.py",
     "tests/stock/test_cuda.py",
 )

@@ -38,7 +38,7 @@ FIRST = (
     "tests/runtime_ext/test_guards.py",
     "tests/stock/test_sessions.py",
     "tests/stock/test_calls.py",
-    "tests/engines/joint/test_joint_engine.py",
+    "tests/training/test_engine.py",
 )
 
 # What a row says itself, so that constraints.txt does not.

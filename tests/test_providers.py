@@ -213,7 +213,7 @@ BEYOND = (
 
 @pytest.mark.usefixtures("with_cuda")
 def test_a_provider_that_no_engine_runs_on_is_refused_when_the_module_is_made() -> None:
-    # CUDA has words of its own: tests/engines/test_devices.py.
+    # CUDA has words of its own: tests/training/test_devices.py.
     message = BEYOND.replace("CUDA", "Dml")
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         torch2ort.ORTModule(Model(), options=Options(providers=["DmlExecutionProvider"]))

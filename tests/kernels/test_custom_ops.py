@@ -331,7 +331,7 @@ class Sine(torch.nn.Module):
 # Of processes of their own, as what tests of this one have registered is part of an entry's key.
 _ONE = """
 import torch, torch2ort
-from tests.kernels.test_library_operators import Sine
+from tests.kernels.test_custom_ops import Sine
 torch.manual_seed(0)
 module = torch2ort.ORTModule(Sine())
 module(torch.ones(3, 4)).sum().backward()

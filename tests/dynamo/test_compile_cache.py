@@ -133,7 +133,7 @@ class Clock(torch.autograd.Function):
 def test_the_report_says_why_a_graph_is_not_kept(tmp_path: Path) -> None:
     for _ in range(2):
         assert step(Clock.apply, tmp_path, 3, keep_functions=True)[1] == [False, False]
-    place = "code tests.dynamo.test_kept_graphs.Clock.forward"
+    place = "code tests.dynamo.test_compile_cache.Clock.forward"
     reason = f"{place}: time.time may give another result in each process"
     assert [half.bypass_reason for half in halves()] == [reason, reason]
     assert f"(not cached: {reason})" in str(torch2ort.compile_report())

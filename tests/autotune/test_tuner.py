@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch2ort
-from tests.engines.joint.test_regions import Of, step
+from tests.differentiate.test_fuse_regions import Of, step
 from tests.support.regions import interpret
 from tests.support.sweeps import thinned
 from torch2ort._torch.aot import FakeTensorMode

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.engines.joint import test_decided_sizes as decided
+from tests.differentiate import test_decided_sizes as decided
 from tests.pythonop.registry import test_gradients as registered
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.functions import Square, TwoOutputs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.engines.joint.test_read_numbers import OPTIONS, Model, steps
+from tests.differentiate.test_item_calls import OPTIONS, Model, steps
 from tests.support.functions import Square
 from torch2ort.training import plan_builder
 

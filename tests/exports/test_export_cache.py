@@ -400,7 +400,7 @@ class MadeInside(torch.nn.Module):
     [
         pytest.param(
             WithObject,
-            "tests.exports.test_reuse.TakesAnything: argument 1 is <an object of type Thing, not stored in "
+            "tests.exports.test_export_cache.TakesAnything: argument 1 is <an object of type Thing, not stored in "
             "the file>, and exists in this process alone.",
             id="object argument",
         ),

@@ -251,7 +251,7 @@ def test_without_a_compiler_operators_run_one_by_one(libraries, tmp_path, monkey
 
 ELSEWHERE = """
 import sys, warnings, torch, torch2ort
-from tests.kernels.regions.test_library import Model, fused, gradients
+from tests.fusion.test_library import Model, fused, gradients
 
 torch.manual_seed(0)
 model, x = Model(), torch.randn(3, 4)
