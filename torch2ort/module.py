@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import never_compiled as private
+from torch2ort._torch import modules as private
 from torch2ort.capture.plain_tensors import is_compiled, refuse_untraceable
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel

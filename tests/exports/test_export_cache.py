@@ -400,8 +400,8 @@ class MadeInside(torch.nn.Module):
     [
         pytest.param(
             WithObject,
-            "tests.exports.test_export_cache.TakesAnything: argument 1 is <an object of type Thing, not stored in "
-            "the file>, and exists in this process alone.",
+            "tests.exports.test_export_cache.TakesAnything: argument 1 is <an object of type Thing, not "
+            "stored in the file>, and exists in this process alone.",
             id="object argument",
         ),
         pytest.param(

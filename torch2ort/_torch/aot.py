@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.engines.joint touches, with the versions tried.
+"""Private names of AOTAutograd, and the versions tried.
 
 | name | tried on |
 | --- | --- |

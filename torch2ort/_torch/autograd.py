@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.engines touches, with the versions tried.
+"""Private names of autograd and functorch, and the versions tried.
 
 | name | tried on |
 | --- | --- |
@@ -6,7 +6,9 @@
 | torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
 | torch._C._functorch.is_legacy_batchedtensor | 2.13.0 |
 | torch._C._vmapmode_decrement_nesting, _vmapmode_increment_nesting | 2.13.0 |
-| torch.Tensor._version | 2.11-2.15.0 |
+| torch.Tensor._base, _is_view, _version | 2.13.0 |
+| torch._C._functorch.peek_interpreter_stack, TransformType | 2.13.0, 2.15.0 |
+| torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
 | torch._add_batch_dim, torch._remove_batch_dim | 2.13.0 |
 """
 
@@ -20,7 +22,17 @@ import torch
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
-    need(torch.Tensor, "_version")
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+    need(torch._C._functorch, "peek_interpreter_stack", "TransformType")
+    need(torch.Tensor, "_base", "_is_view", "_version")
+    _tensor: Any = torch.Tensor
+    # Questions about a tensor's memory: the function that a TorchFunctionMode sees -> its name.
+    OF_MEMORY: dict[Any, str] = {
+        _tensor._base.__get__: "_base",
+        _tensor._is_view: "_is_view()",
+        _tensor._version.__get__: "_version",
+    }
     need(torch._C._FunctionBase, "apply")
     need(torch._C._autograd, "_get_current_graph_task_keep_graph")
     need(torch._C._functorch, "is_legacy_batchedtensor")
@@ -33,6 +45,12 @@ is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batch
 
 # Whether the backward now running was called with ``retain_graph=True``.
 backward_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+
+
+def in_gradient_transform() -> bool:
+    """Whether the innermost torch.func transform that runs is one that computes a derivative backward."""
+    transform = torch._C._functorch.peek_interpreter_stack()
+    return transform is not None and transform.key() == torch._C._functorch.TransformType.Grad
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.symbolics touches, with the versions tried.
+"""Private names of torch.onnx, its decompositions and torch's operators, and the versions tried.
 
 | name | tried on |
 | --- | --- |

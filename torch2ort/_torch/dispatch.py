@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.kernels touches, with the versions tried.
+"""Private names of the dispatcher, and the versions tried.
 
 | name | tried on |
 | --- | --- |
@@ -76,6 +76,11 @@ def from_the_top() -> Iterator[None]:
 def schema_of(operator: Any) -> Any:
     """The schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
     return operator._schema
+
+
+def output_count(operator: Any) -> int:
+    """The number of tensors that an overload returns."""
+    return len(operator._schema.returns)
 
 
 # Whether a tensor stands for zeros that lie nowhere.

@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.dynamo touches, with the versions tried.
+"""Private names of dynamo, and the versions tried.
 
 | name | tried on |
 | --- | --- |
@@ -17,7 +17,6 @@
 | torch._dynamo.symbolic_convert.InstructionTranslatorBase (f_code, lineno, parent) | 2.13.0 |
 | torch._dynamo.utils.proxy_args_kwargs, _torchdynamo_orig_backend, _TorchCompileWrapper | 2.11-2.15.0 |
 | torch._functorch.config (donated_buffer, force_non_lazy_backward_lowering) | 2.11-2.15.0 |
-| torch._C._autograd._get_current_graph_task_keep_graph | 2.11-2.15.0 |
 | torch._C._autograd._get_sequence_nr, torch.autograd.graph.Node._sequence_nr | 2.11-2.15.0 |
 | torch._C._jit_resolve_packet | 2.11-2.15.0 |
 | torch._dynamo.utils.get_metrics_context (in_progress, _start_time_ns) | 2.11-2.15.0 |
@@ -45,6 +44,7 @@ from unittest import mock
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torch2ort._torch.autograd import backward_keeps_graph as backward_keeps_graph
 from torch2ort.errors import Torch2OrtError
 from torch2ort.support.versions import private_names
 
@@ -184,11 +184,6 @@ def overload_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Op
     found = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
     overload: OpOverload = getattr(getattr(torch.ops.aten, name), found)
     return overload
-
-
-def backward_keeps_graph() -> bool:
-    """Whether the backward that runs now was asked to keep its graph."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def steps_so_far() -> int:

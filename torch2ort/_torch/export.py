@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.capture touches, with the versions tried.
+"""Private names of torch.export, and the versions tried.
 
 | name | tried on |
 | --- | --- |

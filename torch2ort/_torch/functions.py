@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.pythonop touches, with the versions tried.
+"""Private names of torch.autograd.Function, fake tensors and modes, and the versions tried.
 
 | name | tried on |
 | --- | --- |
@@ -6,7 +6,6 @@
 | torch.autograd.function.custom_function_call, called by Function.apply | 2.11-2.15.0 |
 | torch.autograd.function._is_setup_context_defined | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensor, FakeTensorMode, unset_fake_temporarily | 2.11-2.15.0 |
-| torch.Tensor._version | 2.11-2.15.0 |
 | torch._ops.OpOverload, OpOverload._schema | 2.11-2.15.0 |
 | torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
 | torch._C._functorch.is_functorch_wrapped_tensor | 2.11-2.15.0 |
@@ -40,6 +39,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort import _native
+from torch2ort._torch.autograd import version_of
+from torch2ort._torch.symbolic_shapes import is_fake
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
@@ -58,7 +59,6 @@ with private_names("torch"):
     _function: Any = torch.autograd.function
     _apply = torch._C._FunctionBase.apply  # type: ignore[attr-defined]
     _custom_function_call = _function.custom_function_call
-    need(torch.Tensor, "_version")
     need(OpOverload, "_schema")
     need(ShapeEnv, "ignore_fresh_unbacked_symbols")
     need(torch.Tensor, "_base")
@@ -215,11 +215,6 @@ def uses_setup_context(function: type[torch.autograd.Function]) -> bool:
     return bool(_is_setup_context_defined(function.setup_context))
 
 
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is a FakeTensor."""
-    return isinstance(tensor, FakeTensor)
-
-
 def is_plain(value: Any) -> bool:
     """Whether ``value`` is a tensor with numbers in memory: none of a trace, nor of a class that wraps it."""
     if not isinstance(value, torch.Tensor) or isinstance(value, (FakeTensor, FunctionalTensor)):
@@ -283,11 +278,6 @@ def without_fake_mode() -> AbstractContextManager[Any]:
     """Context in which tensors are real again, inside a fake kernel."""
     manager: AbstractContextManager[Any] = unset_fake_temporarily()
     return manager
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """Counter that every in-place write to ``tensor`` raises; 0 for one of inference mode, which has none."""
-    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def fake_mode() -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.cache touches, with the versions tried.
+"""Private names of process-wide state: hooks, modes, registered operators, settings, and the versions tried.
 
 | name | tried on |
 | --- | --- |
@@ -12,7 +12,7 @@
 | torch._library.custom_ops.OPDEFS, CustomOpDef (_opoverload, _abstract_fn, ...) | 2.11-2.15.0 |
 | torch._library.simple_registry.singleton, and the fake_impl.kernel.func of its entries | 2.11-2.15.0 |
 | torch._C._dispatch_dump, text of its lines | 2.11-2.15.0 |
-| torch.Tensor._version, torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
+| torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
 | torch._dynamo.mutation_guard, which wraps methods of torch.nn.Module when dynamo first runs | 2.11-2.15.0 |
 | torch.nn.Module.___needs_generation_tag_patch, by which it knows that it has | 2.11-2.13.0 |
@@ -36,6 +36,8 @@ import torch
 from torch.fx import traceback as _notes
 from torch.nn.modules import module as _module
 
+from torch2ort._torch.autograd import version_of as version_of
+from torch2ort._torch.dispatch import schema_of as schema_of
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
@@ -86,11 +88,6 @@ def overloads(operator: Any) -> list[OpOverload]:
 def operator_name(operator: Any) -> str:
     """``namespace.name`` or ``namespace.name.overload`` of one of :data:`OPERATOR_TYPES`."""
     return str(operator._opoverload if isinstance(operator, CustomOpDef) else operator)
-
-
-def schema_of(operator: OpOverload) -> Any:
-    """The schema of an overload."""
-    return operator._schema
 
 
 def definition_of(name: str) -> CustomOpDef | None:
@@ -154,11 +151,6 @@ def global_hook_tables() -> tuple[dict[int, Any], ...]:
 def global_hooks() -> list[Any]:
     """The hooks in these tables."""
     return [list(table.values()) for table in global_hook_tables()]
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to; inference tensors do not count that."""
-    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def changed_settings() -> list[str]:

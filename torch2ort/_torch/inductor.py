@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.kernels.regions touches, with the versions tried.
+"""Private names of inductor, and the versions tried.
 
 | name | tried on |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.runtime touches, with the versions tried.
+"""Private names of storages and DLPack, and the versions tried.
 
 | name | tried on |
 | --- | --- |

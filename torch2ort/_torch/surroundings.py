@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.variants touches, with the versions tried.
+"""Private names of transforms, modes, checkpoints and FSDP around a call, and the versions tried.
 
 | name | tried on |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.sizes touches, with the versions tried.
+"""Private names of symbolic shapes, and the versions tried.
 
 | name | tried on |
 | --- | --- |

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import memory_queries as private
+from torch2ort._torch import autograd as private
 from torch2ort.errors import ExportError
 from torch2ort.support.install_paths import is_pythons, real_path
 from torch2ort.support.source_lines import is_users, line_in

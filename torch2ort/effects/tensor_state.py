@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import memory_queries as private
+from torch2ort._torch import autograd as private
 from torch2ort.effects.forbidden_calls import is_forwards
 from torch2ort.errors import ExportError
 from torch2ort.support.source_lines import line_in

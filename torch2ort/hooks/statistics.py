@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import module_hooks as private
+from torch2ort._torch.symbolic_shapes import is_fake
 from torch2ort.errors import OptionError
 from torch2ort.hooks.records import Record, Writer, statistics, steps
 from torch2ort.hooks.subscriber import RunContext, SubscriberBase
@@ -145,7 +145,7 @@ class Inspect(torch.autograd.Function):
     ) -> torch.Tensor:
         """A copy, as what a Function returns as it is could not be written to in place."""
         ctx.place = None
-        if not isinstance(tensor, private.FakeTensor):
+        if not is_fake(tensor):
             sink = _sinks.get(key)
             if sink is not None:
                 step = sink.step
@@ -163,7 +163,7 @@ class Inspect(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The gradient as it is."""
         sink = _sinks.get(ctx.place[0]) if ctx.place is not None else None
-        if sink is not None and not isinstance(gradient, private.FakeTensor):
+        if sink is not None and not is_fake(gradient):
             _, step, module, kind, output, call = ctx.place
             sink.write(step, module, kind, "backward", output, call, gradient)
         return gradient, None, None, None, None

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort._torch.data_dependence import DATA_DEPENDENT
+from torch2ort._torch.export import DATA_DEPENDENT
 from torch2ort.artifacts.description import OPTIMIZER_MODEL, TRAIN_STEP, TRAINING_MODEL
 from torch2ort.errors import ExportError
 from torch2ort.program.target import Target

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import sympy
 
 from torch2ort._torch import decompositions as private
-from torch2ort._torch.schemas import output_count
+from torch2ort._torch.dispatch import output_count
 from torch2ort.errors import ExportError
 from torch2ort.program.target import Target
 from torch2ort.pythonop import ONNX_TYPES

@@ -3,8 +3,8 @@
 Stage 3 gathers the weights of each module in a hook in front of its forward, frees them (to size 0) in one
 behind, and does so again around its backward. A graph has none of the hooks of the modules below the model:
 the weights of all of them are gathered for a call and freed after it, and gathered for its backward and freed
-when that ends. Backward reads copies (``torch2ort/training/resharded_weights.py``) and gives each weight its gradient,
-which DeepSpeed's hook on the weight reduces and parts.
+when that ends. Backward reads copies (``torch2ort/training/resharded_weights.py``) and gives each weight its
+gradient, which DeepSpeed's hook on the weight reduces and parts.
 
 All stages keep books in attributes of weights and modules, which change with each step and which no forward
 reads. They are taken off for a call, so that a graph is made from the model alone. Tried with deepspeed

@@ -2,8 +2,8 @@
 
 FSDP gathers the weights of such a module in a hook in front of its forward and frees them in one behind. A
 graph has no such hooks: the weights of all of them are gathered for a call and freed after it. Backward reads
-copies (``torch2ort/training/resharded_weights.py``), and FSDP parts the gradients at its end, as it does for modules
-whose inputs need none.
+copies (``torch2ort/training/resharded_weights.py``), and FSDP parts the gradients at its end, as it does for
+modules whose inputs need none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every private name of torch that torch2ort.module touches, with the versions tried.
+"""Private names of torch.nn.Module, and the versions tried.
 
 | name | tried on |
 | --- | --- |
