@@ -268,8 +268,8 @@ KEPT = f"{STRATEGY.FLOOD_FILL!r} and {STRATEGY.NONE!r}"
         ),
         (
             {"_internal_use": {"onnx_opset_version": 14}},
-            "Option _internal_use.onnx_opset_version is 14; torch2ort writes opset 18, which ONNX's "
-            "converter does not take back to that; leave the option out.",
+            "Option _internal_use.onnx_opset_version is 14; torch2ort writes a later opset, which "
+            "ONNX's converter does not take back to that; leave the option out.",
         ),
         (
             {"_internal_use": {"enable_onnx_contrib_ops": False}},

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch2ort.errors import TrainerError
+from torch2ort import TrainerError
 from torch2ort.trainer.state import COUNT, FULL, MODEL, OPTIMIZER, OPTIONS, PARTITION
 
 _FORMAT, _VERSION = "torch2ort trainer", 1

@@ -11,9 +11,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.errors import ExportError, OptionError, TrainerNotStartedError
-from torch2ort.export import export
-from torch2ort.exported_model import ExportedModel
+from torch2ort import ExportedModel, ExportError, OptionError, TrainerNotStartedError, export
 from torch2ort.trainer.model_desc import ModelDesc
 from torch2ort.trainer.onnx_model.model import OnnxModel
 from torch2ort.trainer.onnx_model.weights import TRAINED

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch2ort.errors import OptionError, SchemaMismatchError
+from torch2ort import OptionError, SchemaMismatchError
 from torch2ort.trainer.schema import OptionsValidator, faults
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from torch2ort.errors import OptionError
+from torch2ort import OptionError
 from torch2ort.trainer.schema import OPTIONS, OptionsValidator, faults
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch2ort.errors import OptionError
+from torch2ort import OptionError
 from torch2ort.trainer.options import ORTTrainerOptions
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from torch2ort.errors import OptionError
-from torch2ort.log import logger
-from torch2ort.options import DEFAULT_OPSET, Options
-from torch2ort.providers import checked
+from torch2ort import OptionError, Options, ORTModule
 from torch2ort.trainer.optim.lr_scheduler import _WarmupLRScheduler
 from torch2ort.trainer.options import ORTTrainerOptions
 from torch2ort.trainer.schema import PropagateCastOpsStrategy
-from torch2ort.training.engine_choice import refuse_providers
+
+_logger = logging.getLogger("torch2ort")
 
 _STAGES = "a model is not cut into stages; use distributed.data_parallel_size"
 _LAYERS = "put torch.utils.checkpoint.checkpoint around the layers in the model's forward"
@@ -75,12 +74,13 @@ def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
     if options._is_given("_internal_use.onnx_opset_version"):
         raise OptionError(
             f"Option _internal_use.onnx_opset_version is {options._internal_use.onnx_opset_version}; "
-            f"torch2ort writes opset {DEFAULT_OPSET}, which ONNX's converter does not take back to that; "
+            f"torch2ort writes a later opset, which ONNX's converter does not take back to that; "
             f"leave the option out."
         )
     if isinstance(options.lr_scheduler, _WarmupLRScheduler):
         options.lr_scheduler._check()
-    refuse_providers(Options(providers=_providers(options.provider_options)))
+    # The check of its constructor: which providers it trains on.
+    ORTModule(torch.nn.Identity(), options=Options(providers=_providers(options.provider_options)))
     _of_session(options.session_options)
     if options.mixed_precision.loss_scaler is not None and not options.mixed_precision.enabled:
         raise OptionError(
@@ -99,12 +99,15 @@ def _providers(given: dict[str, dict[str, Any]]) -> Sequence[Any] | None:
     if not given:
         return None
     try:
-        return checked(list(given.items()))
-    except ValueError as error:
-        reason = (
-            str(error) or f"is {given!r}; allowed is a dict of texts and numbers for each provider's name"
-        )
-        raise OptionError(f"Option provider_options {reason}.") from None
+        return Options(providers=list(given.items())).providers
+    except OptionError as error:
+        own, names, reason = str(error).partition("Option 'providers' names ")
+        if names and not own:
+            raise OptionError(f"Option provider_options names {reason}") from None
+        raise OptionError(
+            f"Option provider_options is {given!r}; allowed is a dict of texts and numbers for each "
+            f"provider's name."
+        ) from None
 
 
 # Attributes of onnxruntime's SessionOptions that a training session follows.
@@ -151,7 +154,9 @@ def device_of(options: ORTTrainerOptions) -> torch.device:
             raise OptionError(
                 f"Option device.id is {name!r}, and PyTorch sees no GPU; allowed is 'cpu' here."
             )
-        logger.info("no device was chosen and PyTorch sees no GPU: training on the CPU")
+        logging.getLogger("torch2ort").info(
+            "no device was chosen and PyTorch sees no GPU: training on the CPU"
+        )
         device = torch.device("cpu")
     if device.type not in ("cpu", "cuda"):
         raise OptionError(f"Option device.id is {name!r}; allowed is 'cpu', 'cuda' or 'cuda:N'.")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch2ort.errors import TrainerError
+from torch2ort import TrainerError
 from torch2ort.trainer.update import MOMENTS, STEP
 
 MODEL, FULL, OPTIMIZER, OPTIONS = "model", "full_precision", "optimizer", "trainer_options"

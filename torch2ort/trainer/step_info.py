@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch2ort.errors import OptionError
+from torch2ort import OptionError
 from torch2ort.trainer.optim.config import _OptimizerConfig
 
 

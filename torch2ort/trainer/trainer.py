@@ -10,8 +10,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.errors import OptionError, SchemaMismatchError, TrainerError
-from torch2ort.module import ORTModule
+from torch2ort import OptionError, ORTModule, SchemaMismatchError, TrainerError
 from torch2ort.trainer import checkpoint, state
 from torch2ort.trainer.amp.loss_scaler import DynamicLossScaler, LossScaler
 from torch2ort.trainer.graphs import Graphs

@@ -9,8 +9,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.artifacts.description import TRAIN_STEP
-from torch2ort.export_training import export_training
+from torch2ort import export_training
 from torch2ort.trainer.onnx_model.model import OnnxModel
 from torch2ort.trainer.update import Tensors, Update
 from torch2ort.trainer.whole_model import WholeModel
@@ -78,7 +77,7 @@ def training_graph(
         ExportError: the step cannot be exported as plain ONNX; says why.
     """
     module = _LossFirst(whole, loss).train(whole.training)
-    return export_training(module, inputs, optimizer=_Named(update, whole)).models[TRAIN_STEP]
+    return export_training(module, inputs, optimizer=_Named(update, whole)).models["train_step.onnx"]
 
 
 def optimized(model: onnx.ModelProto, path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from torch2ort import OptionError
 from torch2ort import optim as functions
-from torch2ort.errors import OptionError
 from torch2ort.trainer.optim.config import AdamConfig, _OptimizerConfig
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort import io_schema
-from torch2ort.errors import OptionError, SchemaMismatchError
+from torch2ort import OptionError, SchemaMismatchError, io_schema
 from torch2ort.trainer.model_desc import ModelDesc
 
 _MODEL = "model."

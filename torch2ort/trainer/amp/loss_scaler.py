@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch2ort.errors import OptionError
+from torch2ort import OptionError
 from torch2ort.trainer.step_info import TrainStepInfo
 
 

@@ -12,7 +12,7 @@ import onnx.inliner
 import onnx.numpy_helper
 import torch
 
-from torch2ort.errors import UnsupportedOperatorError
+from torch2ort import UnsupportedOperatorError
 from torch2ort.trainer.onnx_model.operators import OPERATORS
 from torch2ort.trainer.onnx_model.operators.layers import Dropout
 from torch2ort.trainer.onnx_model.weights import Weights

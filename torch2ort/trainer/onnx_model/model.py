@@ -8,7 +8,7 @@ import onnx
 import onnx.numpy_helper
 import torch
 
-from torch2ort.errors import ExportError, OptionError
+from torch2ort import ExportError, OptionError
 from torch2ort.trainer.model_desc import ModelDesc
 from torch2ort.trainer.onnx_model.build import build, current
 from torch2ort.trainer.onnx_model.weights import Weights

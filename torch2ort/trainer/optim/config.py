@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum, unique
 from typing import Any
 
-from torch2ort.errors import OptionError
+from torch2ort import OptionError
 
 NAMES = ("SGDOptimizer", "AdamOptimizer", "LambOptimizer")
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from torch2ort.errors import OptionError
+from torch2ort import OptionError
 
 if TYPE_CHECKING:
     # It speaks of optimizers itself.

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch2ort.errors import UnsupportedOperatorError
+from torch2ort import UnsupportedOperatorError
 
 Number: TypeAlias = Any  # int, float, bool, or torch's symbol for one
 Value: TypeAlias = Any  # a tensor, a number, or a list of numbers
