@@ -15,7 +15,7 @@ import torch
 import torch2ort
 from tests.support.functions import Affine, Constants, Square, TwoOutputs
 from tests.support.memory import resident_bytes
-from torch2ort.kernels.kernel_threshold import LARGE
+from torch2ort.symbolics.backward_decompositions import LARGE
 
 Pair = collections.namedtuple("Pair", "left right")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch2ort
-from torch2ort.kernels.kernel_threshold import LARGE
+from torch2ort.symbolics.backward_decompositions import LARGE
 
 FUNCTIONS = [torch.tanh, torch.sigmoid, torch.relu]
 ENDS = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-30, 9.0, -9.0, 100.0, -100.0, 0.5]

@@ -21,9 +21,9 @@ from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import ExportError, Torch2OrtWarning
-from torch2ort.kernels.kernel_threshold import LARGE
 from torch2ort.runtime import cached_session as kept
 from torch2ort.runtime import optimized
+from torch2ort.symbolics.backward_decompositions import LARGE
 from torch2ort.training import plan_builder
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Square
-from torch2ort.kernels.kernel_threshold import LARGE
+from torch2ort.symbolics.backward_decompositions import LARGE
 
 nn = torch.nn
 SIDE = math.isqrt(LARGE) + 1

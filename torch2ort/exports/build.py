@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,11 @@ from torch2ort.capture.trace import Trace, trace
 from torch2ort.errors import ExportError
 from torch2ort.exports.export_cache import reuse_or_build
 from torch2ort.exports.export_result import Built
-from torch2ort.exports.report import report
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
+from torch2ort.graph.node_provenance import Origin
 from torch2ort.log import DEVINFO, logger, quiet
 from torch2ort.options import Options
 from torch2ort.program.autocast_casts import settle_autocast
@@ -144,7 +145,7 @@ def _export(
                 graph, weights = lower(model, traced, call.schema, target)
     save_stage(options, f"{type(model).__name__}_exported", graph.proto)
     if logger.isEnabledFor(DEVINFO):
-        logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, report(graph))
+        logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, _report(graph))
     counts = len(graph.proto.graph.node), len(graph.sites)
     logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, *counts)
     interface = _interface(call, traced, graph)
@@ -212,3 +213,17 @@ def _refuse_hook(model: torch.nn.Module, what: str) -> None:
         f"{type(model).__name__}: {what} which a graph cannot call. Hooks of the model itself and of its "
         f"parameters work; for others put the computation into the backward of a torch.autograd.Function"
     )
+
+
+def _report(graph: Graph) -> str:
+    """Return a line per kind of operator with its count, then one per call that runs in Python."""
+    nodes = graph.proto.graph.node
+    counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
+    lines = [f"  {count:>5}  {name}" for name, count in counts.most_common()]
+    for node in nodes:
+        site = graph.sites.get(node.name)
+        if site is not None:
+            origin = Origin.of(node)
+            where = f" ({origin.line})" if origin.line else ""
+            lines.append(f"  {node.name} runs {site.func_name} in Python{where}")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Views that hold for some strides only."""
+"""Views that hold for some strides only, and sizes that are read off strides."""
 
 from __future__ import annotations
 
@@ -128,6 +128,27 @@ def draw_in_order_of_memory(graph: torch.fx.Graph) -> None:
             dropped = graph.call_function(aten.dropout.default, node.args)
             dropped.meta = dict(node.meta)
         node.target, node.args = aten.copy_.default, (node.args[0], dropped)
+
+
+def read_off_shapes(graph: torch.fx.Graph) -> None:
+    """Have sizes read off the shape of an input, as no graph knows its inputs' strides.
+
+    torch reads each size off the first input that has it, which may have it as a stride alone.
+
+    Args:
+        graph: a program's nodes; changed in place. A stride that is the size of no input stays.
+    """
+    strides = graph.find_nodes(op="call_function", target=aten.sym_stride.int)
+    shapes = {
+        str(size): (node, axis)
+        for node in (reversed(graph.find_nodes(op="placeholder")) if strides else ())
+        if isinstance(node.meta.get("val"), torch.Tensor)
+        for axis, size in enumerate(node.meta["val"].shape)
+    }
+    for node in strides:
+        found = shapes.get(str(node.meta["val"]))
+        if found is not None:
+            node.target, node.args = aten.sym_size.int, found
 
 
 def _lie_as_in_eager(graph: torch.fx.Graph) -> set[torch.fx.Node]:

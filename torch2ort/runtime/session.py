@@ -22,7 +22,7 @@ from torch2ort.runtime.custom_op.in_place import follows_maps
 from torch2ort.runtime.custom_op.output_allocator import forget_output_sizes, lent_allocator
 from torch2ort.runtime.eager_draws import with_eager_draws
 from torch2ort.runtime.profiling import profiled
-from torch2ort.runtime.workarounds.apply import mended
+from torch2ort.runtime.workarounds import mended
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers
 
 _RUN_METHODS = ("run", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector")

@@ -31,7 +31,7 @@ from torch2ort.runtime.ortvalues import bool_outputs, shares_memory
 from torch2ort.runtime.profiling import active_tracer, describe
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.step_io import ByPython, Passing, native_half
-from torch2ort.runtime.workarounds.apply import mended
+from torch2ort.runtime.workarounds import mended
 from torch2ort.support.startup_timing import SESSION, timed
 
 # What a session is made of, for as long as it is made.

@@ -15,7 +15,6 @@ from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
 from torch2ort.program import operators
-from torch2ort.program.default_dtype import write_default_dtypes
 from torch2ort.program.dtype_refusals import refuse_mixed_dtypes
 from torch2ort.program.eager_formulas import eager_kernels
 from torch2ort.program.fft_precision import refuse_inexact_transforms
@@ -27,7 +26,7 @@ from torch2ort.program.inline_calls import inline_calls
 from torch2ort.program.integer_clamp import settle_bounds
 from torch2ort.program.integer_scalars import settle_numbers
 from torch2ort.program.kernel_policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
-from torch2ort.program.kernel_sites import SiteMaker
+from torch2ort.program.kernel_sites import SiteMaker, is_operator
 from torch2ort.program.mutated_inputs import refuse_other_mutations
 from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.recurrent_layers import separate_layers
@@ -36,10 +35,10 @@ from torch2ort.program.strides import (
     draw_in_order_of_memory,
     loosen_views,
     read_in_order_of_memory,
+    read_off_shapes,
     refuse_other_orders,
     refuse_shared_elements,
 )
-from torch2ort.program.strides_to_shapes import read_off_shapes
 from torch2ort.program.target import Target
 from torch2ort.program.tensor_index_select import select_by_tensors
 from torch2ort.program.unrepresentable_tensors import refuse_unheld, refuse_unheld_weights
@@ -119,7 +118,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     program = _decomposed(program, target, users)
     _refuse_fixed_sizes(varying, _varying_sizes(program))
     drop_conditions(program.graph)
-    write_default_dtypes(program.graph)
+    _write_default_dtypes(program.graph)
     round_compared_numbers(program.graph)
     read_off_shapes(program.graph)
     refuse_other_orders(program)
@@ -190,6 +189,25 @@ def _refuse_fixed_sizes(
                 f"an operator of the model can be translated for one size of dimension {key[1]} of {name} "
                 f"only, which was to vary. Export with that size fixed, or compile with dynamic=False"
             )
+
+
+def _write_default_dtypes(graph: torch.fx.Graph) -> None:
+    """Write into each call that makes a tensor of sizes or numbers the dtype that it had in the trace.
+
+    torch.onnx takes ``float32`` where a call says none, whatever ``torch.set_default_dtype`` said.
+
+    Args:
+        graph: a program's nodes; changed in place.
+    """
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not is_operator(node) or not isinstance(value, torch.Tensor):
+            continue
+        arguments = node.target._schema.arguments
+        if any(str(argument.type) == "Tensor" for argument in arguments):
+            continue
+        if any(argument.name == "dtype" and argument.kwarg_only for argument in arguments):
+            node.kwargs = {**node.kwargs, "dtype": value.dtype}
 
 
 def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.Node], bool]) -> None:

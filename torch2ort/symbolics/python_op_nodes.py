@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 import sympy
 
 from torch2ort.errors import ExportError
 from torch2ort.graph.drawn import DRAWN_META, described_draw
+from torch2ort.kernels.functions import Bernoulli, Dropout
 from torch2ort.program.target import Target
 from torch2ort.pythonop import (
     ONNX_TYPES,
@@ -21,8 +23,7 @@ from torch2ort.pythonop import (
 )
 from torch2ort.pythonop.python_op_autograd import needed_inputs
 from torch2ort.pythonop.registry import exporter_of
-from torch2ort.symbolics.graph_builder import ops
-from torch2ort.symbolics.random_nodes import drawn_node
+from torch2ort.symbolics.graph_builder import constant, op, ops
 from torch2ort.symbolics.registered import map_site
 
 
@@ -63,7 +64,7 @@ class SiteNodes:
         """
         site = site_by_key(key)
         # In a half of a step it has a backward, which asks for what forward kept.
-        drawn = drawn_node(site, inputs)
+        drawn = _drawn_node(site, inputs)
         if drawn:
             node = drawn[0].producer()
             assert node is not None
@@ -135,3 +136,18 @@ class SiteNodes:
         assert node is not None
         node.metadata_props[SITE_META] = site.key
         return list(outputs[1:])
+
+
+def _drawn_node(site: Site, inputs: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    """The results of the operator that draws as ``site`` does, by numbers of its own; empty without one.
+
+    Its first inputs are tensors that the call could be given.
+    """
+    if site.function is Dropout:
+        ratio = constant(np.array(site.arguments[0], np.float32))
+        kinds = (inputs[0].dtype, ir.DataType.BOOL)
+        return ops("Dropout", inputs[0], ratio, constant(True), dtypes=kinds)
+    if site.function is Bernoulli:
+        p = constant(site.arguments[0], inputs[0].dtype)
+        return [op("Bernoulli", op("Expand", p, op("Shape", inputs[0])))]
+    return ()

@@ -1,1 +1,18 @@
-"""Defects of onnxruntime, one file each, and what a session's graph has instead."""
+"""Defects of onnxruntime, a file each: a session's copy of a graph computes as PyTorch does."""
+
+from __future__ import annotations
+
+import onnx
+
+from torch2ort.runtime.workarounds.layernorm_centering import center_normalizations
+from torch2ort.runtime.workarounds.rnn_empty_batch import guard_recurrent
+from torch2ort.runtime.workarounds.sigmoid import divide_sigmoids
+from torch2ort.runtime.workarounds.sqrt_log import widen_roots
+from torch2ort.runtime.workarounds.topk_empty import guard_sorts
+
+__all__ = ["mended"]
+
+
+def mended(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model``, or a copy of it that the installed onnxruntime computes as PyTorch does."""
+    return guard_recurrent(guard_sorts(widen_roots(center_normalizations(divide_sigmoids(model)))))

@@ -19,7 +19,6 @@ import onnx_ir as ir
 import torch
 
 from torch2ort._torch import decompositions as private
-from torch2ort.symbolics.gradient_nodes import gradient_nodes
 from torch2ort.symbolics.graph_builder import constant, op
 from torch2ort.symbolics.registered.calls import WRITTEN_BY_USERS
 from torch2ort.symbolics.registered.gradient_definitions import (
@@ -59,7 +58,7 @@ class MappedCall:
         self._model = model
         self._graph = model.graph
         self._opset = model.opset_imports[""]
-        self._carrying = gradient_nodes(model, self._trained())
+        self._carrying = _gradient_nodes(model, self._trained())
         _calls[self.key] = self
 
     def stored(self) -> dict[str, Any]:
@@ -265,3 +264,24 @@ def _differentiate(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any,
 
 
 torch.library.register_autograd("torch2ort::mapped_call", _differentiate, setup_context=_note, lib=_library)
+
+
+def _gradient_nodes(model: ir.Model, trained: frozenset[str]) -> list[tuple[ir.Node, frozenset[int]]]:
+    """Nodes through which a gradient goes, each with the positions of the inputs that carry it."""
+    graph = model.graph
+    carrying = {v for v in (*graph.inputs, *graph.initializers.values()) if v.name in trained}
+    found: list[tuple[ir.Node, frozenset[int]]] = []
+    for node in graph:
+        inputs = frozenset(i for i, v in enumerate(node.inputs) if v in carrying)
+        outputs = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
+        if inputs and outputs:
+            found.append((node, inputs))
+            carrying.update(outputs)
+    # Only what also reaches an output is differentiated.
+    wanted = set(graph.outputs)
+    reaching: list[tuple[ir.Node, frozenset[int]]] = []
+    for node, inputs in reversed(found):
+        if any(v in wanted for v in node.outputs):
+            wanted.update(v for v in node.inputs if v is not None)
+            reaching.append((node, inputs))
+    return reaching[::-1]
