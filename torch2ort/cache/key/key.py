@@ -23,9 +23,11 @@ from torch2ort.cache.key.constant_bytes import words
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.guards import Armed, Guard, Written
 from torch2ort.cache.key.key_builder import Unkeyable, Walk
-from torch2ort.cache.key.object_encoder import Values, describe
+from torch2ort.cache.key.module_encoder import module
+from torch2ort.cache.key.object_encoder import ObjectEncoder
 from torch2ort.cache.key.packages import own_digest, version
 from torch2ort.cache.key.registered import walk_registrations
+from torch2ort.cache.key.tensor_encoders import describe
 from torch2ort.cache.key.write_only_state import NOTHING, Unread
 from torch2ort.log import logger
 
@@ -200,7 +202,7 @@ def dependencies(
         in_process=in_process,
         inlines_functions=bool(settings.get(INLINES_FUNCTIONS)),
     )
-    values = Values(walk, () if with_hooks else {id(model)}, unread)
+    values = ObjectEncoder(walk, () if with_hooks else {id(model)}, unread)
     for name, value in {**surroundings(), **settings}.items():
         walk.components[name] = str(value)
     modes = private.active_modes()
@@ -254,7 +256,7 @@ def code_components(classes: Iterable[type]) -> Mapping[str, str]:
     """
     _check_python()
     walk = Walk({}, {})
-    values = Values(walk)
+    values = ObjectEncoder(walk)
     try:
         for cls in classes:
             values.definitions.class_(cls)
@@ -278,7 +280,7 @@ def _check_python() -> None:
         )
 
 
-def _write_global_hooks(walk: Walk, values: Values) -> None:
+def _write_global_hooks(walk: Walk, values: ObjectEncoder) -> None:
     for table in private.global_hook_tables():
         walk.guards.items(table, "hooks of all modules")
     values.write(private.global_hooks())
@@ -319,7 +321,7 @@ def tensor_of(model: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 
 def _walk_model(
-    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], walk: Walk, values: Values
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], walk: Walk, values: ObjectEncoder
 ) -> None:
     walk.reads(("forward",))
     first: dict[int, str] = {}
@@ -334,7 +336,7 @@ def _walk_model(
     # Everything calls methods of tensors, whose class need not be named anywhere.
     tensors = functools.partial(values.definitions.inspect_package_class, torch.Tensor)
     walk.refer("changes to torch.Tensor", "changes to torch.Tensor", tensors)
-    values.module(model)
+    module(values, model)
 
 
 def _describe_weight(name: str, tensor: torch.Tensor, first: dict[int, str]) -> str:
@@ -348,7 +350,7 @@ def _walk_call(
     schema: io_schema.Schema,
     sizes: Sequence[str],
     walk: Walk,
-    values: Values,
+    values: ObjectEncoder,
 ) -> None:
     for leaf, tensor, size in zip(schema.leaves, tensors, sizes, strict=True):
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -8,7 +8,7 @@ from typing import Any
 import optree
 
 from torch2ort.cache.key.key_builder import Of, Walk
-from torch2ort.cache.key.object_encoder import Values
+from torch2ort.cache.key.object_encoder import ObjectEncoder
 from torch2ort.cache.key.packages import package_of_class
 from torch2ort.io_schema._containers import NAMESPACE
 from torch2ort.pythonop.registry._table import Table
@@ -22,7 +22,7 @@ _OF_FUNCTIONS: tuple[Table[object], ...] = (exporters, inferers, inplace_maps, i
 _OF_OPERATORS: tuple[Table[object], ...] = (symbolics, gradients)  # type: ignore[assignment]
 
 
-def walk_registrations(walk: Walk, values: Values) -> None:
+def walk_registrations(walk: Walk, values: ObjectEncoder) -> None:
     """Write what is in force for the Functions that the walk found, and for operators.
 
     Raises:
@@ -44,14 +44,14 @@ def walk_registrations(walk: Walk, values: Values) -> None:
                 walk.refer(f"registered for {name}", ("registered", cls), fill)
 
 
-def _write_entries(values: Values, name: str, cls: type) -> None:
+def _write_entries(values: ObjectEncoder, name: str, cls: type) -> None:
     for table in _OF_FUNCTIONS:
         entry = table.entries().get(name)
         in_force = entry is not None and entry.function in (None, cls)
         values.write(entry.value if entry is not None and in_force else None)
 
 
-def _write_containers(values: Values) -> None:
+def _write_containers(values: ObjectEncoder) -> None:
     """How classes of others are taken apart and put together: by the user's functions."""
     registry: Any = optree.register_pytree_node  # of all classes, where its annotations name one
     for cls, entry in registry.get(namespace=NAMESPACE).items():
@@ -64,7 +64,7 @@ def _is_own(cls: type) -> bool:
     return package is not None and package.name in ("optree", "torch2ort")
 
 
-def _write_operators(values: Values) -> None:
+def _write_operators(values: ObjectEncoder) -> None:
     for table in _OF_OPERATORS:
         entries = table.entries()
         values.write([(name, entries[name].value) for name in sorted(entries)])

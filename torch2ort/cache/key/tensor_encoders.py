@@ -1,0 +1,98 @@
+"""Encoders of tensors, of arrays, and of memory as C has it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from torch2ort._torch import global_state as private
+from torch2ort.cache.key.container_encoders import memory
+from torch2ort.cache.key.guards import PLAIN
+
+if TYPE_CHECKING:
+    from torch2ort.cache.key.object_encoder import ObjectEncoder
+
+# Bytes from which on a tensor is told by its identity and version, within a process.
+_LARGE = 1 << 20
+
+
+def array(encoder: ObjectEncoder, value: np.ndarray[Any, Any]) -> None:
+    """Write an array of NumPy's; a large one is pinned within a process."""
+    if value.dtype.hasobject:
+        encoder.walk.refuse("a NumPy array of Python objects cannot be compared between processes", value)
+        return
+    if value.nbytes > _LARGE and encoder.walk.in_process:
+        encoder.walk.atom((value.dtype.str, value.shape, value.strides))
+        if value.flags.writeable:
+            encoder.walk.refuse_unseen(
+                f"a NumPy array of {value.nbytes} bytes would have to be compared before each call. Make "
+                f"it a buffer with torch.from_numpy(array), or set array.flags.writeable = False",
+                value,
+            )
+        else:
+            encoder.walk.guards.pin(value)
+            encoder.guard_value(lambda: value.flags.writeable, value)
+        return
+    encoder.guard_value(lambda: (value.dtype.str, value.shape, value.tobytes()), value)
+    digest = hashlib.sha256(value.tobytes()).hexdigest()
+    encoder.walk.atom((value.dtype.str, value.shape, value.strides, digest))
+
+
+def subclass_of_array(encoder: ObjectEncoder, value: np.ndarray[Any, Any]) -> None:
+    """Write an array of a class of its own."""
+    encoder.walk.guards.type_of(value, encoder.walk.place)
+    encoder.definitions.class_(type(value))
+    array(encoder, value)
+    encoder.attributes(value)
+
+
+def foreign(encoder: ObjectEncoder, value: Any) -> None:
+    """Memory as C has it, also such as other processes write to."""
+    encoder.definitions.class_(type(value))
+    memory(encoder, value)
+
+
+def tensor(encoder: ObjectEncoder, value: torch.Tensor) -> None:
+    """Write a tensor's type, layout and values; a large one is pinned within a process."""
+    if type(value) is not torch.Tensor:
+        encoder.definitions.class_(type(value))
+    if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+        encoder.walk.refuse(
+            f"a tensor on {value.device} of layout {value.layout} has no values that can be compared",
+            value,
+        )
+        return
+    fed = id(value) in encoder.fed
+    if not fed:
+        encoder.guard_value(lambda: _form(value), value)
+    if encoder.walk.in_process and (fed or value.nbytes > _LARGE):
+        encoder.walk.atom(describe(value))
+        if not fed:
+            encoder.walk.atom(private.version_of(value))
+            encoder.walk.guards.pin(value)
+        encoder.attributes(value)
+        return
+    plain = value.detach().cpu().contiguous()
+    encoder.walk.atom(describe(value))
+    # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
+    content = (ctypes.c_ubyte * plain.nbytes).from_address(plain.data_ptr())
+    encoder.walk.atom(hashlib.sha256(content).hexdigest())
+    encoder.attributes(value)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What tells that a tensor whose values went into the graph is another one, or was written to."""
+    return private.version_of(tensor), tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.requires_grad
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """All that a graph depends on of a tensor but its values."""
+    kind = "Tensor" if type(tensor) in PLAIN else type(tensor).__name__
+    return (
+        f"{kind} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} "
+        f"strides {list(tensor.stride())} on {tensor.device} requires_grad={tensor.requires_grad}"
+    )
