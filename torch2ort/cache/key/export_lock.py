@@ -16,6 +16,8 @@ import os
 import threading
 from collections.abc import Iterator
 
+import torch
+
 from torch2ort._torch import global_state as private
 from torch2ort.sizes.unbacked_sizes import kernels_chosen_unconditionally
 
@@ -34,7 +36,7 @@ class ExclusiveExport:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._running = self._ended = 0
-        self._forking = False
+        self._forking = self._is_child = False
         self.idle: int | None = 0
         # A child has the thread that forks alone, which would wait for the others forever.
         os.register_at_fork(
@@ -56,11 +58,17 @@ class ExclusiveExport:
         if not self._forking:
             self._lock = threading.RLock()
         self._after_fork()
+        self._is_child = True
 
     @contextlib.contextmanager
     def exporting(self) -> Iterator[None]:
         """Keep others out while the block exports."""
         with self._lock:
+            if self._is_child:
+                self._is_child = False
+                # PyTorch replaces the pool of threads that a fork broke when it is first used. Two threads of
+                # autograd do that at once in a build with CUDA, and one of them ends the process.
+                torch.set_num_threads(torch.get_num_threads())
             self._running += 1
             self.idle = None
             try:
