@@ -135,7 +135,7 @@ def test_outputs_share_memory_as_in_eager_and_writes_show(name, gradients):
             assert actual == expected
 
 
-@pytest.mark.parametrize("name", thinned(BODIES, 2))
+@pytest.mark.parametrize("name", thinned(BODIES, 3))
 def test_gradients_flow_through_them(name):
     results = []
     for module in pair(BODIES[name]):

@@ -84,7 +84,7 @@ BODIES = {
 # Of these others of the table are the like.
 ALIKE = frozenset(
     {"a norm", "columns", "equal masks", "joined", "masked_select of rows", "numbers", "put back"}
-    | {"two selections", "zeros of as many and two"}
+    | {"a layer", "how many", "repeated", "two selections", "zeros of as many", "zeros of as many and two"}
 )
 # How many rows there are, and which of them are selected: a graph for its sizes, one for sizes that vary, and
 # selections of all, one and none.

@@ -79,7 +79,7 @@ def encoder():
 
 @pytest.mark.parametrize(
     "make",
-    [t5, vit, resnet, lstm, *(pytest.param(make, marks=pytest.mark.long) for make in (llama, encoder))],
+    [vit, resnet, lstm, *(pytest.param(make, marks=pytest.mark.long) for make in (llama, t5, encoder))],
 )
 def test_architecture(make):
     model, batches = make()

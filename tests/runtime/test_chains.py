@@ -16,6 +16,7 @@ import torch
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.functions import Affine, Square, Sum, TwoOutputs
+from tests.support.sweeps import thinned
 
 
 class Model(torch.nn.Module):
@@ -225,7 +226,9 @@ APART = {
 
 
 @pytest.mark.filterwarnings("ignore:.*shares memory:torch2ort.Torch2OrtWarning")
-@pytest.mark.parametrize(("body", "expected"), [*JOINED.values(), *APART.values()], ids=[*JOINED, *APART])
+@pytest.mark.parametrize(
+    ("body", "expected"), thinned([*JOINED.values(), *APART.values()], 2), ids=[*JOINED, *APART]
+)
 def test_chains_train_like_eager(body, expected, tmp_path):
     model = Model(body)
     if isinstance(model(torch.randn(3, 4)), torch.Tensor):

@@ -68,6 +68,7 @@ def graphs_of(model: torch.nn.Module, sizes, make, **settings) -> list[int]:
     return numbers
 
 
+@pytest.mark.long
 def test_a_transformers_block_trains_in_one_graph_for_all_batches_and_lengths() -> None:
     def tokens(batch: int, length: int) -> tuple[torch.Tensor]:
         return (torch.randint(0, 11, (batch, length)),)
