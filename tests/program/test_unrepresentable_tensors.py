@@ -11,7 +11,6 @@ import torch2ort
 from tests.ops.snippets import TORCH_2_11
 from tests.support.around import Around
 from tests.support.functions import Square
-from torch2ort.runtime import version
 
 X = torch.randn(2, 4)
 INSIDE = "Put all that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels"
@@ -168,7 +167,6 @@ def test_pairs_in_the_place_of_a_complex_weight_are_turned_back_in_forward():
 
 
 @torch.no_grad()
-@pytest.mark.skipif(version() < (1, 20), reason="onnxruntime-training 1.19.2 has no inverse DFT of one side")
 def test_an_inverse_transform_is_exported():
     """Of an index in int32, which ``unfold_backward`` makes, and ONNX does not take."""
     window = torch.hann_window(16)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 import torch2ort
 from tests.support.applied import Applied, Operator
-from torch2ort.runtime import version
 
 LOWEST = torch.finfo(torch.float64).min
 HALF = (torch.bfloat16, torch.float16)
@@ -220,7 +219,6 @@ def test_an_inverse_fourier_transform_in_double_is_refused_where_its_length_is_n
     assert told in str(refusal.value)
 
 
-@pytest.mark.skipif(version() < (1, 20), reason="onnxruntime 1.19.2 has no inverse transform to real numbers")
 @pytest.mark.parametrize(("length", "dtype"), [(8, torch.float64), (7, torch.float32)])
 def test_another_inverse_fourier_transform_is_eagers(length: int, dtype: torch.dtype) -> None:
     inverse = {"irfft": lambda x: torch.fft.irfft(torch.fft.rfft(x), length)}

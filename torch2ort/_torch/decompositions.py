@@ -106,6 +106,8 @@ KEEPS_WHAT_LIES_IN_ROWS = frozenset(
 )
 
 Table = Mapping[Any, Callable[..., Any]]
+# The attribute of a translation that says whether it is for complex tensors.
+OF_COMPLEX = "of_complex"
 # What a trace gives in the place of a tensor.
 TRACED_TENSORS = (FakeTensor, FunctionalTensor)
 
@@ -122,7 +124,7 @@ def registry(table: Table) -> _registration.ONNXRegistry:
     result.functions = {target: list(metas) for target, metas in _torchlib().functions.items()}
     with quiet():
         for target, function in table.items():
-            result.register_op(target, function)
+            result.register_op(target, function, is_complex=getattr(function, OF_COMPLEX, False))
     return result
 
 

@@ -14,6 +14,7 @@ for _name in (
     "activation",
     "basics",
     "convolution",
+    "fourier",
     "indexing",
     "loss",
     "normalization",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch2ort._torch import decompositions as private
 from torch2ort.program.target import Target
 from torch2ort.symbolics.registered import user_translations
 
@@ -15,15 +16,19 @@ OWN: dict[Any, Callable[..., Any]] = {}
 EXPORTED: dict[Any, Callable[..., Any]] = {}
 
 
-def translates(*operators: Any, table: dict[Any, Callable[..., Any]] = OWN) -> Callable[[_F], _F]:
+def translates(
+    *operators: Any, table: dict[Any, Callable[..., Any]] = OWN, of_complex: bool = False
+) -> Callable[[_F], _F]:
     """Register a function as the translation of ``operators``.
 
     Args:
         operators: overloads whose arguments the function takes.
         table: where.
+        of_complex: whether it is for complex tensors alone, which a graph has as tensors of pairs.
     """
 
     def register(function: _F) -> _F:
+        vars(function)[private.OF_COMPLEX] = of_complex
         table.update(dict.fromkeys(operators, function))
         return function
 
