@@ -72,7 +72,7 @@ sanitize: tools  ## Run tests of the extension under AddressSanitizer and UBSan
 		--config-settings=build-dir=$(SANITIZED)/cmake --config-settings=install.strip=false \
 		--config-settings=cmake.define.TORCH2ORT_SANITIZE=ON .
 	$(BIN)/python -m zipfile -e $(SANITIZED)/torch2ort-*.whl $(SANITIZED)/root
-	$(WATCHED) $(BIN)/python -m pytest --quiet --timeout 900 tests/runtime_ext tests/stock tests/engines/joint \
+	$(WATCHED) $(BIN)/python -m pytest --quiet --timeout 900 tests/runtime_ext tests/stock tests/training tests/differentiate \
 		-k 'not memory'
 	$(WATCHED) $(BIN)/python -m tests.random_programs --seed 1 --programs 24 --minutes 60 --seconds 900 --loud
 

@@ -34,7 +34,7 @@ def train(accelerator, parts, batches, losses) -> None:
             losses.append((loss.item(), ran_on_onnx_runtime(output)))
 
 
-# On a CPU, "fp16" is float32 to accelerate, with no scaler; GradScaler has tests in tests/engines/joint.
+# On a CPU, "fp16" is float32 to accelerate, with no scaler; GradScaler has tests in tests/training.
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_a_loop_with_accumulation_and_a_state_to_go_back_to(precision, tmp_path):
     found = {}
