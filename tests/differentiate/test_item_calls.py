@@ -181,7 +181,7 @@ def test_a_floor_division_of_floats_is_refused():
     """torch.export takes it for the floor of a quotient, which is 10 for ``1.0 // 0.1`` instead of 9."""
     module = torch2ort.ORTModule(Model(lambda h, n: h * (largest(h) // 0.1)), options=OPTIONS)
     message = (
-        r"^aten\.mul\.Tensor at .*test_read_numbers\.py:\d+, in .* takes a number that <function sym_float "
+        r"^aten\.mul\.Tensor at .*test_item_calls\.py:\d+, in .* takes a number that <function sym_float "
         r".*> computed of one read out of a tensor, which a training graph does not take\. Keep it a tensor, "
         r"as x\.max\(\) without \.item\(\), or put this part of the model into a torch\.autograd\.Function$"
     )

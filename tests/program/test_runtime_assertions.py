@@ -102,7 +102,7 @@ def test_a_file_raises_in_any_runtime(body, tmp_path):
 MESSAGES = {
     on_an_integer: (
         r"^a condition of the model does not hold for the number that is read at "
-        r".*test_value_checks\.py:\d+, in \S+: .*self\.body\(x, k\)\)$"
+        r".*test_runtime_assertions\.py:\d+, in \S+: .*self\.body\(x, k\)\)$"
     ),
     on_a_truth_value: "^Expected Tensor with single nonzero value, but got zero$",
     on_a_truth_value_with_a_message: "^too large$",
@@ -122,7 +122,7 @@ def test_a_condition_that_no_tensor_computes_is_refused():
         return x
 
     message = (
-        r"^<built-in function floordiv> at .*test_value_checks\.py:\d+, in \S+: .* computes a number that "
+        r"^<built-in function floordiv> at .*test_runtime_assertions\.py:\d+, in \S+: .* computes a number that "
         r"the model sets a condition on, and no tensor is computed so\. Set the condition on a tensor, by "
         r"torch\._assert_async\(x\.max\(\) < 3\)$"
     )

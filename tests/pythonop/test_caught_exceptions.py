@@ -94,7 +94,7 @@ def test_an_exception_that_the_model_catches_is_named(call) -> None:
     module(torch.ones(2, 3))
     message = (
         rf"{__name__}\.Root\.forward raised ArithmeticError \(a number below zero\), which the model's code "
-        rf"catches at test_caught\.py:\d+\. {re.escape(WAY_OUT)}"
+        rf"catches at test_caught_exceptions\.py:\d+\. {re.escape(WAY_OUT)}"
     )
     with pytest.raises(torch2ort.EngineError, match=f"^{message}$") as raised:
         module(-torch.ones(2, 3))
@@ -105,7 +105,7 @@ def test_in_a_graph_of_dynamos_it_is_named() -> None:
     module = kept(Model(caught))
     module(torch.ones(2, 3))
     with pytest.raises(
-        torch2ort.EngineError, match=r"which the model's code catches at test_caught\.py:\d+\. "
+        torch2ort.EngineError, match=r"which the model's code catches at test_caught_exceptions\.py:\d+\. "
     ):
         module(-torch.ones(2, 3))
 
@@ -143,8 +143,6 @@ class Inverted(torch.nn.Module):
 def test_what_an_operator_raises_is_named_where_the_model_catches_it() -> None:
     module = torch2ort.ORTModule(Inverted())
     module(torch.eye(3))
-    message = (
-        r"^an operator raised _LinAlgError \(.*\), which the model's code catches at test_caught\.py:\d+\. "
-    )
+    message = r"^an operator raised _LinAlgError \(.*\), which the model's code catches at test_caught_exceptions\.py:\d+\. "
     with pytest.raises(torch2ort.EngineError, match=message):
         module(torch.ones(3, 3))

@@ -255,7 +255,9 @@ class Signature:
 
     def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
         self._signature.bind(*args, **kwargs)  # knows how to say what is wrong
-        raise AssertionError("the arguments fit the signature after all")
+        # Python 3.13.0 takes a keyword for `**options` whose name a required positional-only parameter has.
+        missing = next(name for name in self._positional[len(args) :] if name in self._required)
+        raise TypeError(f"{missing!r} parameter is positional only, but was passed as a keyword")
 
 
 def _initial(parameter: inspect.Parameter) -> Any:

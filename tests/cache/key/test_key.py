@@ -408,7 +408,7 @@ OUTSIDE = "keeps what it is outside of Python, where it cannot be compared betwe
         pytest.param(
             "return 1.0\n",
             "return float(open('/etc/hostname').read())\n",
-            "code net.bias: io.open may give another result in each process",
+            f"code net.bias: {open.__module__}.open may give another result in each process",
             id="a file",
         ),
         pytest.param(

@@ -80,7 +80,7 @@ def test_the_path_of_an_import_is_no_qualified_name():
 
 
 def test_a_typo_in_a_module_that_is_not_imported_is_reported_where_a_name_is_near():
-    torch2ort.register_exporter(NAME.replace("test_misses", "test_mises"), nothing)
+    torch2ort.register_exporter(NAME.replace("unmatched", "unmached"), nothing)
     assert len(reports(Gelu)) == 1
 
 
