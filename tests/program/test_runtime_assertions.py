@@ -122,9 +122,9 @@ def test_a_condition_that_no_tensor_computes_is_refused():
         return x
 
     message = (
-        r"^<built-in function floordiv> at .*test_runtime_assertions\.py:\d+, in \S+: .* computes a number that "
-        r"the model sets a condition on, and no tensor is computed so\. Set the condition on a tensor, by "
-        r"torch\._assert_async\(x\.max\(\) < 3\)$"
+        r"^<built-in function floordiv> at .*test_runtime_assertions\.py:\d+, in \S+: .* computes a number "
+        r"that the model sets a condition on, and no tensor is computed so\. Set the condition on a tensor, "
+        r"by torch\._assert_async\(x\.max\(\) < 3\)$"
     )
     with pytest.raises(torch2ort.UnsupportedOperatorError, match=message):
         torch2ort.export(Model(forward), (torch.randn(3, 4), HOLDS))

@@ -143,6 +143,9 @@ class Inverted(torch.nn.Module):
 def test_what_an_operator_raises_is_named_where_the_model_catches_it() -> None:
     module = torch2ort.ORTModule(Inverted())
     module(torch.eye(3))
-    message = r"^an operator raised _LinAlgError \(.*\), which the model's code catches at test_caught_exceptions\.py:\d+\. "
+    message = (
+        r"^an operator raised _LinAlgError \(.*\), which the model's code catches at "
+        r"test_caught_exceptions\.py:\d+\. "
+    )
     with pytest.raises(torch2ort.EngineError, match=message):
         module(torch.ones(3, 3))
