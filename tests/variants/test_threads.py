@@ -91,7 +91,7 @@ def outcome(module, x):
     """Gradients, or none: a build of PyTorch with CUDA refuses a backward in a child of what had one."""
     try:
         return gradients(module, x)
-    except RuntimeError as error:
+    except Exception as error:
         if "fork-based multiprocessing" not in str(error):
             raise
         return []
