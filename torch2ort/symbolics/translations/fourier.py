@@ -10,11 +10,13 @@ import torch
 from torch2ort.symbolics.graph_builder import constant, op
 from torch2ort.symbolics.translations.registry import translates
 
+aten = torch.ops.aten
+
 # PyTorch's numbers for a division by the length's root, and for none.
 _BY_ROOT, _BY_NOTHING = 1, 0
 
 
-@translates(torch.ops.aten._fft_c2r.default, of_complex=True)
+@translates(aten._fft_c2r.default, of_complex=True)
 def fft_c2r(
     self: ir.Value, dim: Sequence[int], normalization: int, last_dim_size: int | ir.Value
 ) -> ir.Value:
