@@ -98,7 +98,7 @@ MODELS = {
 CASES = [(operator, a.name) for operator, alternatives in ALTERNATIVES.items() for a in alternatives]
 
 
-@pytest.mark.parametrize(("operator", "name"), thinned(CASES, 3), ids=lambda value: str(value))
+@pytest.mark.parametrize(("operator", "name"), thinned(CASES, 5), ids=lambda value: str(value))
 def test_every_alternative_gives_the_step_of_eager_pytorch(operator, name, fastest, monkeypatch):
     model, x = MODELS[operator]
     alternatives = tuple(a for a in ALTERNATIVES[operator] if a.name == name)

@@ -32,7 +32,7 @@ def loss_of(output: Any) -> torch.Tensor:
 
 # One of each kind for `make test`; the transformers' like are in test_architectures.py.
 KINDS = frozenset(
-    {"actor_critic", "checked_distribution", "clip", "contrastive", "deepfm", "gcn", "glow", "gru"}
+    {"actor_critic", "checked_distribution", "contrastive", "deepfm", "gcn", "glow", "gru"}
     | {"mobilenet_v3", "neural_ode", "sparsemax", "tcn", "unet"}
 )
 REFUSED_KINDS = frozenset(

@@ -75,7 +75,7 @@ def gradients(
     return result.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("way", WAYS if LONG else WAYS[::5], ids=str)
+@pytest.mark.parametrize("way", WAYS if LONG else WAYS[::8], ids=str)
 def test_the_call_after_a_change_is_eagers(way: Way, changed: Any):
     model = way.make()
     wrapped = torch2ort.ORTModule(model)
