@@ -1,7 +1,10 @@
-"""One more operator in a program."""
+"""One more operator in a program, and others in the place of one."""
 
 from __future__ import annotations
 
+import operator
+import typing
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,3 +34,20 @@ def insert_call(place: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) ->
         made = place.graph.call_function(target, args, kwargs)
     made.meta = {**origin_of(place), "val": result}
     return made
+
+
+def replace_call(node: torch.fx.Node, results: Sequence[torch.fx.Node]) -> None:
+    """Put other nodes in the places of a call's results, and erase the call.
+
+    Args:
+        node: the call; of several results each user reads one.
+        results: a node for each result.
+    """
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        node.replace_all_uses_with(results[0])
+    else:
+        for user in list(node.users):
+            assert user.target is operator.getitem, f"{user} takes all outputs of {node} at once"
+            user.replace_all_uses_with(results[typing.cast(int, user.args[1])])
+            node.graph.erase_node(user)
+    node.graph.erase_node(node)

@@ -11,6 +11,7 @@ import torch
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
 from torch2ort.program.fx_inline import inline
+from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.purity_check import SpeaksError, Watched
 from torch2ort.pythonop import TENSOR, Site, site_by_key
@@ -178,7 +179,4 @@ def _inline(node: torch.fx.Node, site: Site) -> None:
         raise
     for operator in made():
         operator.meta.update(origin_of(node))
-    for user in list(node.users):
-        user.replace_all_uses_with(results[cast(int, user.args[1])])
-        graph.erase_node(user)
-    graph.erase_node(node)
+    replace_call(node, results)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-import typing
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch2ort.kernels.library import LibraryKernel, with_results
 from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.program import operators
 from torch2ort.program.dim_order import inverse, order_of, order_of_memory, unpermuted
+from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.runtime_assertions import READS
 from torch2ort.program.unsupported_custom_ops import refuse_unfit_operator
 from torch2ort.pythonop import TENSOR, Site
@@ -113,7 +113,7 @@ class SiteMaker:
         else:
             outputs = self._aten(node, autocast, any_order=any_order)
         numbers = _numbers_of(node)
-        self._hand_over(node, outputs)
+        replace_call(node, outputs)
         for number in numbers:
             if not number.users:
                 self._graph.erase_node(number)
@@ -234,17 +234,6 @@ class SiteMaker:
         with self._mode:
             result.meta["val"] = target(*values, **(kwargs or {}))
         return result
-
-    def _hand_over(self, node: torch.fx.Node, outputs: list[torch.fx.Node]) -> None:
-        value = node.meta["val"]
-        if isinstance(value, torch.Tensor):
-            node.replace_all_uses_with(outputs[0])
-        else:
-            for user in list(node.users):
-                assert user.target is operator.getitem, f"{user} takes all outputs of {node} at once"
-                user.replace_all_uses_with(outputs[typing.cast(int, user.args[1])])
-                self._graph.erase_node(user)
-        self._graph.erase_node(node)
 
 
 def is_random(node: torch.fx.Node) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-import typing
-
 import torch
 
+from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.noop_ops import argument_itself
 from torch2ort.program.shared_memory import tensor_itself
 
@@ -61,11 +59,7 @@ def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
                 node.meta.setdefault(_ENABLED, enabled)
                 values = given if node.meta[_ENABLED] else read
                 given[node] = read[node] = graph.node_copy(node, values.__getitem__)
-    for user in list(call.users):
-        assert user.target is operator.getitem
-        user.replace_all_uses_with(results[typing.cast(int, user.args[1])])
-        graph.erase_node(user)
-    graph.erase_node(call)
+    replace_call(call, results)
     if not region.users:
         graph.erase_node(region)
 

@@ -7,7 +7,7 @@ import operator
 import torch
 
 from torch2ort.kernels.recurrent import is_recurrent
-from torch2ort.program.fx_insert import insert_call
+from torch2ort.program.fx_insert import insert_call, replace_call
 from torch2ort.program.kernel_sites import arguments_of, is_random
 
 aten = torch.ops.aten
@@ -24,12 +24,7 @@ def separate_layers(graph: torch.fx.Graph) -> None:
     """
     for node in list(graph.nodes):
         if node.op == "call_function" and is_recurrent(node.target) and is_random(node):
-            results = _layer_by_layer(node)
-            for user in list(node.users):
-                assert user.target is operator.getitem, f"{user} takes all outputs of {node} at once"
-                user.replace_all_uses_with(results[int(user.args[1])])
-                graph.erase_node(user)
-            graph.erase_node(node)
+            replace_call(node, _layer_by_layer(node))
 
 
 def _layer_by_layer(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -39,7 +34,8 @@ def _layer_by_layer(node: torch.fx.Node) -> list[torch.fx.Node]:
     directions = 2 if given["bidirectional"] else 1
     weights = given["params"]
     each = len(weights) // layers
-    states = given["hx"] if isinstance(given["hx"], (list, tuple)) else [given["hx"]]
+    has_several = isinstance(given["hx"], (list, tuple))
+    states = given["hx"] if has_several else [given["hx"]]
     others = {name: given[name] for name in ("autocast", "onednn") if name in given}
     sequence = insert_call(node, aten.transpose.int, given["input"], 0, 1) if first else given["input"]
     ends: list[list[torch.fx.Node]] = [[] for _ in states]
@@ -49,7 +45,7 @@ def _layer_by_layer(node: torch.fx.Node) -> list[torch.fx.Node]:
             for state in states
         ]
         own = list(weights[layer * each : (layer + 1) * each])
-        begin = begins if isinstance(given["hx"], (list, tuple)) else begins[0]
+        begin = begins if has_several else begins[0]
         settings = (given["has_biases"], 1, 0.0, True, given["bidirectional"], False)
         made = insert_call(node, node.target, sequence, begin, own, *settings, **others)
         sequence, *last = (insert_call(node, operator.getitem, made, i) for i in range(1 + len(states)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort import OptionError, Options, ORTModule
+from torch2ort import OptionError, Options
 from torch2ort.trainer.optim.lr_scheduler import _WarmupLRScheduler
 from torch2ort.trainer.options import ORTTrainerOptions
 from torch2ort.trainer.schema import PropagateCastOpsStrategy
@@ -79,8 +79,7 @@ def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
         )
     if isinstance(options.lr_scheduler, _WarmupLRScheduler):
         options.lr_scheduler._check()
-    # The check of its constructor: which providers it trains on.
-    ORTModule(torch.nn.Identity(), options=Options(providers=_providers(options.provider_options)))
+    _providers(options.provider_options)
     _of_session(options.session_options)
     if options.mixed_precision.loss_scaler is not None and not options.mixed_precision.enabled:
         raise OptionError(

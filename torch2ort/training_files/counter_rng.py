@@ -14,6 +14,7 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program import operators
 from torch2ort.program.fx_inline import inline
+from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.kernel_sites import arguments_of, is_random
 from torch2ort.support.provenance import source_line
 
@@ -49,7 +50,7 @@ def draw_from_seed(graph: torch.fx.Graph, seed: torch.fx.Node) -> None:
 
         with graph.inserting_before(node):
             results = inline(graph, draw, [seed, *given])
-        _replace(graph, node, results)
+        replace_call(node, results)
 
 
 def _like(node: torch.fx.Node, arguments: dict[str, Any]) -> list[Any]:
@@ -127,13 +128,3 @@ def _mixed(bits: torch.Tensor) -> torch.Tensor:
         upper = torch.div(bits, 1 << shift, rounding_mode="floor")
         bits = ((bits ^ upper) * factor) & _MASK
     return bits
-
-
-def _replace(graph: torch.fx.Graph, node: torch.fx.Node, results: list[torch.fx.Node]) -> None:
-    if isinstance(node.meta["val"], (list, tuple)):
-        for user in list(node.users):
-            user.replace_all_uses_with(results[int(user.args[1])])  # type: ignore[arg-type]
-            graph.erase_node(user)
-    else:
-        node.replace_all_uses_with(results[0])
-    graph.erase_node(node)

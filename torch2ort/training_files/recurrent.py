@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.program.fx_inline import inline
+from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.kernel_sites import arguments_of
 from torch2ort.support.provenance import source_line
 
@@ -37,11 +37,7 @@ def unroll(graph: torch.fx.Graph) -> None:
         run = _runner(str(original(node.target)), arguments, len(states))
         with graph.inserting_before(node):
             results = inline(graph, run, tensors)
-        for user in list(node.users):
-            assert user.target is operator.getitem
-            user.replace_all_uses_with(results[int(user.args[1])])
-            graph.erase_node(user)
-        graph.erase_node(node)
+        replace_call(node, results)
 
 
 def _refuse(node: torch.fx.Node, arguments: dict[str, Any]) -> None:

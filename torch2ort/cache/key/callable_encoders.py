@@ -25,7 +25,7 @@ _GENERATOR = words("gen")
 def context_manager(encoder: ObjectEncoder, value: Any) -> None:
     """What a function of ``contextlib.contextmanager`` gives: its call, and whether that has begun."""
     if not isinstance(value.gen, types.GeneratorType):
-        encoder.object(value)
+        encoder.instance(value)
         return
     encoder.guard_value(lambda: inspect.getgeneratorstate(value.gen), value)
     encoder.walk.atom(inspect.getgeneratorstate(value.gen))

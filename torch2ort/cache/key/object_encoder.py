@@ -102,7 +102,7 @@ class ObjectEncoder:
         """Write a reference to a weight of the model."""
         self.walk.write(form(b"w", self.walk.weights[id(tensor)].encode()))
 
-    def object(self, value: Any) -> None:
+    def instance(self, value: Any) -> None:
         """Write an object by its class, its attributes and its slots."""
         kind = type(value)
         if kind.__module__ in ("datetime", "decimal", "fractions", "uuid", "ipaddress"):
@@ -185,7 +185,7 @@ def _encoder_of(value: Any) -> Encode:
     if exact is not None:
         return exact
     found = (encode for kinds, encode in INHERITED if isinstance(value, kinds))
-    return next(found, lambda encoder, value: encoder.object(value))
+    return next(found, lambda encoder, value: encoder.instance(value))
 
 
 def _hides_state(kind: type) -> bool:
