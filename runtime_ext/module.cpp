@@ -1,15 +1,15 @@
 // The Python module torch2ort._native: documented in torch2ort/_native.pyi.
-#include "call/chain.h"
-#include "call/policy.h"
-#include "call/run.h"
+#include "c_method_patch.h"
+#include "call/function_call.h"
+#include "call/function_chain.h"
+#include "call/run_state.h"
 #include "custom_op/custom_op.h"
-#include "direct/direct_call.h"
-#include "guards.h"
-#include "interception.h"
-#include "step/half.h"
-#include "switches.h"
-#include "tensors/layout.h"
-#include "tensors/noted.h"
+#include "direct/aten_call.h"
+#include "graph_guards.h"
+#include "settings_snapshot.h"
+#include "step/step_session.h"
+#include "tensors/tensor_refcounts.h"
+#include "tensors/tensor_snapshot.h"
 
 namespace torch2ort {
 

@@ -18,7 +18,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import torch2ort
 from torch2ort import OptionError, Options
 from torch2ort.errors import EngineError
-from torch2ort.runtime.optimized import identity
+from torch2ort.runtime.optimized_model import identity
 
 CPU = "CPUExecutionProvider"
 HERE = f"onnxruntime {onnxruntime.__version__} has {', '.join(onnxruntime.get_available_providers())} here"
@@ -213,7 +213,7 @@ BEYOND = (
 
 @pytest.mark.usefixtures("with_cuda")
 def test_a_provider_that_no_engine_runs_on_is_refused_when_the_module_is_made() -> None:
-    # CUDA has words of its own: tests/training/test_devices.py.
+    # CUDA has words of its own: tests/training/test_device_providers.py.
     message = BEYOND.replace("CUDA", "Dml")
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         torch2ort.ORTModule(Model(), options=Options(providers=["DmlExecutionProvider"]))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch2ort.dynamo.backend import compile_graph
-from torch2ort.dynamo.functions import keep_functions_of
+from torch2ort.dynamo.opaque_functions import keep_functions_of
 from torch2ort.dynamo.report import forget
 
 

@@ -25,7 +25,7 @@ from torch2ort.log import apply_level
 from torch2ort.onnx_export_arguments import refuses_habits
 from torch2ort.options import Options, with_arguments
 from torch2ort.support.startup_timing import TRACE, Startup
-from torch2ort.training.engine_choice import target_of
+from torch2ort.training.ort_targets import target_of
 from torch2ort.variants.parallel.gather_weights import whole
 
 

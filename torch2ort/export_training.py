@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from torch2ort import optim
-from torch2ort.artifacts import description as names
-from torch2ort.artifacts.description import Description
+from torch2ort.artifacts import read_training_json as names
+from torch2ort.artifacts.read_training_json import Description
 from torch2ort.differentiate.symbolic_shapes import refuse_assumed_of_half
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.log import apply_level
@@ -20,13 +20,13 @@ from torch2ort.onnx_export_arguments import options_by_name
 from torch2ort.options import Options, with_arguments
 from torch2ort.pythonop import Site
 from torch2ort.training_artifacts import TrainingArtifacts
-from torch2ort.training_files import description as described
-from torch2ort.training_files import file_graphs
+from torch2ort.training_files import training_models
+from torch2ort.training_files import write_training_json as described
 from torch2ort.training_files.arguments import check_arguments, check_results
 from torch2ort.training_files.evaluation import without_gradients
 from torch2ort.training_files.module_with_loss import Metrics, WithLoss
-from torch2ort.training_files.samples import call_of, inputs_call
-from torch2ort.training_files.target import plain_target
+from torch2ort.training_files.onnx_target import plain_target
+from torch2ort.training_files.sample_inputs import call_of, inputs_call
 from torch2ort.training_files.traced_step import TracedStep, state_names, trace_step
 
 # Files whose outputs have the names of loss and metrics.
@@ -91,7 +91,7 @@ def export_training(
     state = _Start(step, chosen)
     functions: dict[str, Site] = {}
     target = plain_target(options.opset, is_step=True, training=wrapped.training)
-    models = file_graphs.of_training(step, results[1:], chosen, state.optimizer, target, functions)
+    models = training_models.of_training(step, results[1:], chosen, state.optimizer, target, functions)
     refuse_assumed_of_half(step.joint.graph_module.graph, is_forward=False)
     known = state_names(model, wrapped)
     models[names.EVAL_MODEL], evaluated, _ = without_gradients(
@@ -102,7 +102,7 @@ def export_training(
     models[names.INFERENCE_MODEL], inferred, outputs = without_gradients(
         model, alone, known, state.model, None, options, functions
     )
-    sums = {name: file_graphs.accumulated(name) for name in file_graphs.reached_names(step)}
+    sums = {name: training_models.accumulated(name) for name in training_models.reached_names(step)}
     description = Description(
         batch=structure,
         inputs=described.batch(step),
@@ -146,7 +146,7 @@ class _Start:
                 f"the optimizer's init gave a {type(first).__name__}; expected a dict, its first state"
             )
         self.optimizer: dict[str, Any] = dict(first)
-        self.flat = file_graphs.flat_state(self.optimizer)
+        self.flat = training_models.flat_state(self.optimizer)
 
     def _values(self, step: TracedStep, kind: str) -> dict[str, torch.Tensor]:
         found = described.of_kind(step, kind)
@@ -154,7 +154,7 @@ class _Start:
 
 
 def _refuse_untrained(step: TracedStep, model: torch.nn.Module) -> None:
-    if not file_graphs.reached_names(step):
+    if not training_models.reached_names(step):
         raise ExportError(
             f"the loss depends on none of the trained parameters of {type(model).__name__}: there is nothing "
             f"to train. Compute it from the model's outputs, without detach() or no_grad(), or train others"

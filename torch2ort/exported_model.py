@@ -21,7 +21,7 @@ from torch2ort.options import Options, with_arguments
 from torch2ort.providers import session_providers
 from torch2ort.pythonop import PythonOpSite
 from torch2ort.runtime import InferenceEngine, inference_session
-from torch2ort.runtime.overlaps import WrittenMemory
+from torch2ort.runtime.memory_overlap import WrittenMemory
 from torch2ort.runtime.session import refuse_missing
 
 

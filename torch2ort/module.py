@@ -17,8 +17,8 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
 from torch2ort.providers import CUDA
 from torch2ort.support.legacy_env_vars import warn_of_former_names
-from torch2ort.training.devices import refuse_untried
-from torch2ort.training.engine_choice import refuse_providers
+from torch2ort.training.device_providers import refuse_untried
+from torch2ort.training.ort_targets import refuse_providers
 from torch2ort.variants.profile import Profile
 from torch2ort.variants.runner import Runner
 

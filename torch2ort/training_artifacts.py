@@ -12,7 +12,7 @@ import onnx
 
 from torch2ort.artifacts import atomic_write
 from torch2ort.artifacts.checkpoint import Arrays, Progress, write_checkpoint
-from torch2ort.artifacts.description import CHECKPOINT, DESCRIPTION, Description, digest
+from torch2ort.artifacts.read_training_json import CHECKPOINT, DESCRIPTION, Description, digest
 
 
 class TrainingArtifacts:

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <new>
 
-#include "call/policy.h"
-#include "call/run.h"
+#include "call/function_call.h"
+#include "call/run_state.h"
 
 namespace torch2ort {
 

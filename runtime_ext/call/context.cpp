@@ -2,7 +2,7 @@
 
 #include <new>
 
-#include "call/policy.h"
+#include "call/function_call.h"
 
 namespace torch2ort {
 

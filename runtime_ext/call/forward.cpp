@@ -3,9 +3,9 @@
 #include <cmath>
 #include <new>
 
-#include "call/policy.h"
-#include "call/run.h"
-#include "tensors/layout.h"
+#include "call/function_call.h"
+#include "call/run_state.h"
+#include "tensors/tensor_refcounts.h"
 
 namespace torch2ort {
 

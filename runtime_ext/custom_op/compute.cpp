@@ -2,8 +2,8 @@
 #include <cstring>
 #include <vector>
 
-#include "call/policy.h"
-#include "call/run.h"
+#include "call/function_call.h"
+#include "call/run_state.h"
 #include "custom_op/custom_op.h"
 
 namespace torch2ort {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "call/chain.h"
+#include "call/function_chain.h"
 #include "custom_op/ort_api.h"
-#include "direct/direct_call.h"
+#include "direct/aten_call.h"
 #include "python.h"
 
 namespace torch2ort {

@@ -6,7 +6,7 @@
 #include <new>
 #include <string>
 
-#include "call/run.h"
+#include "call/run_state.h"
 #include "custom_op/custom_op.h"
 
 namespace torch2ort {

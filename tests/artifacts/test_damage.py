@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from torch2ort.artifacts import TrainingSession
-from torch2ort.artifacts.description import digest
+from torch2ort.artifacts.read_training_json import digest
 from torch2ort.errors import ModelLoadError
 
 

@@ -26,7 +26,7 @@ from torch2ort.autotune.tuner import Tuner, winner
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtWarning
 from torch2ort.options import Options
-from torch2ort.training.engine_choice import target_of
+from torch2ort.training.ort_targets import target_of
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ import torch2ort
 from tests.support.functions import Affine, Square
 from tests.support.regions import interpret
 from tests.support.sweeps import thinned
-from torch2ort.fusion import library
+from torch2ort.fusion import compiled_regions
 from torch2ort.fusion.region import Region, decode_region
 
 
@@ -38,7 +38,7 @@ def regions(monkeypatch):
 
 def known_regions() -> list[Region]:
     """Those that were asked for since the test began."""
-    return [decode_region(text) for text in library._LIBRARIES.loaded]
+    return [decode_region(text) for text in compiled_regions._LIBRARIES.loaded]
 
 
 def step(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

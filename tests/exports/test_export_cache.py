@@ -22,7 +22,7 @@ from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import ExportError, Torch2OrtWarning
 from torch2ort.runtime import cached_session as kept
-from torch2ort.runtime import optimized
+from torch2ort.runtime import optimized_model
 from torch2ort.symbolics.backward_decompositions import LARGE
 from torch2ort.training import plan_builder
 
@@ -201,7 +201,7 @@ def test_a_module_out_of_the_cache_infers_like_eager(cache, nothing_is_built, mo
     ("owner", "name", "value"),
     [
         pytest.param(onnxruntime, "__version__", "99.1", id="version of the engine"),
-        pytest.param(optimized, "_machine", lambda: "another processor", id="machine"),
+        pytest.param(optimized_model, "_machine", lambda: "another processor", id="machine"),
     ],
 )
 def test_what_another_engine_optimised_is_a_miss(cache, nothing_is_built, monkeypatch, owner, name, value):

@@ -13,7 +13,7 @@ import torch
 from tests.stock.one_call import OneNode
 from tests.support.memory import resident_bytes
 from torch2ort.errors import EngineError
-from torch2ort.fusion import library
+from torch2ort.fusion import compiled_regions
 from torch2ort.fusion.cpp_source import Program
 from torch2ort.fusion.library_loader import loaded
 from torch2ort.fusion.region import decode_region, encode_region
@@ -96,7 +96,7 @@ def region(written, monkeypatch):
     def node(entry="twice", temporaries=(24,), read=None):
         program = Program(entry, ((torch.float32, (2, 3)), (torch.bool, (2, 3))), temporaries)
         known = {TWICE: loaded(written, decode_region(TWICE), program)}
-        monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)(known))
+        monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)(known))
         return OneNode(FusedRegion, TWICE, [X], decode_region(TWICE).run([X]), read)
 
     return node
@@ -121,7 +121,7 @@ def test_the_thread_that_runs_it_has_not_pythons_lock(region):
 def test_it_is_called_on_the_cpu_wherever_else_tensors_are_made(region):
     node = region()
     with torch.device("meta"):
-        y, is_nan = library.library_of(TWICE)([X])
+        y, is_nan = compiled_regions.library_of(TWICE)([X])
         assert len(decode_region(TWICE).samples(torch.Generator().manual_seed(0))[0].tolist()) == 2
     assert torch.equal(is_nan, X.isnan())
     assert torch.equal(y.nan_to_num(), node(X)[0].nan_to_num())
@@ -190,7 +190,7 @@ def rows(written, monkeypatch):
     outputs = ((torch.float32, (parse("n0"), 3)), (torch.bool, (parse("n0"), 3)))
     program = Program("rows", outputs, (12 * parse("n0"),))
     known = {ROWS: loaded(written, decode_region(ROWS), program)}
-    monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)(known))
+    monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)(known))
     return OneNode(FusedRegion, ROWS, [X], decode_region(ROWS).run([X]))
 
 
@@ -243,7 +243,7 @@ def test_memory_in_between_is_freed(region):
 
 def test_what_no_node_can_call_runs_in_python(monkeypatch):
     known = {TWICE: decode_region(TWICE).run}
-    monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)(known))
+    monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)(known))
     node = OneNode(FusedRegion, TWICE, [X], decode_region(TWICE).run([X]))
     assert not node.is_direct
     assert torch.equal(node(X)[1], X.isnan())
@@ -279,6 +279,6 @@ def test_a_site_of_other_types_is_not_called_in_c(region):
     text = json.loads(TWICE)
     text["inputs"] = [["bfloat16", [2, 3]]]
     other = json.dumps(text, sort_keys=True)
-    library._LIBRARIES.loaded[other] = library._LIBRARIES.loaded[TWICE]
+    compiled_regions._LIBRARIES.loaded[other] = compiled_regions._LIBRARIES.loaded[TWICE]
     example = [X.bfloat16()]
     assert not OneNode(FusedRegion, other, example, decode_region(other).run(example)).is_direct

@@ -13,7 +13,7 @@ from tests.support.functions import Square
 from torch2ort.hooks import StatisticsSubscriber, subscribe
 from torch2ort.hooks import statistics as statistics_module
 from torch2ort.hooks import subscription as subscription_module
-from torch2ort.hooks.records import read, statistics, steps
+from torch2ort.hooks.statistics_records import read, statistics, steps
 
 
 class Model(torch.nn.Module):

@@ -15,7 +15,7 @@ from tests.support.comparison import assert_same
 from tests.support.sweeps import thinned
 from torch2ort.errors import EngineError, ExportError, ModelLoadError, UnsupportedOperatorError
 from torch2ort.graph.function_classes import bind_classes
-from torch2ort.graph.nodes import load_sites
+from torch2ort.graph.graph_traversal import load_sites
 
 ops = torch.ops.kernels_tests
 

@@ -24,7 +24,7 @@ outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by nam
 
 Whatever else a model uses is treated the same way: an operator with an exact translation is ONNX, any other
 ATen operator is given to PyTorch's kernel, and what fits into no graph is refused. In the graphs of a
-training step each operator that is not on the list in `torch2ort/differentiate/half_target.py` runs in
+training step each operator that is not on the list in `torch2ort/differentiate/step_target.py` runs in
 PyTorch's kernel, too.
 
 PyTorch's own samples of its operators, more than 600, run in exported files and in training in four types

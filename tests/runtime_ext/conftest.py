@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.pythonop.native import native
 
 

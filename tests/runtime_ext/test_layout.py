@@ -10,7 +10,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.runtime_ext.calls import InRun, make_site, run_backward, run_forward
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.pythonop.native import native
 
 Function = torch.autograd.Function

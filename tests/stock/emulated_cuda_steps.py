@@ -20,8 +20,8 @@ from torch2ort.pythonop.interception import internal_site
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, TensorType
 from torch2ort.runtime import stock
-from torch2ort.runtime.binding import runs_directly
 from torch2ort.runtime.contexts import contexts_in
+from torch2ort.runtime.native_sites import runs_directly
 from torch2ort.runtime.ortvalues import to_capsule
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64

@@ -14,7 +14,7 @@ import torch
 
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.streams import SessionStream
-from torch2ort.training import engine_choice
+from torch2ort.training import ort_targets
 
 # What --device says; set before any test is collected.
 asked: str = "cpu"
@@ -84,5 +84,5 @@ def emulate_streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> Streams:
     """Have the engines of a GPU run what is on the CPU."""
-    monkeypatch.setattr(engine_choice, "device_of", lambda providers: torch.device("cuda", 0))
+    monkeypatch.setattr(ort_targets, "device_of", lambda providers: torch.device("cuda", 0))
     return emulate_streams(monkeypatch)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from torch2ort.fusion import library
+from torch2ort.fusion import compiled_regions
 from torch2ort.fusion.region import decode_region
 
 
@@ -23,6 +23,6 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             found.append([json.loads(call)["operator"] for call, *_ in json.loads(text)["calls"]])
         return {text: decode_region(text).run for text in texts}
 
-    monkeypatch.setattr(library, "_LIBRARIES", type(library._LIBRARIES)())
-    monkeypatch.setattr(library, "obtained", obtained)
+    monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)())
+    monkeypatch.setattr(compiled_regions, "obtained", obtained)
     return found

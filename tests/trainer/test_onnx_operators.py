@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.trainer.onnx_model.build import build, current
+from torch2ort.trainer.onnx_model.onnx_to_torch import build, current
 from torch2ort.trainer.onnx_model.operators import OPERATORS
-from torch2ort.trainer.onnx_model.operators.types import DTYPES
-from torch2ort.trainer.onnx_model.operators.values import tensor
+from torch2ort.trainer.onnx_model.operators.dtypes import DTYPES
+from torch2ort.trainer.onnx_model.operators.host_scalars import tensor
 from torch2ort.trainer.onnx_model.weights import Weights
 
 Cases = dict[str, list[Any]]

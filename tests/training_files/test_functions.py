@@ -291,7 +291,7 @@ def test_nodes_on_several_threads_are_refused(made):
 
 
 def test_a_backward_without_its_forward_is_refused(made, tmp_path):
-    from torch2ort.artifacts.functions import FunctionRuns
+    from torch2ort.artifacts.python_op_runner import FunctionRuns
 
     model = onnx.load(made[2] / "train_step.onnx")
     (node, *_) = [node for node in model.graph.node if node.op_type == "PythonOpGrad"]

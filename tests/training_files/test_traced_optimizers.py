@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from torch2ort import optim
 from torch2ort.training_files.lowered_step import lower_step
+from torch2ort.training_files.onnx_target import plain_target
 from torch2ort.training_files.step_graph import StepGraph
-from torch2ort.training_files.target import plain_target
 
 STEPS = 50
 BIAS = [{"params": "bias", "weight_decay": 0.0, "lr": 0.02}]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch2ort.hooks.records import Record, read, steps
+from torch2ort.hooks.statistics_records import Record, read, steps
 
 # What float32 gives two ways of computing one thing.
 _TOLERANCE = 1e-4

@@ -11,11 +11,11 @@ from typing import Any
 
 import onnx
 
-from torch2ort._commands.reading import read_model
+from torch2ort._commands.load_model import read_model
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.costs import Cost, Costs
 from torch2ort.graph.file import METADATA_KEY
-from torch2ort.graph.nodes import python_op_nodes
+from torch2ort.graph.graph_traversal import python_op_nodes
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
 
 

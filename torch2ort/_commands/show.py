@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch2ort._commands.reading import read_model
+from torch2ort._commands.load_model import read_model
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.drawing import Drawing, drawing, outline, to_dot, to_html, to_svg
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torch2ort.artifacts.description import Description
+from torch2ort.artifacts.read_training_json import Description
 from torch2ort.errors import SchemaMismatchError
 from torch2ort.graph.accepted_sizes import Sizes
 

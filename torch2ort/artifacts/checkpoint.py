@@ -17,7 +17,7 @@ import safetensors.numpy
 from torch2ort.artifacts import scalar_arguments
 from torch2ort.artifacts.atomic_write import replacing
 from torch2ort.artifacts.checkpoint_parameters import Properties, Property
-from torch2ort.artifacts.description import Description, Tensor, parse_description
+from torch2ort.artifacts.read_training_json import Description, Tensor, parse_description
 from torch2ort.errors import ModelLoadError
 
 Arrays = dict[str, np.ndarray[Any, Any]]

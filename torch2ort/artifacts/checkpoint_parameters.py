@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from torch2ort.artifacts.description import Description
+from torch2ort.artifacts.read_training_json import Description
 from torch2ort.errors import OptionError
 
 Property: TypeAlias = "int | float | str"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from torch2ort.artifacts._onnxruntime import onnxruntime
-from torch2ort.artifacts.description import Description, read_model
-from torch2ort.artifacts.state import Run, Runner, make_session
+from torch2ort.artifacts.read_training_json import Description, read_model
+from torch2ort.artifacts.stateful_session import Run, Runner, make_session
 from torch2ort.errors import ModelLoadError
 
 
@@ -90,7 +90,7 @@ class Opener:
         if not self._description.functions:
             return None
         try:
-            from torch2ort.artifacts.functions import FunctionRuns
+            from torch2ort.artifacts.python_op_runner import FunctionRuns
         except ImportError as error:
             raise ModelLoadError(
                 f"{path}: the training step calls {', '.join(self._description.functions)}, Python code that "

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from torch2ort.artifacts import description as files
+from torch2ort.artifacts import read_training_json as files
 from torch2ort.artifacts import scalar_arguments
 from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
-from torch2ort.artifacts.description import read_description, read_model
-from torch2ort.artifacts.inference import write_inference_model
 from torch2ort.artifacts.model_sessions import Opened, Opener
-from torch2ort.artifacts.state import Run, State, device_of, on_device
+from torch2ort.artifacts.read_training_json import read_description, read_model
+from torch2ort.artifacts.stateful_session import Run, State, device_of, on_device
+from torch2ort.artifacts.write_inference_model import write_inference_model
 
 
 class TrainingSession:

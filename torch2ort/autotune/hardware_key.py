@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torch2ort.options import Options
-from torch2ort.runtime.optimized import identity
+from torch2ort.runtime.optimized_model import identity
 
 
 def machine(options: Options) -> Mapping[str, str]:

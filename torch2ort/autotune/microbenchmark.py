@@ -13,11 +13,11 @@ import onnx
 import torch
 
 from torch2ort.autotune.alternatives import Alternative, NotPossibleError, Rewriting
-from torch2ort.differentiate.half_target import half_of
-from torch2ort.differentiate.lower_half import lower_half
+from torch2ort.differentiate.lower_step import lower_half
 from torch2ort.differentiate.op_signature import alone
 from torch2ort.differentiate.split import Half
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.differentiate.step_target import half_of
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.program.target import Target

@@ -20,7 +20,6 @@ from torch2ort import io_schema
 from torch2ort._torch import export as private
 from torch2ort.capture.aliased_outputs import Origin, origins_of
 from torch2ort.capture.autocast import noted
-from torch2ort.capture.constants import connect_constants
 from torch2ort.capture.dim_specs import advice
 from torch2ort.capture.eager_sample_run import eager_runs, run_on_sample
 from torch2ort.capture.export_patches import TracedCode, assigned_buffers_written, traceable_modules
@@ -30,6 +29,7 @@ from torch2ort.capture.plain_tensors import ordinary_tensors
 from torch2ort.capture.sample_call import DimSpec
 from torch2ort.capture.tensor_attributes import TensorAttributes
 from torch2ort.capture.torch_modes import same_grad_mode
+from torch2ort.capture.unlift_constants import connect_constants
 from torch2ort.capture.views import View, views_of
 from torch2ort.effects import (
     NO_EFFECTS,
@@ -46,7 +46,7 @@ from torch2ort.graph.identical_inputs import Identical, as_passed
 from torch2ort.graph.scalar_inputs import with_numbers
 from torch2ort.log import DEVINFO, logger
 from torch2ort.pythonop import Site, check_interception
-from torch2ort.pythonop.abstract_run import inferer_results
+from torch2ort.pythonop.abstract_run import inferer_validation
 from torch2ort.pythonop.abstract_run.fake_run import gives_size_of_one
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.abstract_run.object_rollback import untouched
@@ -328,7 +328,7 @@ def _in_eagers_words(model: torch.nn.Module, error: Exception, run: Callable[[],
 def _is_of_forward(error: Exception) -> bool:
     """Whether the model's forward raised it, and not a shape inferer that a user registered."""
     files = {(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)}
-    registered = any(file == inferer_results.__file__ for file, _ in files)
+    registered = any(file == inferer_validation.__file__ for file, _ in files)
     return not registered and (__file__, FlatCall.forward.__name__) in files
 
 

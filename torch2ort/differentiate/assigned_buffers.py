@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torch2ort.program.shared_memory import shared_with, written_by
+from torch2ort.program.alias_analysis import shared_with, written_by
 from torch2ort.support.provenance import files_of
 from torch2ort.support.source_lines import is_users
 

@@ -13,8 +13,8 @@ import torch
 from torch2ort._torch import aot as private
 from torch2ort.differentiate.assigned_buffers import to_memory
 from torch2ort.differentiate.symbolic_shapes import same_sizes
+from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.kernel_sites import is_random
-from torch2ort.program.shared_memory import written_by
 
 aten = torch.ops.aten
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)

@@ -20,8 +20,8 @@ from torch2ort.differentiate.split import ancestors, dependent_on
 from torch2ort.differentiate.symbolic_shapes import settle_sizes
 from torch2ort.kernels.functions import is_callable
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
-from torch2ort.program.eager_formulas import eager_formulas
-from torch2ort.program.inline_calls import (
+from torch2ort.program.decomposition_overrides import eager_formulas
+from torch2ort.program.inline_autograd_functions import (
     NotInlinedError,
     applied,
     is_chosen,

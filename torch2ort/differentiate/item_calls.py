@@ -22,9 +22,9 @@ import torch
 from torch2ort._torch import aot as private
 from torch2ort.differentiate.symbolic_shapes import same_sizes
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels.formulas import name_of
+from torch2ort.kernels.scalar_expressions import name_of
 from torch2ort.program.fx_insert import insert_call
-from torch2ort.program.operators import must_compute, number_as_sizes, python_number
+from torch2ort.program.internal_ops import must_compute, number_as_sizes, python_number
 from torch2ort.program.runtime_assertions import (
     CONDITIONS,
     READS,
@@ -382,7 +382,7 @@ def _refusal(node: torch.fx.Node, what: str) -> UnsupportedOperatorError:
 
 
 def _formula(node: Any, leaves: dict[torch.fx.Node, int]) -> Any:
-    """What :func:`torch2ort.kernels.formulas.computed_number` computes a number by; ``None`` if it cannot.
+    """The formula for :func:`torch2ort.kernels.scalar_expressions.computed_number`, or ``None``.
 
     Args:
         node: that gives the number; or a number.

@@ -22,25 +22,31 @@ from torch2ort.differentiate.symbolic_shapes import Replay, check_assumed, keep_
 from torch2ort.differentiate.unsupported_dtypes import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
-from torch2ort.program.eager_formulas import eager_formulas
-from torch2ort.program.grad_aliasing import DETACHES
+from torch2ort.program.alias_analysis import sources_of, writes_outside, written_by
+from torch2ort.program.decomposition_overrides import eager_formulas
 from torch2ort.program.gradient_flow import carrying, makes_constants
+from torch2ort.program.internal_ops import (
+    checked_index,
+    extreme,
+    must_compute,
+    number_as_sizes,
+    python_number,
+)
+from torch2ort.program.keep_raising_ops import keep_unread_checks
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.no_grad_regions import inline_grad_regions
-from torch2ort.program.operators import checked_index, extreme, must_compute, number_as_sizes, python_number
 from torch2ort.program.runtime_assertions import drop_guesses
-from torch2ort.program.shared_memory import sources_of, writes_outside, written_by
 from torch2ort.program.strides import draw_in_order_of_memory
 from torch2ort.program.tensor_index_select import select_by_tensors
 from torch2ort.program.traced_program import Source
-from torch2ort.program.unused_checks import keep_unread_checks
+from torch2ort.program.tracked_storage import DETACHES
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.symbols import is_number
 from torch2ort.sizes.unbacked_sizes import forget_assumed, forget_new_sizes
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
+from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MappedCall
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 aten = torch.ops.aten

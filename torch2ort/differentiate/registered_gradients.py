@@ -27,7 +27,7 @@ from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import exporter_of, gradients
 from torch2ort.symbolics.python_op_nodes import SiteNodes
 from torch2ort.symbolics.registered import translating
-from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MappedCall
+from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MappedCall
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _KERNELS = frozenset({"PythonOp", "ATen"})

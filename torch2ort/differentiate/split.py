@@ -28,8 +28,8 @@ from torch2ort.differentiate.symbolic_shapes import (
 )
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.dim_order import inverse, order_of_memory, permuted
+from torch2ort.program.internal_ops import must_compute, number_as_sizes, of_sizes
 from torch2ort.program.kernel_sites import is_random
-from torch2ort.program.operators import must_compute, number_as_sizes, of_sizes
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.support.provenance import source_line
 

@@ -19,9 +19,9 @@ import torch
 from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.fx_insert import insert_call
-from torch2ort.program.operators import must_compute, python_number
+from torch2ort.program.internal_ops import must_compute, python_number
+from torch2ort.program.keep_raising_ops import have_computed
 from torch2ort.program.runtime_assertions import CONDITIONS, drop_conditions
-from torch2ort.program.unused_checks import have_computed
 from torch2ort.sizes import expressions
 from torch2ort.sizes.symbols import expression_of, has_hint, is_number, raw_expression, size_hint
 from torch2ort.sizes.unbacked_sizes import assumed, forget_assumed, take_for_one

@@ -9,23 +9,23 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dynamo as private
-from torch2ort.differentiate.half_target import half_of
-from torch2ort.differentiate.lower_half import lower_half
-from torch2ort.dynamo.checkpoints import draws_anew
+from torch2ort.differentiate.lower_step import lower_half
+from torch2ort.differentiate.step_target import half_of
+from torch2ort.dynamo.activation_checkpointing import draws_anew
 from torch2ort.dynamo.compile_cache import kept_or_lowered
 from torch2ort.dynamo.compiled_call import CompiledGraph
-from torch2ort.dynamo.devices import on_its_devices
-from torch2ort.dynamo.functions import calls_in
+from torch2ort.dynamo.execution_providers import on_its_devices
 from torch2ort.dynamo.graph_report import described_graph, described_half
 from torch2ort.dynamo.none_grads import LeftOut
+from torch2ort.dynamo.opaque_functions import calls_in
 from torch2ort.dynamo.opaque_ops import give_unread, keep_operators_whole
 from torch2ort.dynamo.partition import partition
-from torch2ort.dynamo.refusals import refuse_numpys_draws
 from torch2ort.dynamo.report import CompiledGraph as Report
 from torch2ort.dynamo.report import note, number
 from torch2ort.dynamo.settings import settings_of
-from torch2ort.dynamo.tensor_interface import tensors_only
+from torch2ort.dynamo.tensor_only_graph import tensors_only
 from torch2ort.dynamo.undefined_grads import watched
+from torch2ort.dynamo.unsupported_graphs import refuse_numpys_draws
 from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
 from torch2ort.log import quiet
@@ -33,7 +33,7 @@ from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.runtime.step_session import Bindings
 from torch2ort.support.startup_timing import DIFFERENTIATE, TRACE, TRANSLATE, Startup
-from torch2ort.training.engine_choice import live_target
+from torch2ort.training.ort_targets import live_target
 
 _Boxed = Callable[[list[Any]], list[Any]]
 

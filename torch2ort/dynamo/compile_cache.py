@@ -20,12 +20,12 @@ from torch2ort.cache.store.store import DEFAULT_LIMIT, RefusedError, Store
 from torch2ort.dynamo.fx_text import WrittenGraph
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.function_classes import bind_classes
-from torch2ort.graph.nodes import python_op_nodes
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.graph.graph_traversal import python_op_nodes
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.pythonop import Site, load_node
-from torch2ort.runtime.optimized import identity
+from torch2ort.runtime.optimized_model import identity
 from torch2ort.sizes.unbacked_sizes import conditions
 from torch2ort.support.startup_timing import LOOK_UP, phase
 from torch2ort.support.user_warnings import warn

@@ -12,12 +12,12 @@ import torch
 from torch2ort._torch import dynamo as private
 from torch2ort.dynamo.context_tokens import run_of, token_of
 from torch2ort.dynamo.none_grads import Edge, LeftOut
-from torch2ort.dynamo.tensor_interface import Interface, Output
+from torch2ort.dynamo.tensor_only_graph import Interface, Output
 from torch2ort.dynamo.undefined_grads import take_missing
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.options import Options
 from torch2ort.pythonop.native import native
-from torch2ort.runtime.binding import original_feeds
+from torch2ort.runtime.native_sites import original_feeds
 from torch2ort.runtime.step_io import Passing
 from torch2ort.runtime.step_session import Bindings, HalfSession
 from torch2ort.sizes import expressions

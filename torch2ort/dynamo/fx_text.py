@@ -12,7 +12,7 @@ import torch
 from torch2ort._torch import dynamo as private
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.differentiate.symbolic_shapes import written
-from torch2ort.program.operators import must_compute
+from torch2ort.program.internal_ops import must_compute
 from torch2ort.pythonop import Site, dump_site, site_by_key
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 

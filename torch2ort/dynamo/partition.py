@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dynamo as private
-from torch2ort.dynamo.checkpoints import run_once
+from torch2ort.dynamo.activation_checkpointing import run_once
 from torch2ort.dynamo.recomputed_views import repeat_views
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch2ort.dynamo.functions import OPTION
+from torch2ort.dynamo.opaque_functions import OPTION
 from torch2ort.errors import OptionError
 from torch2ort.log import apply_level
 from torch2ort.options import Options, refuse_removed
 from torch2ort.support.user_warnings import warn
-from torch2ort.training.engine_choice import refuse_providers
+from torch2ort.training.ort_targets import refuse_providers
 
 # Those of torch2ort.Options that say something about graphs of torch.compile.
 _SHARED = (

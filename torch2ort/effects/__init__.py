@@ -1,12 +1,12 @@
 """What forward does beside computing: found while it is traced, and left by each run of the graph, too."""
 
-from torch2ort.effects.eager_replay import line_of, tried
+from torch2ort.effects.autograd_state_checks import refuse_state
+from torch2ort.effects.eager_effect_check import line_of, tried
 from torch2ort.effects.effect_recorder import Watched
 from torch2ort.effects.forbidden_calls import refuse_call, refused_calls
 from torch2ort.effects.read_before_write import Reads
 from torch2ort.effects.side_effects import NO_EFFECTS, Effects, Write
 from torch2ort.effects.state_diff import EffectError
-from torch2ort.effects.tensor_state import refuse_state
 
 __all__ = [
     "NO_EFFECTS",

@@ -26,7 +26,7 @@ from torch2ort.graph.node_provenance import Origin
 from torch2ort.log import DEVINFO, logger, quiet
 from torch2ort.options import Options
 from torch2ort.program.autocast_casts import settle_autocast
-from torch2ort.program.range_bounds import detach_bounds
+from torch2ort.program.detach_range_bounds import detach_bounds
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import Program, Source, kept_program, source_of
 from torch2ort.pythonop.autocast import off

@@ -29,7 +29,7 @@ from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
 from torch2ort.exports.export_result import Built
 from torch2ort.exports.function_lookup import bind_places, places_of
 from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
-from torch2ort.graph.nodes import load_sites
+from torch2ort.graph.graph_traversal import load_sites
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.sizes.memory_layout import memory_form

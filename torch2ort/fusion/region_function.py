@@ -8,7 +8,7 @@ import torch
 from torch.autograd import Function
 
 from torch2ort._torch import dispatch as private
-from torch2ort.fusion.library import library_of
+from torch2ort.fusion.compiled_regions import library_of
 from torch2ort.fusion.region import decode_region
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from torch2ort.graph.graph_traversal import function_of
 from torch2ort.graph.node_provenance import Origin
-from torch2ort.graph.nodes import function_of
 
 # More boxes than that are folded by module.
 _MANY = 80

@@ -16,14 +16,14 @@ import torch
 from torch2ort import io_schema
 from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.graph import checksum
-from torch2ort.graph.drawn import order_of_draws
 from torch2ort.graph.external_weights import content_of
 from torch2ort.graph.file_checks import check_draws, check_functions, check_interface
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
+from torch2ort.graph.graph_traversal import load_sites
 from torch2ort.graph.interface import Interface
-from torch2ort.graph.nodes import load_sites
+from torch2ort.graph.random_nodes import order_of_draws
 from torch2ort.graph.weights import state_of, take_state
 from torch2ort.kernels.functions import decode_library_call
 from torch2ort.kernels.library import LibraryKernel

@@ -10,8 +10,8 @@ import onnx
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.accepted_sizes import Sizes
-from torch2ort.graph.drawn import order_of_draws
 from torch2ort.graph.graph import Graph
+from torch2ort.graph.random_nodes import order_of_draws
 from torch2ort.io_schema import Schema
 
 # What only a session's graph has, and what stands for a call of a Function nowhere but in the graph itself.

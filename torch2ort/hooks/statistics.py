@@ -13,7 +13,7 @@ import torch
 
 from torch2ort._torch.symbolic_shapes import is_fake
 from torch2ort.errors import OptionError
-from torch2ort.hooks.records import Record, Writer, statistics, steps
+from torch2ort.hooks.statistics_records import Record, Writer, statistics, steps
 from torch2ort.hooks.subscriber import RunContext, SubscriberBase
 from torch2ort.hooks.subscriber import steps as steps_of_models
 from torch2ort.log import rank

@@ -8,7 +8,7 @@ another one differs. A ``Signature`` gives the arguments of a call their names.
 from __future__ import annotations
 
 from torch2ort.io_schema._flatten import constants_to_tensors, flatten
-from torch2ort.io_schema._returned import GivenCaches, Returned, unflatten_into
+from torch2ort.io_schema._returned_kv_caches import GivenCaches, Returned, unflatten_into
 from torch2ort.io_schema._schema import Schema, TensorSpec, unflatten
 from torch2ort.io_schema._signature import CallForm, Signature
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import optree
 
-from torch2ort.io_schema._caches import is_cache, join_cache, split_cache
+from torch2ort.io_schema._kv_caches import is_cache, join_cache, split_cache
 from torch2ort.io_schema._leaves import CONSTANT_TYPES, UnsupportedError, exact, type_name
 
 NAMESPACE: Final = "torch2ort"

@@ -12,10 +12,10 @@ import optree
 
 from torch2ort.errors import SchemaError
 from torch2ort.io_schema._containers import ADAPTERS, NAMESPACE
+from torch2ort.io_schema._json_values import Decoder, decode_dtype, encode_object, encode_value
 from torch2ort.io_schema._leaves import CONSTANT_TYPES
 from torch2ort.io_schema._paths import tensor_names, written
 from torch2ort.io_schema._structure import MAPPING_KINDS, Node, nodes_of, paths_of, spec_of, tensor_node
-from torch2ort.io_schema._values import Decoder, decode_dtype, encode_object, encode_value
 
 _FORMAT: Final = "torch2ort.io_schema"
 _VERSION: Final = 1

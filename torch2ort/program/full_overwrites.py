@@ -10,9 +10,9 @@ import torch
 
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.decompositions import OpOverload
+from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.fx_insert import insert_call
-from torch2ort.program.grad_aliasing import TrackedMemory, copied_from
-from torch2ort.program.shared_memory import written_by
+from torch2ort.program.tracked_storage import TrackedMemory, copied_from
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 import torch
 
-from torch2ort.program.shared_memory import sources_of, written_by
+from torch2ort.program.alias_analysis import sources_of, written_by
 
 _CONSTANTS = re.compile(r"aten::(detach|\w+_like|new_\w+)$")
 

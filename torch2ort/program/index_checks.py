@@ -17,7 +17,7 @@ from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.index_check import BOUNDLESS, Check
-from torch2ort.program import operators
+from torch2ort.program import internal_ops
 from torch2ort.program.integer_ranges import is_within
 from torch2ort.program.kernel_sites import arguments_of
 from torch2ort.sizes.symbols import size_hint
@@ -198,7 +198,7 @@ def _made(
     tensors: Sequence[torch.fx.Node],
     check: Check,
 ) -> torch.fx.Node:
-    made = graph.call_function(operators.checked_index, (tensors[check.index], tensors, check.to_json()))
+    made = graph.call_function(internal_ops.checked_index, (tensors[check.index], tensors, check.to_json()))
     made.meta = origin_of(node)
     made.meta["val"] = found.index.meta["val"]
     return made

@@ -24,7 +24,7 @@ from torch2ort.kernels.functions import (
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel, with_results
 from torch2ort.kernels.recurrent import is_recurrent, original
-from torch2ort.program import operators
+from torch2ort.program import internal_ops
 from torch2ort.program.dim_order import inverse, order_of, order_of_memory, unpermuted
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.runtime_assertions import READS
@@ -95,19 +95,19 @@ class SiteMaker:
         Raises:
             UnsupportedOperatorError: it takes or gives something that a graph cannot hold.
         """
-        if node.target is operators.dropout_noise:
+        if node.target is internal_ops.dropout_noise:
             like, p = node.args
             order = _memory_order(node.meta["val"])
             outputs = self.call(node, DropoutNoise, [p, order], [like], random=True)  # type: ignore[list-item]
-        elif node.target is operators.dropout:
+        elif node.target is internal_ops.dropout:
             source, p, dtype = node.args
             order = _memory_order(node.meta["val"][0])
             # A session orders them: nodes of ONNX have no token.
             outputs = self.call(node, Dropout, [p, order, dtype], [source])  # type: ignore[list-item]
-        elif node.target is operators.bernoulli:
+        elif node.target is internal_ops.bernoulli:
             like, p = node.args
             outputs = self.call(node, Bernoulli, [p], [like])  # type: ignore[list-item]
-        elif node.target is operators.checked_index:
+        elif node.target is internal_ops.checked_index:
             _, tensors, text = node.args
             outputs = self.call(node, IndexCheck, [text], tensors)  # type: ignore[arg-type]
         else:

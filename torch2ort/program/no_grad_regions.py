@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from torch2ort.program.alias_analysis import tensor_itself
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.noop_ops import argument_itself
-from torch2ort.program.shared_memory import tensor_itself
 
 _WRAPPED = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DETACH = torch.ops.aten.detach.default

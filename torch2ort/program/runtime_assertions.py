@@ -18,7 +18,7 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.index_check import Check
-from torch2ort.program import operators
+from torch2ort.program import internal_ops
 from torch2ort.program.fx_insert import insert_call
 from torch2ort.sizes.symbols import is_number, raw_expression
 from torch2ort.support.provenance import source_line
@@ -162,7 +162,7 @@ def constant(place: torch.fx.Node, number: bool | int | float) -> torch.fx.Node:
 
 
 def _add(place: torch.fx.Node, condition: Any, message: str = _NO_MESSAGE) -> None:
-    insert_call(place, operators.must_compute, _checked(place, condition, message))
+    insert_call(place, internal_ops.must_compute, _checked(place, condition, message))
 
 
 def _checked(place: torch.fx.Node, condition: Any, message: str) -> torch.fx.Node:
@@ -171,7 +171,7 @@ def _checked(place: torch.fx.Node, condition: Any, message: str) -> torch.fx.Nod
     number = insert_call(place, aten._to_copy.default, holds, dtype=torch.int64)
     call = encode_call(_RAISES, [{"tensor": 0}, message], {}, random=False)
     check = Check(call, 0, source=None, dim=None, size=2, low=1, ignored=None, exact=True)
-    return insert_call(place, operators.checked_index, number, [number], check.to_json())
+    return insert_call(place, internal_ops.checked_index, number, [number], check.to_json())
 
 
 def _sizes(graph: torch.fx.Graph) -> frozenset[str]:

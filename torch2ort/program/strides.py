@@ -10,17 +10,17 @@ import torch
 from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.recurrent import is_recurrent
-from torch2ort.program import operators
+from torch2ort.program import internal_ops
+from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.dim_order import order_of_memory
 from torch2ort.program.kernel_sites import is_random
-from torch2ort.program.shared_memory import written_by
 from torch2ort.pythonop import site_by_key
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten
 # They know the order in which the elements of their tensors lie.
-_DROPOUTS = frozenset({operators.dropout, operators.dropout_noise})
+_DROPOUTS = frozenset({internal_ops.dropout, internal_ops.dropout_noise})
 # They draw for a tensor of their own, a number for each channel.
 _DRAW_FOR_CHANNELS = frozenset({aten.feature_alpha_dropout_.default, aten.feature_dropout_.default})
 _PYTHON_OP = torch.ops.torch2ort.python_op.default

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from torch2ort.program.alias_analysis import first_of, written_by
 from torch2ort.program.fx_insert import insert_call
 from torch2ort.program.runtime_assertions import READS
-from torch2ort.program.shared_memory import first_of, written_by
 
 aten = torch.ops.aten
 

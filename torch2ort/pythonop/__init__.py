@@ -1,6 +1,6 @@
 """All about one opaque Function call: capture, the site, its attributes, the registry of classes."""
 
-from torch2ort._torch.functions import makes_quantised, uses_setup_context
+from torch2ort._torch.autograd_functions import makes_quantised, uses_setup_context
 from torch2ort.pythonop.attributes import (
     ONNX_TYPES,
     SITE_ATTRIBUTE,

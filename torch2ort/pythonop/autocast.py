@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort._native import Switches
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 
 DEVICES = ("cpu", "cuda")
 # What `torch.autocast` takes; it warns of others, and stays off.

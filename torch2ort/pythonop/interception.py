@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.abstract_run.captured_tensors import find_unseen
 from torch2ort.pythonop.abstract_run.fake_run import fake_outputs
 from torch2ort.pythonop.abstract_run.forward_probe import UserError, holds_tensor
 from torch2ort.pythonop.abstract_run.module_proxies import without_proxies
+from torch2ort.pythonop.abstract_run.nested_fake_tensors import find_unseen
 from torch2ort.pythonop.abstract_run.object_rollback import Traces, Unknown, open_traces
 from torch2ort.pythonop.abstract_run.object_snapshot import compares_objects, names_attribute
 from torch2ort.pythonop.abstract_run.original_tensors import Originals

@@ -9,7 +9,7 @@ import torch
 
 from torch2ort import _native
 from torch2ort import _native as native
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import EngineError, InplaceMapError
 from torch2ort.pythonop.site import Site
 from torch2ort.support.user_warnings import warn

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.graph.graph import Graph
-from torch2ort.runtime.optimized import MODEL_FILE, optimize, run_as_it_is
+from torch2ort.runtime.optimized_model import MODEL_FILE, optimize, run_as_it_is
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.workarounds import mended
 

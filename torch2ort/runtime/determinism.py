@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 import onnx
 import torch
 
+from torch2ort.graph.graph_traversal import ancestors
 from torch2ort.graph.node_provenance import Origin
-from torch2ort.graph.nodes import ancestors
 from torch2ort.options import Options
 from torch2ort.providers import name_of
 from torch2ort.pythonop import Site

@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from torch2ort.errors import EngineError, ModelLoadError
-from torch2ort.graph.nodes import ancestors
+from torch2ort.graph.graph_traversal import ancestors
 from torch2ort.graph.op_allowlist import check_index_text
 from torch2ort.kernels.index_check import refuse_index
 from torch2ort.pythonop import Site

@@ -20,14 +20,14 @@ from torch2ort.pythonop.autocast import off
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import stock
-from torch2ort.runtime.binding import original_feeds
 from torch2ort.runtime.cached_session import can_keep, kept_session
 from torch2ort.runtime.contexts import contexts_in
 from torch2ort.runtime.determinism import name_undeterministic
-from torch2ort.runtime.eager_draws import drawing_as_eager
+from torch2ort.runtime.eager_random import drawing_as_eager
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.index_error import refused_index
-from torch2ort.runtime.optimized import identity
+from torch2ort.runtime.native_sites import original_feeds
+from torch2ort.runtime.optimized_model import identity
 from torch2ort.runtime.ortvalues import bool_outputs, to_tensors
 from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.session import refuse_missing, tuned_session

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
-from torch2ort.graph.nodes import bodies, values_read
+from torch2ort.graph.graph_traversal import bodies, values_read
 
 
 def free_early(graph: onnx.GraphProto) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import onnx
 
+from torch2ort.graph.graph_traversal import function_of
 from torch2ort.graph.node_provenance import Origin
-from torch2ort.graph.nodes import function_of
 from torch2ort.pythonop import Site
 
 _KERNEL = "_kernel_time"

@@ -17,10 +17,10 @@ from torch2ort.providers import name_of
 from torch2ort.pythonop import Site
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import stock
-from torch2ort.runtime.binding import Callee, OriginalFeeds
 from torch2ort.runtime.custom_op.in_place import follows_maps
 from torch2ort.runtime.custom_op.output_allocator import forget_output_sizes, lent_allocator
-from torch2ort.runtime.eager_draws import with_eager_draws
+from torch2ort.runtime.eager_random import with_eager_draws
+from torch2ort.runtime.native_sites import Callee, OriginalFeeds
 from torch2ort.runtime.profiling import profiled
 from torch2ort.runtime.workarounds import mended
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers
@@ -75,7 +75,7 @@ def tuned_session(
         sites: the site of each PythonOp node, by node name.
         settings: ``SessionOptions`` of nobody else's making.
         providers: as for ``InferenceSession``; the CPU by default.
-        originals: see :func:`torch2ort.runtime.binding.original_feeds`.
+        originals: see :func:`torch2ort.runtime.native_sites.original_feeds`.
 
     Raises:
         EngineError: onnxruntime refuses the model.

@@ -12,23 +12,23 @@ import torch
 
 from torch2ort.graph.debug_dumps import save_optimized, save_stage
 from torch2ort.graph.external_weights import loadable
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
 from torch2ort.providers import CPU, session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import drop_model_bytes, onnxruntime, stock
-from torch2ort.runtime.binding import Callee, OriginalFeeds, directly, native_site, runs_directly
-from torch2ort.runtime.chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, share_memory
 from torch2ort.runtime.custom_op.output_allocator import forget_output_sizes, lent_allocator
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.donation import donate_inputs
+from torch2ort.runtime.native_sites import Callee, OriginalFeeds, directly, native_site, runs_directly
 from torch2ort.runtime.node_order import free_early
-from torch2ort.runtime.optimized import optimize
+from torch2ort.runtime.optimized_model import optimize
 from torch2ort.runtime.ortvalues import bool_outputs, shares_memory
 from torch2ort.runtime.profiling import active_tracer, describe
+from torch2ort.runtime.python_op_chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.session import make_session
 from torch2ort.runtime.step_io import ByPython, Passing, native_half
 from torch2ort.runtime.workarounds import mended
@@ -56,7 +56,7 @@ class Bindings:
         self.names: dict[str, str] = {}
 
     def give(self, originals: OriginalFeeds) -> None:
-        """Have Functions get fed tensors themselves; see :func:`torch2ort.runtime.binding.original_feeds`."""
+        """Pass fed tensors themselves to Functions; see :mod:`torch2ort.runtime.native_sites`."""
         self._originals.update(originals)
 
     def of(self, site: Site) -> native.Site:

@@ -20,13 +20,13 @@ import torch
 from torch2ort._torch import storage as private
 from torch2ort.errors import EngineError
 from torch2ort.graph.function_classes import bind_classes
-from torch2ort.graph.nodes import python_op_nodes
+from torch2ort.graph.graph_traversal import python_op_nodes
 from torch2ort.pythonop import Site, load_site
 from torch2ort.pythonop.native import native, note_savings
-from torch2ort.runtime import binding
-from torch2ort.runtime.chains import join_python_ops
+from torch2ort.runtime import native_sites
 from torch2ort.runtime.custom_op.in_place import InplacePlan, plan_of, share_memory, views_only
 from torch2ort.runtime.custom_op.output_allocator import is_sole_holder
+from torch2ort.runtime.python_op_chains import join_python_ops
 
 KEY_ATTRIBUTE = "site_key"
 _READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks", "gradients", "handed_on"})
@@ -35,7 +35,7 @@ _KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
 # Whether somebody called try_cuda().
 _tried: list[bool] = []
 # Sites of this process's own sessions by a random key, which no file can know.
-_bound: weakref.WeakValueDictionary[str, binding.Callee] = weakref.WeakValueDictionary()
+_bound: weakref.WeakValueDictionary[str, native_sites.Callee] = weakref.WeakValueDictionary()
 
 
 def custom_ops_library_path() -> str:
@@ -53,7 +53,7 @@ def custom_ops_library_path() -> str:
     return native.__file__
 
 
-def resolve(func_name: str, key: str, text: str) -> binding.Callee:
+def resolve(func_name: str, key: str, text: str) -> native_sites.Callee:
     """What a node calls, when a session makes the node's kernel.
 
     Args:
@@ -81,26 +81,26 @@ def resolve(func_name: str, key: str, text: str) -> binding.Callee:
 
 
 def _native_site(
-    site: Site, plan: InplacePlan, key: str = "", originals: binding.OriginalFeeds | None = None
+    site: Site, plan: InplacePlan, key: str = "", originals: native_sites.OriginalFeeds | None = None
 ) -> native.Site:
     key = f"{site.key}/{key}"
     given = (originals or {}).get(site.key)
-    return binding.native_site(site, key, training=False, plan=plan, originals=given)
+    return native_sites.native_site(site, key, training=False, plan=plan, originals=given)
 
 
 def bind_nodes(
     graph: onnx.GraphProto,
     sites: Mapping[str, Site],
-    originals: binding.OriginalFeeds | None = None,
+    originals: native_sites.OriginalFeeds | None = None,
     *,
     in_place: bool,
-) -> list[binding.Callee]:
+) -> list[native_sites.Callee]:
     """Turn the graph's PythonOp nodes into what the custom operator takes, in place.
 
     Args:
         graph: a session's copy of an exported graph.
         sites: the site of each PythonOp node, by node name.
-        originals: see :func:`torch2ort.runtime.binding.original_feeds`.
+        originals: see :func:`torch2ort.runtime.native_sites.original_feeds`.
         in_place: whether in-place maps hold there; see
             :func:`torch2ort.runtime.custom_op.in_place.follows_maps`.
 
@@ -108,10 +108,10 @@ def bind_nodes(
         What the nodes call. They find it as long as this list lives.
     """
     saved = share_memory(graph, sites) if in_place else {}
-    joined = {name: site for name, site in sites.items() if not binding.runs_directly(site)}
+    joined = {name: site for name, site in sites.items() if not native_sites.runs_directly(site)}
     chains = {chain.name: chain for chain in join_python_ops(graph, joined)}
     names: dict[str, str] = {}
-    callees: dict[str, binding.Callee] = {}
+    callees: dict[str, native_sites.Callee] = {}
     for node in python_op_nodes(graph):
         key = secrets.token_hex(16)
         chain = chains.get(node.name)
@@ -124,14 +124,14 @@ def bind_nodes(
         if chain:
             callees[node.name] = native.Chain(key=key, sites=members, links=chain.links)
         else:
-            callees[node.name] = binding.directly(called[node.name], members[0])
+            callees[node.name] = native_sites.directly(called[node.name], members[0])
         names[node.name] = ", ".join(site.func_name for site in called.values())
     return bind_callees(graph, callees, names)
 
 
 def bind_callees(
-    graph: onnx.GraphProto, callees: Mapping[str, binding.Callee], names: Mapping[str, str]
-) -> list[binding.Callee]:
+    graph: onnx.GraphProto, callees: Mapping[str, native_sites.Callee], names: Mapping[str, str]
+) -> list[native_sites.Callee]:
     """Turn nodes into what the custom operators take, in place.
 
     Args:

@@ -18,7 +18,7 @@ from onnx_shape_inference import (
 )
 
 from torch2ort.errors import ExportError, Torch2OrtError
-from torch2ort.shape_infer.names import name_sizes
+from torch2ort.shape_infer.dim_names import name_sizes
 from torch2ort.shape_infer.python_op import infer_python_op
 from torch2ort.shape_infer.split import infer_split
 

@@ -19,7 +19,7 @@ from torch2ort.pythonop import (
     UnstoredObject,
     load_site,
 )
-from torch2ort.pythonop.abstract_run.inferer_results import Dim, InferredTensor, infer_outputs
+from torch2ort.pythonop.abstract_run.inferer_validation import Dim, InferredTensor, infer_outputs
 from torch2ort.pythonop.registry import inferer_of
 from torch2ort.sizes import expressions as sizes
 

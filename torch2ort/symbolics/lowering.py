@@ -13,9 +13,9 @@ from torch2ort import io_schema, shape_infer, symbolics
 from torch2ort.capture.trace import PREFIX, Trace
 from torch2ort.errors import ExportError
 from torch2ort.graph.accepted_sizes import Sizes
-from torch2ort.graph.drawn import leaves_more
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.mutation import Mutation
+from torch2ort.graph.random_nodes import leaves_more
 from torch2ort.program.effect_order import keep_order, run_unread
 from torch2ort.program.target import Target
 from torch2ort.program.unrepresentable_tensors import refuse_complex_weight

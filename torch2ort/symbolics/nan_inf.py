@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from torch2ort.symbolics.element_types import typed_nodes
-from torch2ort.symbolics.registered.calls import WRITTEN_BY_USERS
+from torch2ort.symbolics.registered.exporter_calls import WRITTEN_BY_USERS
 
 _GREATEST = {
     ir.DataType.FLOAT: float(np.finfo(np.float32).max),

@@ -25,13 +25,13 @@ from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.dtype_widening import fit_types
-from torch2ort.symbolics.empty_products import guard_products
+from torch2ort.symbolics.empty_matmul import guard_products
 from torch2ort.symbolics.matmul_forms import mend_products
 from torch2ort.symbolics.nan_inf import keep_nan
 from torch2ort.symbolics.preparation import Prepared, to_kernels
 from torch2ort.symbolics.reduction_axes import count_axes_from_the_front
 from torch2ort.symbolics.registered import user_operators
-from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
+from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.translations import translation_table
 
 # The opset of torch.onnx's translations and of our own.

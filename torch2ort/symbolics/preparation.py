@@ -14,23 +14,24 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
-from torch2ort.program import operators
-from torch2ort.program.dtype_refusals import refuse_mixed_dtypes
-from torch2ort.program.eager_formulas import eager_kernels
+from torch2ort.program import internal_ops
+from torch2ort.program.decomposition_overrides import eager_kernels
+from torch2ort.program.dtype_mismatch import refuse_mixed_dtypes
 from torch2ort.program.fft_precision import refuse_inexact_transforms
 from torch2ort.program.full_overwrites import keep_overwritten
 from torch2ort.program.fuse_gelu import fuse_gelu
 from torch2ort.program.half_precision import round_compared_numbers, rounds_in_half, whole_in_half
 from torch2ort.program.index_checks import check_indices
-from torch2ort.program.inline_calls import inline_calls
+from torch2ort.program.inline_autograd_functions import inline_calls
 from torch2ort.program.integer_clamp import settle_bounds
-from torch2ort.program.integer_scalars import settle_numbers
+from torch2ort.program.keep_raising_ops import keep_unread_checks
 from torch2ort.program.kernel_policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
 from torch2ort.program.kernel_sites import SiteMaker, is_operator
 from torch2ort.program.mutated_inputs import refuse_other_mutations
 from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.recurrent_layers import separate_layers
 from torch2ort.program.runtime_assertions import drop_conditions
+from torch2ort.program.scalar_overflow import settle_numbers
 from torch2ort.program.strides import (
     draw_in_order_of_memory,
     loosen_views,
@@ -44,14 +45,13 @@ from torch2ort.program.tensor_index_select import select_by_tensors
 from torch2ort.program.unrepresentable_tensors import refuse_unheld, refuse_unheld_weights
 from torch2ort.program.unsupported_custom_ops import refuse_unfit_operators
 from torch2ort.program.untracked_inplace import refuse_hidden_writes
-from torch2ort.program.unused_checks import keep_unread_checks
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.sizes.unbacked_sizes import expands_unknown, forget_new_sizes
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.decompositions import EVERY, EXPORTED
 from torch2ort.symbolics.registered import user_operators
-from torch2ort.symbolics.registered.own_gradients import MAPPED_CALL, MAPPED_CALL_GRAD
+from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.translations import translation_table
 
 aten = torch.ops.aten
@@ -218,13 +218,13 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
         return
     maker = SiteMaker(program.graph_module.graph, has_libraries=target.has_libraries)
     for node in list(program.graph_module.graph.nodes):
-        if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
+        if node.op == "call_function" and node.target is not internal_ops.checked_index and chosen(node):
             _drop_own_checks(node)
             maker.replace(node)
         else:
             maker.passes_by(node)
     for node in list(program.graph_module.graph.nodes) if target.is_half else ():
-        if node.target is operators.checked_index:
+        if node.target is internal_ops.checked_index:
             maker.replace(node)
     prepared.sites.extend(maker.sites)
     if maker.sites:
@@ -237,7 +237,7 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
 def _refuse_kernels(program: torch.export.ExportedProgram, chosen: Callable[[torch.fx.Node], bool]) -> None:
     """Refuse what belongs to PyTorch's kernels, in a graph that runs without them."""
     for node in program.graph_module.graph.nodes:
-        if node.op == "call_function" and node.target is not operators.checked_index and chosen(node):
+        if node.op == "call_function" and node.target is not internal_ops.checked_index and chosen(node):
             is_double = _is_double(node)
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} has no exact translation to ONNX's own operators"
@@ -256,7 +256,7 @@ def _is_double(node: torch.fx.Node) -> bool:
 def _drop_own_checks(node: torch.fx.Node) -> None:
     """Take away checks that PyTorch's kernel makes itself."""
     for index in list(node.all_input_nodes):
-        if index.target is not operators.checked_index:
+        if index.target is not internal_ops.checked_index:
             continue
         source, _, text = index.args
         if decode_call(decode_check(str(text)).call).operator is node.target:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import sympy
 
 from torch2ort.errors import ExportError
-from torch2ort.graph.drawn import DRAWN_META, described_draw
+from torch2ort.graph.random_nodes import DRAWN_META, described_draw
 from torch2ort.kernels.functions import Bernoulli, Dropout
 from torch2ort.program.target import Target
 from torch2ort.pythonop import (

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from torch2ort import TrainerError
-from torch2ort.trainer.state import COUNT, FULL, MODEL, OPTIMIZER, OPTIONS, PARTITION
+from torch2ort.trainer.state_layout import COUNT, FULL, MODEL, OPTIMIZER, OPTIONS, PARTITION
 
 _FORMAT, _VERSION = "torch2ort trainer", 1
 # How an array of NumPy is written, so that a file holds tensors and plain values alone.

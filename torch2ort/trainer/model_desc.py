@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort import OptionError, SchemaMismatchError
-from torch2ort.trainer.schema import OptionsValidator, faults
+from torch2ort.trainer.options_schema import OptionsValidator, faults
 
 
 class InputDescription(NamedTuple):

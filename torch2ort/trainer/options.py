@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch2ort import OptionError
-from torch2ort.trainer.schema import OPTIONS, OptionsValidator, faults
+from torch2ort.trainer.options_schema import OPTIONS, OptionsValidator, faults
 
 
 class OptionGroup:

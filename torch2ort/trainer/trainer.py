@@ -11,19 +11,19 @@ import onnx
 import torch
 
 from torch2ort import OptionError, ORTModule, SchemaMismatchError, TrainerError
-from torch2ort.trainer import checkpoint, state
+from torch2ort.trainer import checkpoint, state_layout
 from torch2ort.trainer.amp.loss_scaler import DynamicLossScaler, LossScaler
-from torch2ort.trainer.graphs import Graphs
+from torch2ort.trainer.data_parallel import Processes
+from torch2ort.trainer.debug_graphs import Graphs
 from torch2ort.trainer.model_desc import ModelDesc, ModelDescription
+from torch2ort.trainer.model_with_loss import WholeModel, whole_model
 from torch2ort.trainer.onnx_model.model import OnnxModel
 from torch2ort.trainer.optim.config import _OptimizerConfig
+from torch2ort.trainer.optimizer_step import Update, finite
 from torch2ort.trainer.options import OptionGroup, ORTTrainerOptions
 from torch2ort.trainer.outputs import StepOutputs, outputs_of
-from torch2ort.trainer.processes import Processes
-from torch2ort.trainer.settings import device_of, module_options, refuse_what_is_missing
+from torch2ort.trainer.resolve_options import device_of, module_options, refuse_what_is_missing
 from torch2ort.trainer.step_info import TrainStepInfo
-from torch2ort.trainer.update import Update, finite
-from torch2ort.trainer.whole_model import WholeModel, whole_model
 
 
 class ORTTrainer:
@@ -185,24 +185,28 @@ class ORTTrainer:
         if pytorch_format:
             return {name: value.detach().cpu().clone() for name, value in self._whole.tensors().items()}
         found: dict[str, Any] = {
-            state.MODEL: {state.FULL: {k: state.array(v) for k, v in self._whole.tensors().items()}},
-            state.OPTIMIZER: state.optimizer_state(
+            state_layout.MODEL: {
+                state_layout.FULL: {k: state_layout.array(v) for k, v in self._whole.tensors().items()}
+            },
+            state_layout.OPTIMIZER: state_layout.optimizer_state(
                 self._update.state, counts_by_weight=self.optim_config.name == "AdamOptimizer"
             ),
-            state.OPTIONS: self._state_of_options(),
-            state.INFO: {
+            state_layout.OPTIONS: self._state_of_options(),
+            state_layout.INFO: {
                 "optimization_step": self._train_step_info.optimization_step,
                 "step": self._train_step_info.step,
             },
         }
         if self._processes.partitions:
             mine = [name for name, owner in self._owners.items() if owner == self._processes.rank]
-            found[state.PARTITION] = {name: self._partition(name) for name in mine}
+            found[state_layout.PARTITION] = {name: self._partition(name) for name in mine}
         if self._scaler is not None:
-            found[state.SCALER] = self._scaler.state_dict()
-        accumulated = {n: state.array(p.grad) for n, p in self._parameters.items() if p.grad is not None}
+            found[state_layout.SCALER] = self._scaler.state_dict()
+        accumulated = {
+            n: state_layout.array(p.grad) for n, p in self._parameters.items() if p.grad is not None
+        }
         if accumulated:
-            found[state.ACCUMULATED] = accumulated
+            found[state_layout.ACCUMULATED] = accumulated
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -216,19 +220,23 @@ class ORTTrainer:
         Raises:
             TrainerError: it is no such state, or one of another model or optimizer.
         """
-        state.check_layout(state_dict)
-        if state.MODEL not in state_dict or state.FULL not in state_dict[state.MODEL]:
+        state_layout.check_layout(state_dict)
+        if state_layout.MODEL not in state_dict or state_layout.FULL not in state_dict[state_layout.MODEL]:
             raise TrainerError(
                 f"The state has {sorted(state_dict)}; expected what ORTTrainer.state_dict() returns, "
                 f"with 'model'."
             )
-        weights, present = state_dict[state.MODEL][state.FULL], self._whole.tensors()
-        state.check_keys("weights", weights, present, strict=strict)
-        new = {k: state.fitting(f"weight {k!r}", v, present[k]) for k, v in weights.items() if k in present}
+        weights, present = state_dict[state_layout.MODEL][state_layout.FULL], self._whole.tensors()
+        state_layout.check_keys("weights", weights, present, strict=strict)
+        new = {
+            k: state_layout.fitting(f"weight {k!r}", v, present[k])
+            for k, v in weights.items()
+            if k in present
+        }
         optimizer = self._loaded_optimizer(state_dict, strict=strict)
         gradients = {
-            name: state.fitting(f"gradient of {name!r}", value, self._parameters[name])
-            for name, value in state_dict.get(state.ACCUMULATED, {}).items()
+            name: state_layout.fitting(f"gradient of {name!r}", value, self._parameters[name])
+            for name, value in state_dict.get(state_layout.ACCUMULATED, {}).items()
             if name in self._parameters
         }
         with torch.no_grad():
@@ -237,11 +245,11 @@ class ORTTrainer:
         self._update.state = optimizer
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.get(name)
-        info = state_dict.get(state.INFO, {})
+        info = state_dict.get(state_layout.INFO, {})
         self._train_step_info.optimization_step = int(info.get("optimization_step", 0))
         self._train_step_info.step = int(info.get("step", 0))
         if self._scaler is not None:
-            self._scaler.load_state_dict(state_dict.get(state.SCALER, {}))
+            self._scaler.load_state_dict(state_dict.get(state_layout.SCALER, {}))
 
     def save_checkpoint(
         self, path: Any, user_dict: Mapping[str, Any] | None = None, include_optimizer_states: bool = True
@@ -260,7 +268,7 @@ class ORTTrainer:
         """
         found = self.state_dict()
         if not include_optimizer_states:
-            for key in (state.OPTIMIZER, state.PARTITION, state.ACCUMULATED):
+            for key in (state_layout.OPTIMIZER, state_layout.PARTITION, state_layout.ACCUMULATED):
                 found.pop(key, None)
         checkpoint.save(path, found, {} if user_dict is None else user_dict)
 
@@ -282,8 +290,8 @@ class ORTTrainer:
         if not paths:
             raise TrainerError("load_checkpoint was given no file; expected one or more paths.")
         loaded = [checkpoint.load(path) for path in paths]
-        first = min(range(len(loaded)), key=lambda i: loaded[i][0][state.OPTIONS]["world_rank"])
-        if len(loaded) == 1 and self._state_of_options() == loaded[0][0][state.OPTIONS]:
+        first = min(range(len(loaded)), key=lambda i: loaded[i][0][state_layout.OPTIONS]["world_rank"])
+        if len(loaded) == 1 and self._state_of_options() == loaded[0][0][state_layout.OPTIONS]:
             self.load_state_dict(loaded[0][0], strict=strict)
         else:
             names = [str(path) for path in paths]
@@ -409,16 +417,18 @@ class ORTTrainer:
 
     def _loaded_optimizer(self, given: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
         """The optimizer's state out of a trainer's."""
-        if state.OPTIMIZER not in given:
+        if state_layout.OPTIMIZER not in given:
             return self._update.state
-        name = given.get(state.OPTIONS, {}).get("optimizer_name", self.optim_config.name)
+        name = given.get(state_layout.OPTIONS, {}).get("optimizer_name", self.optim_config.name)
         if name != self.optim_config.name:
             raise TrainerError(f"The state is of {name}; this trainer has {self.optim_config.name}.")
-        optimizer = given[state.OPTIMIZER]
+        optimizer = given[state_layout.OPTIMIZER]
         if not self._processes.partitions:
             present = [] if name == "SGDOptimizer" else list(self._parameters)
-            state.check_keys("optimizer", optimizer.keys() - {state.SHARED}, present, strict=strict)
-        return state.into_optimizer_state(optimizer, self._update.state, strict=strict)
+            state_layout.check_keys(
+                "optimizer", optimizer.keys() - {state_layout.SHARED}, present, strict=strict
+            )
+        return state_layout.into_optimizer_state(optimizer, self._update.state, strict=strict)
 
     def _state_of_options(self) -> dict[str, Any]:
         distributed = self.options.distributed
@@ -434,7 +444,7 @@ class ORTTrainer:
 
     def _partition(self, name: str) -> dict[str, Any]:
         shape = torch.tensor(self._parameters[name].shape, dtype=torch.int64)
-        return {"original_dim": state.array(shape), "megatron_row_partition": -1}
+        return {"original_dim": state_layout.array(shape), "megatron_row_partition": -1}
 
 
 def _with_scaler(options: ORTTrainerOptions) -> ORTTrainerOptions:

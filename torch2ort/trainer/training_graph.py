@@ -10,9 +10,9 @@ import onnx
 import torch
 
 from torch2ort import export_training
+from torch2ort.trainer.model_with_loss import WholeModel
 from torch2ort.trainer.onnx_model.model import OnnxModel
-from torch2ort.trainer.update import Tensors, Update
-from torch2ort.trainer.whole_model import WholeModel
+from torch2ort.trainer.optimizer_step import Tensors, Update
 
 
 class _LossFirst(torch.nn.Module):

@@ -15,7 +15,7 @@ import onnx
 import torch
 
 from torch2ort.exports.export_result import Built
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.options import Options
 from torch2ort.program.target import Target
 from torch2ort.runtime.cuda import streams

@@ -16,7 +16,7 @@ from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.program.target import Target
 from torch2ort.pythonop.native import native
-from torch2ort.runtime.binding import OriginalFeeds, original_feeds
+from torch2ort.runtime.native_sites import OriginalFeeds, original_feeds
 from torch2ort.runtime.profiling import active_tracer
 from torch2ort.runtime.step_io import Passing
 from torch2ort.runtime.step_session import Bindings, HalfSession

@@ -19,7 +19,7 @@ from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTH
 from torch2ort.sizes import expressions
 from torch2ort.sizes.symbols import expression_of, size_hint
 from torch2ort.sizes.unbacked_sizes import forget_assumed
-from torch2ort.symbolics.registered.own_gradients import (
+from torch2ort.symbolics.registered.user_gradient_ops import (
     MAPPED_CALL,
     MAPPED_CALL_GRAD,
     MappedCall,

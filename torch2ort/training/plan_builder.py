@@ -11,22 +11,22 @@ from torch2ort.differentiate.aliasing import ReadMemory
 from torch2ort.differentiate.constant_folding import fold_constants
 from torch2ort.differentiate.fuse_regions import fuse
 from torch2ort.differentiate.grad_reachability import Reach
-from torch2ort.differentiate.half_target import half_of
 from torch2ort.differentiate.inline_functions import inline
 from torch2ort.differentiate.joint_trace import Joint, refuse_write, trace_joint
-from torch2ort.differentiate.lower_half import lower_half
+from torch2ort.differentiate.lower_step import lower_half
 from torch2ort.differentiate.recompute import is_large
 from torch2ort.differentiate.registered_gradients import map_calls
 from torch2ort.differentiate.split import Half, Split
+from torch2ort.differentiate.step_target import half_of
 from torch2ort.differentiate.symbolic_shapes import refuse_assumed_of_half
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import Constant, Source
 from torch2ort.pythonop import Site
 from torch2ort.sizes.unbacked_sizes import Conditions, conditions
-from torch2ort.symbolics.registered.own_gradients import MappedCall
+from torch2ort.symbolics.registered.user_gradient_ops import MappedCall
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan, arguments_of
 
 # In front of the name of a model's tensor that the graph is not fed with.

@@ -14,13 +14,13 @@ from torch2ort.cache.store.manifest import sha256
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
 from torch2ort.exports.export_result import Built
-from torch2ort.fusion.library import compiled
+from torch2ort.fusion.compiled_regions import compiled
 from torch2ort.fusion.region_function import FusedRegion
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.program.target import Target
-from torch2ort.runtime.optimized import identity
+from torch2ort.runtime.optimized_model import identity
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch2ort.cache.key.key import Key, Unkeyable
 from torch2ort.cache.store.graph_entries import Kept
 from torch2ort.differentiate.grad_reachability import Reach
 from torch2ort.exports.function_lookup import bind_places, places_of
-from torch2ort.graph.nodes import load_sites
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.graph.graph_traversal import load_sites
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.traced_program import Constant
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.attributes import dump_constant, load_constant

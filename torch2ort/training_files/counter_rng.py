@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.program import operators
+from torch2ort.program import internal_ops
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.kernel_sites import arguments_of, is_random
@@ -55,7 +55,7 @@ def draw_from_seed(graph: torch.fx.Graph, seed: torch.fx.Node) -> None:
 
 def _like(node: torch.fx.Node, arguments: dict[str, Any]) -> list[Any]:
     """The tensors that a random operator takes: the one that says the size first."""
-    if node.target is operators.dropout_noise:
+    if node.target is internal_ops.dropout_noise:
         return [arguments["like"]]
     first = arguments.get("self", arguments.get("input"))
     other = arguments.get("p")
@@ -74,7 +74,7 @@ def _results(
             return like.clone(), torch.ones_like(like, dtype=torch.bool)
         kept = _kept(like, seed, salt, arguments["p"])
         return like * kept.to(like.dtype) * _scale(arguments["p"]), kept
-    if target is operators.dropout_noise:
+    if target is internal_ops.dropout_noise:
         kept = _kept(like, seed, salt, arguments["p"])
         return (kept.to(like.dtype) * _scale(arguments["p"]),)
     dtype = node.meta["val"].dtype

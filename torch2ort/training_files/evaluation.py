@@ -14,7 +14,7 @@ from torch2ort.exports.build import build
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.training_files.lowered_step import named
-from torch2ort.training_files.target import plain_target
+from torch2ort.training_files.onnx_target import plain_target
 
 
 def without_gradients(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.program import operators
+from torch2ort.program import internal_ops
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.kernel_sites import arguments_of
 
@@ -44,7 +44,7 @@ def _one_hot(arguments: dict[str, Any]) -> _Parts:
 
 
 def _extreme(largest: bool) -> Callable[[dict[str, Any]], _Parts]:
-    return lambda arguments: lambda numbers: [operators.extreme(numbers, largest)]
+    return lambda arguments: lambda numbers: [internal_ops.extreme(numbers, largest)]
 
 
 _PARTS: dict[Any, Callable[[dict[str, Any]], _Parts]] = {

@@ -11,10 +11,10 @@ import onnx.inliner
 import onnx_ir as ir
 import torch
 
-from torch2ort.differentiate.lower_half import lower_half
+from torch2ort.differentiate.lower_step import lower_half
 from torch2ort.errors import ExportError
-from torch2ort.graph.nodes import FORWARD_ATTRIBUTE
-from torch2ort.graph.onnx_half import Lowered
+from torch2ort.graph.graph_traversal import FORWARD_ATTRIBUTE
+from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.effect_order import keep_behind
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site

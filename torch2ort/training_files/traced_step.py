@@ -23,11 +23,11 @@ from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.target import GradientRules, GradientSource
 from torch2ort.program.traced_program import Constant, Source
 from torch2ort.sizes.unbacked_sizes import Conditions, conditions
-from torch2ort.training.engine_choice import target_of
-from torch2ort.training_files.attention import write_out
+from torch2ort.training.ort_targets import target_of
 from torch2ort.training_files.kernel_op_decompositions import take_apart
 from torch2ort.training_files.module_with_loss import WithLoss
 from torch2ort.training_files.recurrent import unroll
+from torch2ort.training_files.sdpa_decomposition import write_out
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._native import Switches
-from torch2ort._torch import surroundings as private
+from torch2ort._torch import call_context as private
 from torch2ort.capture.aliased_outputs import put_back
 from torch2ort.capture.orphan_grad_outputs import put_dead_ends
 from torch2ort.capture.plain_tensors import are_plain, refuse_tensors

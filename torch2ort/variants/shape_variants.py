@@ -16,10 +16,10 @@ from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
-from torch2ort.runtime.overlaps import WrittenMemory
+from torch2ort.runtime.memory_overlap import WrittenMemory
 from torch2ort.support.startup_timing import DIFFERENTIATE, phase
 from torch2ort.training.engine import Engine
-from torch2ort.training.engine_choice import engine_of, inference_engine_of
+from torch2ort.training.ort_targets import engine_of, inference_engine_of
 
 Shapes = tuple[torch.Size, ...]
 DimSpecs = tuple[DimSpec, ...]

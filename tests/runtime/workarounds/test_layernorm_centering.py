@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import torch2ort
 from tests.support.comparison import assert_same
 from tests.support.sweeps import thinned
-from torch2ort.runtime.optimized import run_as_it_is
+from torch2ort.runtime.optimized_model import run_as_it_is
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers, subtracts_mean
 
 

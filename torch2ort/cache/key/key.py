@@ -26,8 +26,8 @@ from torch2ort.cache.key.key_builder import Unkeyable, Walk
 from torch2ort.cache.key.module_encoder import module
 from torch2ort.cache.key.object_encoder import ObjectEncoder
 from torch2ort.cache.key.packages import own_digest, version
-from torch2ort.cache.key.registered import walk_registrations
 from torch2ort.cache.key.tensor_encoders import describe
+from torch2ort.cache.key.user_registrations import walk_registrations
 from torch2ort.cache.key.write_only_state import NOTHING, Unread
 from torch2ort.log import logger
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import filelock
 
-from torch2ort.cache.store import files as files
 from torch2ort.cache.store import manifest as _manifest
+from torch2ort.cache.store import private_files as files
 from torch2ort.cache.store.manifest import DamagedError, Manifest, sha256
 from torch2ort.log import logger
 from torch2ort.support.user_warnings import warn

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
 from torch2ort.pythonop.abstract_run.forward_probe import (

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import Torch2OrtError
 from torch2ort.log import logger
 from torch2ort.pythonop.abstract_run.backward_probe import gradients_of, refuse_gradient_layout

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.abstract_run.layout_queries import Questions
 from torch2ort.pythonop.abstract_run.object_snapshot import built_in

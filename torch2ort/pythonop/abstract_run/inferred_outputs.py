@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ShapeInferenceError, Torch2OrtError
 from torch2ort.log import logger
 from torch2ort.pythonop.abstract_run.forward_probe import Observation, UserError, real_like
-from torch2ort.pythonop.abstract_run.inferer_results import Dim, InferredTensor, infer_outputs
+from torch2ort.pythonop.abstract_run.inferer_validation import Dim, InferredTensor, infer_outputs
 from torch2ort.pythonop.abstract_run.object_rollback import observed
 from torch2ort.pythonop.abstract_run.sample_tensors import sample_of
 from torch2ort.pythonop.inplace_validation import with_inplace_map

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.site import Site
 

@@ -9,7 +9,7 @@ import functools
 import types
 from typing import Any
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 
 
 def without_proxies(value: Any) -> Any:

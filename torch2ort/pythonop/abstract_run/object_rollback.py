@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.abstract_run.backward_probe import like_gradient, refuse_backward
 from torch2ort.pythonop.abstract_run.forward_probe import Observation, observe, results_of

@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from torch2ort._torch import functions as private
+from torch2ort._torch import autograd_functions as private
 
 # Who gets a tensor's memory by these may write to it unseen.
 _HAND_OUT: frozenset[Any] = frozenset(

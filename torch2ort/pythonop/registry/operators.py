@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 import onnx
 import torch
 
-from torch2ort._torch.functions import OpOverload
+from torch2ort._torch.autograd_functions import OpOverload
 from torch2ort.errors import RegistryError
 from torch2ort.pythonop.registry._table import Table, check_callable, did_you_mean, nearest
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from torch2ort.graph.nodes import graphs_in, values_read
+from torch2ort.graph.graph_traversal import graphs_in, values_read
 from torch2ort.providers import CPU, name_of
 from torch2ort.pythonop import ONNX_TYPES, TENSOR, Site
 from torch2ort.pythonop.python_op_autograd import needed_inputs

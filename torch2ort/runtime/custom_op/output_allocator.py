@@ -18,7 +18,7 @@ import onnx
 import torch
 
 from torch2ort._torch import storage as private
-from torch2ort.graph.nodes import python_op_nodes
+from torch2ort.graph.graph_traversal import python_op_nodes
 from torch2ort.pythonop.native import native
 
 _lending = threading.Lock()

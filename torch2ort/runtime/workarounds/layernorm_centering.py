@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.kernel_support import probe_session
-from torch2ort.runtime.onnx_if import constant, replace_nodes
+from torch2ort.runtime.replace_nodes import constant, replace_nodes
 
 # They make such normalizations out of operators that subtract the mean, and of this module's.
 _FUSIONS = ("LayerNormFusion", "SkipLayerNormFusion")

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from torch2ort.runtime.onnx_if import branch, constant, replace_nodes, unless
+from torch2ort.runtime.replace_nodes import branch, constant, replace_nodes, unless
 
 _RECURRENT = ("LSTM", "GRU")
 # Of the input: steps, batch, features.

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from torch2ort.runtime.onnx_if import replace_nodes
+from torch2ort.runtime.replace_nodes import replace_nodes
 
 
 def divide_sigmoids(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from torch2ort.graph.nodes import graphs_in
+from torch2ort.graph.graph_traversal import graphs_in
 from torch2ort.runtime.kernel_support import probe_session
 
 _ROOTS_OF = frozenset({0.5, -0.5})

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from torch2ort.runtime import _ort_private as private
-from torch2ort.runtime.onnx_if import branch, constant, replace_nodes, unless
+from torch2ort.runtime.replace_nodes import branch, constant, replace_nodes, unless
 
 # The first that was seen to do it right.
 _RIGHT_SINCE = (1, 31)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort.program import operators
+from torch2ort.program import internal_ops
 from torch2ort.program.decomposition_table import EXPORTED, decomposes
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return input.clone()
     if p == 1:
         return input * torch.zeros_like(input)
-    noise: torch.Tensor = operators.dropout_noise(input, p)
+    noise: torch.Tensor = internal_ops.dropout_noise(input, p)
     return input * noise
 
 
@@ -32,7 +32,7 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     if p == 1:
         return input * torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
-    noise = operators.dropout_noise(input, p)
+    noise = internal_ops.dropout_noise(input, p)
     return input * noise, noise != 0
 
 
@@ -49,7 +49,7 @@ def whole_native_dropout(
     """One operator, in single precision where the input is in half."""
     if train is False or p in (0, 1):
         return native_dropout(input, p, train)
-    dropped, mask = operators.dropout(_single(input), p, input.dtype)
+    dropped, mask = internal_ops.dropout(_single(input), p, input.dtype)
     return dropped.to(input.dtype), mask
 
 
@@ -58,7 +58,7 @@ def bernoulli(self: torch.Tensor, p: float) -> torch.Tensor:
     """In single precision where the result is in half: the numbers are the same."""
     if not self.dtype.is_floating_point:
         return NotImplemented  # type: ignore[no-any-return]
-    drawn: torch.Tensor = operators.bernoulli(_single(self), p)
+    drawn: torch.Tensor = internal_ops.bernoulli(_single(self), p)
     return drawn.to(self.dtype)
 
 

@@ -18,7 +18,7 @@ from torch2ort.program.target import Target
 from torch2ort.pythonop import ONNX_TYPES
 from torch2ort.pythonop.registry import overloads, symbolics
 from torch2ort.symbolics.registered.builder import GraphBuilder
-from torch2ort.symbolics.registered.calls import commit, returned_values, run_user
+from torch2ort.symbolics.registered.exporter_calls import commit, returned_values, run_user
 
 _DTYPES = {ir.DataType(number): dtype for dtype, number in ONNX_TYPES.items()}
 

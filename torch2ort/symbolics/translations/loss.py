@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from torch2ort.program import operators
+from torch2ort.program import internal_ops
 from torch2ort.symbolics.graph_builder import ops
 from torch2ort.symbolics.translations.registry import translates
 
 _REDUCTIONS = ("none", "mean", "sum")
 
 
-@translates(operators.cross_entropy)
+@translates(internal_ops.cross_entropy)
 def cross_entropy(
     input: ir.Value, target: ir.Value, weight: ir.Value | None, reduction: int, ignore_index: int
 ) -> ir.Value:

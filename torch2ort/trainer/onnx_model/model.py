@@ -10,7 +10,7 @@ import torch
 
 from torch2ort import ExportError, OptionError
 from torch2ort.trainer.model_desc import ModelDesc
-from torch2ort.trainer.onnx_model.build import build, current
+from torch2ort.trainer.onnx_model.onnx_to_torch import build, current
 from torch2ort.trainer.onnx_model.weights import Weights
 
 # What the same model may differ by in two libraries' float32.

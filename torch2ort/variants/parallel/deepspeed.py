@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import surroundings as private
+from torch2ort._torch import call_context as private
 from torch2ort.errors import ExportError
 
 _HOOKS = "deepspeed.runtime.zero.parameter_offload"

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch2ort.trainer.onnx_model.operators.elementwise import ELEMENTWISE
 from torch2ort.trainer.onnx_model.operators.layers import LAYERS
-from torch2ort.trainer.onnx_model.operators.reductions import REDUCTIONS
+from torch2ort.trainer.onnx_model.operators.reductions_and_matmul import REDUCTIONS
 from torch2ort.trainer.onnx_model.operators.shapes import SHAPES
 
 # By the operator's name; one that is not of ONNX's own domain with that in front.

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from torch2ort.trainer.onnx_model.operators.types import DTYPES
-from torch2ort.trainer.onnx_model.operators.values import (
+from torch2ort.trainer.onnx_model.operators.dtypes import DTYPES
+from torch2ort.trainer.onnx_model.operators.host_scalars import (
     Value,
     by_number,
     is_host,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from torch2ort.trainer.onnx_model.operators.values import Value, refuse_unless, tensor
+from torch2ort.trainer.onnx_model.operators.host_scalars import Value, refuse_unless, tensor
 
 
 def softmax(x: Value, *, axis: int = -1) -> Value:

@@ -9,8 +9,8 @@ import onnx
 import torch
 import torch.nn.functional as F
 
-from torch2ort.trainer.onnx_model.operators.types import DTYPES
-from torch2ort.trainer.onnx_model.operators.values import (
+from torch2ort.trainer.onnx_model.operators.dtypes import DTYPES
+from torch2ort.trainer.onnx_model.operators.host_scalars import (
     Value,
     axes_of,
     is_host,

@@ -1,0 +1,140 @@
+"""Operators of torch2ort's own that stand in a program between decomposition and translation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch2ort._torch.decompositions import OpOverload
+from torch2ort.kernels.index_check import refuse_index
+from torch2ort.kernels.scalar_expressions import computed_number
+
+_library = torch.library.Library("torch2ort", "FRAGMENT")
+_library.define("dropout_noise(Tensor like, float p) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+_library.define(
+    "dropout(Tensor self, float p, ScalarType dtype) -> (Tensor, Tensor)",
+    tags=[torch.Tag.nondeterministic_seeded],
+)
+_library.define("bernoulli(Tensor like, float p) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+_library.define(
+    "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) -> Tensor"
+)
+_library.define("checked_index(Tensor index, Tensor[] tensors, str check) -> Tensor")
+_library.define("must_compute(Tensor value) -> Tensor")
+_library.define("extreme(Tensor self, bool largest) -> Tensor")
+_library.define("of_sizes(Tensor self, SymInt[] sizes) -> Tensor")
+_library.define("number_as_sizes(Tensor number, int? low, int? high) -> Tensor")
+_library.define("python_number(Tensor[] numbers, ScalarType dtype, str formula) -> Tensor")
+
+# Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
+dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
+# Dropout as one operator and the mask of what it kept, drawn as eager does in a type that may be narrower.
+dropout: OpOverload = torch.ops.torch2ort.dropout.default
+# Ones with a probability, else zeros, as a contiguous tensor.
+bernoulli: OpOverload = torch.ops.torch2ort.bernoulli.default
+# Cross entropy of class indices without label smoothing: what ONNX's SoftmaxCrossEntropyLoss can do.
+cross_entropy: OpOverload = torch.ops.torch2ort.cross_entropy.default
+# The same indices, which eager's operator would take; see torch2ort.program.index_checks.
+checked_index: OpOverload = torch.ops.torch2ort.checked_index.default
+# Behind a value that is computed though nobody reads it; see torch2ort.program.keep_raising_ops.
+must_compute: OpOverload = torch.ops.torch2ort.must_compute.default
+torch.fx.node.has_side_effect(must_compute)
+# The largest or the smallest of all numbers, whose derivative a trace has as eager PyTorch has it.
+extreme: OpOverload = torch.ops.torch2ort.extreme.default
+# The same tensor, of which a trace knows its sizes by other names.
+of_sizes: OpOverload = torch.ops.torch2ort.of_sizes.default
+# An integer between two bounds as a tensor without elements, of the sizes (number, 0), or, if it may be
+# negative, (number, 0, 0) or (0, -number, 0): a number that is read again is another one to a trace.
+number_as_sizes: OpOverload = torch.ops.torch2ort.number_as_sizes.default
+# A number that Python computes from those of tensors, with its errors; see kernels/scalar_expressions.py.
+python_number: OpOverload = torch.ops.torch2ort.python_number.default
+
+
+@torch.library.register_fake("torch2ort::dropout_noise", lib=_library)
+def _fake_dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(like)
+
+
+@torch.library.register_fake("torch2ort::dropout", lib=_library)
+def _fake_dropout(self: torch.Tensor, p: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+
+
+@torch.library.register_fake("torch2ort::bernoulli", lib=_library)
+def _fake_bernoulli(like: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("torch2ort::cross_entropy", lib=_library)
+def _fake_cross_entropy(
+    input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> torch.Tensor:
+    return input.new_empty(target.shape if reduction == 0 else ())
+
+
+@torch.library.register_fake("torch2ort::checked_index", lib=_library)
+def _fake_checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check: str) -> torch.Tensor:
+    return torch.empty_like(index, memory_format=torch.contiguous_format)
+
+
+@torch.library.impl("torch2ort::checked_index", "CompositeExplicitAutograd", lib=_library)
+def _checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check: str) -> torch.Tensor:
+    """Of constants, which a trace computes with."""
+    refuse_index(check, tensors)
+    return index.clone(memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("torch2ort::must_compute", lib=_library)
+def _fake_must_compute(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty((), dtype=torch.int64, device=value.device)
+
+
+@torch.library.impl("torch2ort::must_compute", "CompositeExplicitAutograd", lib=_library)
+def _must_compute(value: torch.Tensor) -> torch.Tensor:
+    """Of a constant."""
+    return torch.zeros((), dtype=torch.int64, device=value.device)
+
+
+@torch.library.register_fake("torch2ort::extreme", lib=_library)
+def _fake_extreme(self: torch.Tensor, largest: bool) -> torch.Tensor:
+    return self.new_empty(())
+
+
+@torch.library.register_fake("torch2ort::of_sizes", lib=_library)
+def _fake_of_sizes(self: torch.Tensor, sizes: list[Any]) -> torch.Tensor:
+    return self.new_empty(sizes)
+
+
+@torch.library.register_fake("torch2ort::number_as_sizes", lib=_library)
+def _fake_number_as_sizes(number: torch.Tensor, low: int | None, high: int | None) -> torch.Tensor:
+    new_size = torch.library.get_ctx().new_dynamic_size
+    if low is not None and low >= 0:
+        return number.new_empty((new_size(min=low, max=high), 0))
+    return number.new_empty((new_size(), new_size(), 0))
+
+
+@torch.library.register_fake("torch2ort::python_number", lib=_library)
+def _fake_python_number(numbers: list[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
+    return numbers[0].new_empty((), dtype=dtype)
+
+
+@torch.library.impl("torch2ort::python_number", "CompositeExplicitAutograd", lib=_library)
+def _python_number(numbers: list[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
+    return computed_number(numbers, dtype, formula)
+
+
+def _keep_extreme(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _extreme_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """In equal shares to all that are as large; nothing to the others, whatever the gradient is."""
+    numbers, found = ctx.saved_tensors
+    mask = torch.where(torch.isnan(found), torch.isnan(numbers), numbers == found)
+    return torch.where(mask, grad / mask.sum(), 0).to(grad.dtype), None
+
+
+torch.library.register_autograd(
+    "torch2ort::extreme", _extreme_backward, setup_context=_keep_extreme, lib=_library
+)

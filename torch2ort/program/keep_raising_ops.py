@@ -1,0 +1,93 @@
+"""Operators that raise an error for some values, whose results nobody reads.
+
+Eager PyTorch raises all the same, and a graph drops what nobody reads. So the results of such operators are
+marked as read, and where an operator refuses indices alone, their check is.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from torch2ort._torch.decompositions import OpOverload
+from torch2ort.program import internal_ops
+from torch2ort.program.alias_analysis import writes_outside
+from torch2ort.program.index_checks import add_check, unproven_indices
+from torch2ort.program.kernel_policy import may_raise
+from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.runtime_assertions import keep_value_checks
+from torch2ort.support.provenance import origin_of
+
+aten = torch.ops.aten
+_PYTHON_OP = torch.ops.torch2ort.python_op.default
+
+
+def keep_unread_checks(graph: torch.fx.Graph, program: torch.export.ExportedProgram | None = None) -> None:
+    """Have every operator and every condition that may raise an error do so, whoever reads its result.
+
+    Args:
+        graph: a program's nodes, not yet functional, with regions without gradient inlined; changed in place.
+        program: the program, by which some indices are known to lie inside.
+    """
+    read = _read(graph)
+    for node in list(graph.nodes):
+        if node in read or node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        if may_raise(node):
+            with graph.inserting_before(node.next):
+                have_computed(graph, node)
+            continue
+        for found in unproven_indices(node, program):
+            with graph.inserting_before(node):
+                have_computed(graph, add_check(graph, node, found))
+    keep_value_checks(graph)
+
+
+def _read(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes whose numbers are surely read: by what is returned, written outside or run in any case."""
+    found: set[torch.fx.Node] = set()
+    stack = [node for node in graph.nodes if _runs(node)]
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if not _reads_shape_alone(node):
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _runs(node: torch.fx.Node) -> bool:
+    if node.op == "output" or node.target is _PYTHON_OP or is_random(node):
+        return True
+    return writes_outside(node)
+
+
+def _reads_shape_alone(node: torch.fx.Node) -> bool:
+    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    return name.startswith("aten::new_") or (name.endswith("_like") and not is_random(node))
+
+
+def have_computed(graph: torch.fx.Graph, value: torch.fx.Node) -> None:
+    """Have ``value`` computed, by a node at the place where ``graph`` inserts.
+
+    Args:
+        graph: of ``value``; changed in place.
+        value: a node that gives a tensor, or several.
+    """
+    tensor = value.meta["val"]
+    origin = origin_of(value)
+
+    def add(target: Any, arguments: tuple[Any, ...], result: torch.Tensor) -> torch.fx.Node:
+        made = graph.call_function(target, arguments)
+        made.meta = {**origin, "val": result}
+        return made
+
+    if isinstance(tensor, (list, tuple)):
+        tensor = tensor[0]
+        value = add(operator.getitem, (value, 0), tensor)
+    if tensor.is_floating_point() or tensor.is_complex():
+        value = add(aten.detach.default, (value,), tensor)
+    add(internal_ops.must_compute, (value,), tensor.new_empty((), dtype=torch.int64))

@@ -1,0 +1,25 @@
+"""Indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from torch2ort.kernels.index_check import CHECKED_INDEX
+from torch2ort.program import internal_ops
+from torch2ort.program.effect_order import MUST_COMPUTE
+from torch2ort.symbolics.graph_builder import op
+from torch2ort.symbolics.translations.registry import translates
+
+
+@translates(internal_ops.checked_index)
+def checked_index(index: ir.Value, tensors: Sequence[ir.Value], check: str) -> ir.Value:
+    """A call of a function that the graph defines."""
+    return op(CHECKED_INDEX, index, *tensors, check=check)
+
+
+@translates(internal_ops.must_compute)
+def must_compute(value: ir.Value) -> ir.Value:
+    """A node that holds its place until calls nobody reads are tied to an output."""
+    return op(MUST_COMPUTE, value, dtype=ir.DataType.INT64)

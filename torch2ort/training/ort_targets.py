@@ -1,0 +1,132 @@
+"""Targets of translation on the installed onnxruntime, and the engines that run what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch2ort.differentiate.step_target import is_left_to_pytorch
+from torch2ort.errors import OptionError, RuntimeNotFoundError
+from torch2ort.exports.export_result import Built
+from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.program.target import GradientRules, GradientSource, Target
+from torch2ort.providers import CPU, name_of
+from torch2ort.runtime import InferenceEngine, onnxruntime, version
+from torch2ort.runtime.cuda.gpu_inference import DeviceInference
+from torch2ort.runtime.cuda.sessions import device_of
+from torch2ort.runtime.kernel_support import can_run
+from torch2ort.training.cuda_engine import DeviceEngine
+from torch2ort.training.engine import Engine
+
+# The first onnxruntime that was tried: onnxruntime-training 1.19.2. Of the others 1.20 was.
+_FIRST = (1, 19)
+# Those whose values are in the CPU's memory, where PyTorch's are: Azure's has operators of its own alone.
+PROVIDERS = (CPU, "AzureExecutionProvider")
+
+
+def _refuse_untrainable(options: Options) -> None:
+    """Refuse options that do not go together, and an onnxruntime that nobody tried to train with.
+
+    Raises:
+        OptionError: measured operators are to be the same in every process, and there is no cache.
+        RuntimeNotFoundError: no onnxruntime is installed, or an older one.
+    """
+    if options.autotune and options.deterministic and options.cache_dir is None:
+        raise OptionError(
+            "Options 'autotune' and 'deterministic' are True and 'cache_dir' is None; what one process "
+            "measures, another may decide otherwise. Set cache_dir, where decisions are kept, or leave one "
+            "of the two out."
+        )
+    if version() < _FIRST:
+        raise RuntimeNotFoundError(
+            f"training needs onnxruntime 1.20 or later, or onnxruntime-training 1.19.2, and this is "
+            f"{onnxruntime().__version__}; install one (pip install 'torch2ort[cpu]', in an environment "
+            f"without another onnxruntime)"
+        )
+
+
+def refuse_providers(options: Options, *besides: str) -> None:
+    """Refuse providers that an engine cannot train on.
+
+    Args:
+        options: with the providers.
+        besides: others that the caller can.
+
+    Raises:
+        OptionError: names the first.
+    """
+    for name in map(name_of, options.providers or ()):
+        if name not in PROVIDERS and name not in besides:
+            raise OptionError(
+                f"Option 'providers' names {name!r}; ORTModule and torch.compile run on "
+                f"{' and '.join(PROVIDERS)} alone so far, as the values that go from forward to backward, "
+                f"and to Functions, are in the CPU's memory. What torch2ort.export gives runs on any provider"
+            )
+
+
+def target_of(options: Options) -> Target:
+    """What a graph must be to run on the installed onnxruntime.
+
+    Args:
+        options: the opset.
+    """
+    return Target(
+        opset=options.opset or DEFAULT_OPSET,
+        can_run=can_run,
+        inlines_functions=options.inline_functions,
+    )
+
+
+def live_target(options: Options) -> Target:
+    """The same for a graph that stays with the process, and with what libraries registered in it."""
+    return replace(target_of(options), has_libraries=True)
+
+
+def inference_target(options: Options) -> Target:
+    """What a graph must be that an ORTModule runs without gradients: it rounds where eager rounds."""
+    target = replace(live_target(options), rounds_as_eager=True)
+    if device_of(options.providers).type == "cpu":
+        return target
+    # As in training: CUDA's kernels of onnxruntime need not look at indices, as the CPU's do.
+    return replace(target, gradients=GradientRules(needs_kernel=is_left_to_pytorch))
+
+
+def training_target(options: Options) -> Target:
+    """What a graph must be whose gradients an ORTModule wants.
+
+    Raises:
+        OptionError: options do not go together.
+        RuntimeNotFoundError: no onnxruntime is installed, or an older one.
+    """
+    _refuse_untrainable(options)
+    return replace(live_target(options), gradients=GradientRules(source=GradientSource.PROGRAM))
+
+
+def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> Engine:
+    """The engine that trains a graph.
+
+    Args:
+        built: the graph.
+        requires_grad: the graph inputs (model inputs and weights) that require gradients.
+        options: threads, providers and debugging.
+
+    Raises:
+        UnsupportedOperatorError: the engine cannot train an operator.
+    """
+    target = replace(live_target(options), training=built.training)
+    engine = Engine if device_of(options.providers).type == "cpu" else DeviceEngine
+    return engine(built, requires_grad, options, target)
+
+
+def inference_engine_of(built: Built, options: Options) -> InferenceEngine:
+    """The engine that runs a graph of an ORTModule forward only.
+
+    Args:
+        built: the graph.
+        options: threads and providers.
+
+    Raises:
+        EngineError: onnxruntime refuses it.
+    """
+    if device_of(options.providers).type == "cpu":
+        return InferenceEngine(built.graph, options, built.shelf)
+    return DeviceInference(built.graph, options)

@@ -1,0 +1,158 @@
+"""Exports a call of an ORTModule: for varying sizes if some vary, else for the sizes of the call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from torch2ort.cache.key.key import named_tensors, tensor_of
+from torch2ort.capture.plain_tensors import ordinary
+from torch2ort.capture.sample_call import Call, DimSpec
+from torch2ort.errors import ExportError
+from torch2ort.exported_model import ExportedModel
+from torch2ort.exports.build import build
+from torch2ort.exports.export_result import Built
+from torch2ort.graph.graph import with_outputs
+from torch2ort.log import logger
+from torch2ort.options import Options, with_arguments
+from torch2ort.training.device_providers import on_their_device
+from torch2ort.training.ort_targets import inference_target, training_target
+from torch2ort.variants.live_weights import PresentWeights
+from torch2ort.variants.module_call import Given
+from torch2ort.variants.shape_variants import Family, Shapes, Variant
+
+
+def export_variant(
+    model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes
+) -> Variant:
+    """Export a graph that takes a call, and add it to the graphs of its state.
+
+    Args:
+        model: the model.
+        options: the module's settings.
+        family: the graphs of its state.
+        given: the call.
+        shapes: of the call's tensors.
+
+    Raises:
+        ExportError: the call cannot be a graph; says why.
+        UnsupportedOperatorError: nor can one of its operators.
+        OptionError: the options do not fit the device of the tensors.
+        RuntimeNotFoundError: nor does the installed onnxruntime.
+    """
+    tensors = (*given.tensors, *named_tensors(model).values())
+    options = on_their_device(options, tensors, type(model).__name__)
+    variant = _for_varying_sizes(model, options, family, given, shapes)
+    if variant is None:
+        variant = _for_these_sizes(model, options, given)
+    variant.built.effects.take()
+    family.variants.append(variant)
+    family.by_shapes[shapes] = variant
+    return variant
+
+
+def _for_varying_sizes(
+    model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes
+) -> Variant | None:
+    """A variant for sizes that vary; ``None`` if none do, or there is none."""
+    varying = family.varying(shapes)
+    family.seen.append(shapes)
+    if not any(varying) or varying in family.refused:
+        return None
+    try:
+        variant = _variant(model, options, given, varying)
+        if variant.built.interface.sizes.mismatch(shapes) is not None:
+            return None
+        _try_engine(variant)
+    except Exception as error:
+        # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
+        logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
+        family.refused.append(varying)
+        return None
+    return variant
+
+
+def _for_these_sizes(model: torch.nn.Module, options: Options, given: Given) -> Variant:
+    """A variant for the call's sizes, whatever others it takes."""
+    fixed = [None] * len(given.tensors)
+    variant = _variant(model, options, given, fixed)
+    try:
+        _try_engine(variant)
+    except Exception as error:
+        logger.info("the graph for varying sizes in the cache cannot be trained (%s)", error)
+        variant = _variant(model, options, given, fixed, any_sizes=False)
+    return variant
+
+
+def _try_engine(variant: Variant) -> None:
+    """Build the engine of a graph whose sizes vary, where that tells whether it can be trained with them."""
+    varies = any(isinstance(size, str) for dims in variant.built.interface.sizes.dims for size in dims)
+    if varies and variant.requires_grad and variant.built.program is not None:
+        variant.training_engine()
+
+
+def _variant(
+    model: torch.nn.Module,
+    options: Options,
+    given: Given,
+    dim_specs: Sequence[DimSpec],
+    *,
+    any_sizes: bool = True,
+) -> Variant:
+    tensors, modes = given.tensors, given.modes
+    built = _built(model, options, given, dim_specs, any_sizes=any_sizes)
+    # A view of what requires a gradient requires one whether they are switched on or not.
+    viewed = {end.output for end in built.dead_ends if end.leaf}
+    if not modes.gradients and any(
+        tracked and origin is None and view is None and i not in viewed
+        for i, (tracked, origin, view) in enumerate(
+            zip(built.tracked, built.origins, built.views, strict=True)
+        )
+    ):
+        raise ExportError(
+            f"{type(model).__name__}: forward was called with gradients switched off, switches them "
+            f"on itself and returns a tensor that requires one, which a graph cannot do. Call the model "
+            f"with gradients switched on, or return the detach() of what needs none"
+        )
+    requires_grad = {n for n, t in zip(built.graph.inputs, tensors, strict=True) if t.requires_grad}
+    requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}
+    # The module's tensors are looked up in each call: other ones may stand in their place by then.
+    constants = {n: t for n, t in built.weights.items() if tensor_of(model, built.graph.weights[n]) is None}
+    weights = PresentWeights(model, built.graph.weights, constants)
+    built = replace(built, weights=constants)
+    options = with_arguments(options, deterministic=True if modes.deterministic else None)
+    returned = len(built.interface.outputs.leaves)
+    exported = ExportedModel(
+        with_outputs(built.graph, returned),
+        weights,
+        built.interface,
+        training=built.training,
+        options=options,
+        cache=built.report,
+    )
+    wanted = frozenset(requires_grad) if modes.gradients else frozenset()
+    return Variant(built, weights, exported, wanted, options)
+
+
+def _built(
+    model: torch.nn.Module, options: Options, given: Given, dim_specs: Sequence[DimSpec], *, any_sizes: bool
+) -> Built:
+    # Of its own for each attempt: torch.export leaves marks on them when it fails.
+    samples = [ordinary(t) for t in given.tensors]
+    call = Call(given.signature, samples, given.schema, dim_specs, given.numbers, given.same)
+    # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
+    trained = given.modes.gradients and any(
+        t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
+    )
+    target = training_target(options) if trained else inference_target(options)
+    return build(
+        model,
+        call,
+        training=None,
+        target=target,
+        options=options,
+        with_hooks=False,
+        any_sizes=any_sizes,
+    )
