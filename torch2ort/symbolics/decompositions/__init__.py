@@ -18,10 +18,10 @@ for _name in (
     "dropout",
     "norms",
     "random",
-    "scalar_tensors",
+    "scalar_precision",
     "scatter",
     "shape",
-    "weighted_products",
+    "addmm",
     "zero_dim",
 ):
     importlib.import_module(f"{__name__}.{_name}")

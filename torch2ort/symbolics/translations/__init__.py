@@ -15,10 +15,10 @@ for _name in (
     "basics",
     "convolution",
     "fourier",
-    "indexing",
+    "checked_index",
     "loss",
     "normalization",
     "recurrent",
-    "sizes",
+    "data_dependent_sizes",
 ):
     importlib.import_module(f"{__name__}.{_name}")
