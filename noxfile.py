@@ -11,7 +11,7 @@ from pathlib import Path
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tests import matrix as versions
+from tests import version_matrix as versions
 
 nox.options.sessions = ["newest"]
 nox.options.default_venv_backend = "none"

@@ -22,8 +22,8 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
 from torch2ort.graph.weights import frozen
 from torch2ort.log import apply_level
-from torch2ort.onnx_export_arguments import refuses_habits
 from torch2ort.options import Options, with_arguments
+from torch2ort.refuse_torch_onnx_calls import refuses_habits
 from torch2ort.support.startup_timing import TRACE, Startup
 from torch2ort.training.ort_targets import target_of
 from torch2ort.variants.parallel.gather_weights import whole

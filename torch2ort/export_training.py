@@ -16,9 +16,9 @@ from torch2ort.artifacts.read_training_json import Description
 from torch2ort.differentiate.symbolic_shapes import refuse_assumed_of_half
 from torch2ort.errors import ExportError, OptionError
 from torch2ort.log import apply_level
-from torch2ort.onnx_export_arguments import options_by_name
 from torch2ort.options import Options, with_arguments
 from torch2ort.pythonop import Site
+from torch2ort.refuse_torch_onnx_calls import options_by_name
 from torch2ort.training_artifacts import TrainingArtifacts
 from torch2ort.training_files import training_models
 from torch2ort.training_files import write_training_json as described

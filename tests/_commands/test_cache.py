@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.cache.nets import SOURCE, changed, imported
+from tests.cache.model_source import SOURCE, changed, imported
 from torch2ort.__main__ import main
 from torch2ort.cache.store.store import Store
 

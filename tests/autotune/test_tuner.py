@@ -15,7 +15,7 @@ from torch import nn
 
 import torch2ort
 from tests.differentiate.test_fuse_regions import Of, step
-from tests.support.regions import interpret
+from tests.support.interpreted_regions import interpret
 from tests.support.sweeps import thinned
 from torch2ort._torch.aot import FakeTensorMode
 from torch2ort.autotune import hardware_key as machines

@@ -12,7 +12,7 @@ from torch import nn
 
 import torch2ort
 from tests.support.functions import Affine, Square
-from tests.support.regions import interpret
+from tests.support.interpreted_regions import interpret
 from tests.support.sweeps import thinned
 from torch2ort.fusion import compiled_regions
 from torch2ort.fusion.region import Region, decode_region

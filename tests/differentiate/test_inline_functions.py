@@ -10,7 +10,7 @@ import torch
 
 import torch2ort
 from tests.support.functions import Noisy, Numpy
-from tests.support.regions import interpret
+from tests.support.interpreted_regions import interpret
 
 SLOPE = 2.0
 

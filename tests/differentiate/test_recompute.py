@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch2ort
-from tests.support.between import WIDTH, Between, Keep
 from tests.support.comparison import assert_trains_like_eager
+from tests.support.two_layer_model import WIDTH, Between, Keep
 from torch2ort.training import plan_builder
 
 LENGTH = 32

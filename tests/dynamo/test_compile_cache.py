@@ -140,9 +140,9 @@ def test_the_report_says_why_a_graph_is_not_kept(tmp_path: Path) -> None:
 
 
 def in_a_process(folder: Path, **environment: str) -> dict[str, Any]:
-    """What a process that trains a function with the cache found; see ``another_process.py``."""
+    """What a process that trains a function with the cache found; see ``compile_cache_process.py``."""
     found = subprocess.run(
-        [sys.executable, "-m", "tests.dynamo.another_process", str(folder)],
+        [sys.executable, "-m", "tests.dynamo.compile_cache_process", str(folder)],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,

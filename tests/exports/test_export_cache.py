@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.cache.nets import SOURCE, changed, imported
+from tests.cache.model_source import SOURCE, changed, imported
 from tests.models.test_convolutional import ConvNet
 from tests.models.test_functions import Around, Mlp
 from tests.support.comparison import assert_trains_like_eager

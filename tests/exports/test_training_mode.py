@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch2ort
-from tests.support.applied import Applied
 from tests.support.sweeps import thinned
+from tests.support.unary_op_model import Applied
 
 SEED = 7
 

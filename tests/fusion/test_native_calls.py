@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from tests.stock.one_call import OneNode
+from tests.stock.single_op_session import OneNode
 from tests.support.memory import resident_bytes
 from torch2ort.errors import EngineError
 from torch2ort.fusion import compiled_regions

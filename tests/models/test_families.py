@@ -12,7 +12,7 @@ import torch
 
 import torch2ort
 from tests.models.families import FAMILIES
-from tests.models.families.table import Batch
+from tests.models.families.family_registry import Batch
 from tests.support.comparison import assert_same, assert_trains_like_eager, tensors_of
 
 

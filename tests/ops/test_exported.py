@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import torch2ort
-from tests.support.applied import Applied, Operator
+from tests.support.unary_op_model import Applied, Operator
 
 # Of x, a tensor of shape (3, 6, 8).
 CASES: dict[str, Operator] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ops.page import page
+from tests.ops.operators_doc import page
 from tests.ops.snippets import GROUPS, TORCH_2_11
 from tests.ops.sweep import Outcome, run, sweep
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.support.applied import Applied, Operator
+from tests.support.unary_op_model import Applied, Operator
 
 # Of x, a tensor of shape (2, 3).
 CASES: dict[str, Operator] = {

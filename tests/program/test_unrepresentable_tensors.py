@@ -9,7 +9,7 @@ import torch
 
 import torch2ort
 from tests.ops.snippets import TORCH_2_11
-from tests.support.around import Around
+from tests.support.callable_module import Around
 from tests.support.functions import Square
 
 X = torch.randn(2, 4)
@@ -258,8 +258,8 @@ def test_a_sparse_weight_that_is_read_is_refused(is_buffer, run):
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
         run(model, X)
     assert re.fullmatch(
-        r"aten\.\S+ at .*around\.py:\d+, in forward: return self\.call\(self, self\.linear\(x\)\) reads a "
-        r"tensor of the model's in the layout torch\.sparse_coo, which a graph cannot hold\. Keep x\.to_dense"
+        r"aten\.\S+ at .*callable_module\.py:\d+, in forward: return self\.call\(self, self\.linear\(x\)\) reads "
+        r"a tensor of the model's in the layout torch\.sparse_coo, which a graph cannot hold\. Keep x\.to_dense"
         r"\(\) in its place, or keep it in a torch\.autograd\.Function that computes with it",
         str(caught.value),
     )

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.support.around import Around
+from tests.support.callable_module import Around
 from tests.support.comparison import assert_same, assert_trains_like_eager
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.support.around import Around
+from tests.support.callable_module import Around
 from tests.support.comparison import assert_trains_like_eager
 from torch2ort import _native
 

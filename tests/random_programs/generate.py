@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
 
-from tests.random_programs.habits import HABITS, FunctionPlan
-from tests.random_programs.held import HELD
+from tests.random_programs.function_templates import HABITS, FunctionPlan
+from tests.random_programs.mutable_attributes import HELD
 from tests.random_programs.operators import OF_HELD, OF_NUMBERS, OF_PARTS, OPERATORS, TIES, VARIED
-from tests.random_programs.parts import HIDDEN, HOOKED, PARTS
 from tests.random_programs.program import (
     GIVEN,
     SHARES,
@@ -21,6 +20,7 @@ from tests.random_programs.program import (
     fallbacks,
     is_conditional,
 )
+from tests.random_programs.submodules import HIDDEN, HOOKED, PARTS
 
 UNDER = (
     "with torch.no_grad():",

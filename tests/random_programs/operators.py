@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.random_programs import held, parts
+from tests.random_programs import mutable_attributes, submodules
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,26 @@ MEMBERS = {
     "seen": 'self.register_buffer("seen", torch.zeros(()))',
     "flag": "self.flag = True",
     "factor": "self.factor = 0.75",
-    **{held.member(name): f"self.{held.member(name)} = {value.made}" for name, value in held.HELD.items()},
-    **{parts.member(name): f"self.{parts.member(name)} = {part.made}" for name, part in parts.PARTS.items()},
+    **{
+        mutable_attributes.member(name): f"self.{mutable_attributes.member(name)} = {value.made}"
+        for name, value in mutable_attributes.HELD.items()
+    },
+    **{
+        submodules.member(name): f"self.{submodules.member(name)} = {part.made}"
+        for name, part in submodules.PARTS.items()
+    },
 }
 # Members without a parameter that an optimizer could find.
-UNTRAINED = {"dropout", "total", "count", "seen", "flag", "factor", *map(held.member, held.HELD)}
-UNTRAINED |= set(map(parts.member, parts.HIDDEN))
+UNTRAINED = {
+    "dropout",
+    "total",
+    "count",
+    "seen",
+    "flag",
+    "factor",
+    *map(mutable_attributes.member, mutable_attributes.HELD),
+}
+UNTRAINED |= set(map(submodules.member, submodules.HIDDEN))
 # Parameters of one shape, each of which may be another one.
 TIES = (
     ("linear.weight", "other.weight", "tied.weight", "embedding.weight", "padded.weight"),
@@ -318,8 +332,8 @@ OF_NUMBERS = {
 }
 
 # Operators that read an object which the model holds, by the object's name in ``held.HELD``; or call a part.
-OF_HELD = {name: f"held {name}" for name in held.HELD}
-OF_PARTS = {name: f"part {name}" for name in parts.PARTS}
+OF_HELD = {name: f"held {name}" for name in mutable_attributes.HELD}
+OF_PARTS = {name: f"part {name}" for name in submodules.PARTS}
 OPERATORS: dict[str, Operator] = {
     **{name: Operator("x", "x", "{o} = " + code) for name, code in _POINTWISE.items()},
     **{name: Operator("xx", "x", "{o} = " + code) for name, code in _TWO.items()},
@@ -329,11 +343,11 @@ OPERATORS: dict[str, Operator] = {
         for name, (inputs, outputs, code) in _MIXED.items()
     },
     **{
-        operator: Operator("x", "x", f"{{o}} = {{a}} * ({held.reads(name)})")
+        operator: Operator("x", "x", f"{{o}} = {{a}} * ({mutable_attributes.reads(name)})")
         for name, operator in OF_HELD.items()
     },
     **{
-        operator: Operator("x", "x", f"{{o}} = {parts.call(name)}({{a}})")
+        operator: Operator("x", "x", f"{{o}} = {submodules.call(name)}({{a}})")
         for name, operator in OF_PARTS.items()
     },
     **{name: Operator("x", "x", "{o} = " + code) for name, code in OF_NUMBERS.items()},

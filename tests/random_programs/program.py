@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.random_programs.habits import FunctionPlan
+from tests.random_programs.function_templates import FunctionPlan
 from tests.random_programs.operators import OPERATORS
 
 # What forward may read without computing it, by kind: see `operators` for the kinds.

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Collection
 
-from tests.random_programs import habits, held, oracle, parts
+from tests.random_programs import function_templates, mutable_attributes, oracle, submodules
 from tests.random_programs.operators import MEMBERS, NEEDS, OPERATORS, PLACES, UNTRAINED
 from tests.random_programs.program import Action, Program, Statement, fallbacks, is_conditional
 
@@ -38,7 +38,7 @@ def render(program: Program) -> str:
     forward = _forward(program)
     used = [name for name in _ARGUMENTS if re.search(rf"\b{name}\b", forward.replace(".flag", ""))]
     arguments = list(dict.fromkeys(["x0", *used]))
-    functions = [habits.source(plan, f"F{i}") for i, plan in _used_functions(program)]
+    functions = [function_templates.source(plan, f"F{i}") for i, plan in _used_functions(program)]
     members = _members(forward, program)
     model = [
         "class Model(torch.nn.Module):",
@@ -67,13 +67,13 @@ def render(program: Program) -> str:
         if action.kind == "call" and not copied:
             script.append(f'    run.see_memory("output {action.call}", out_{action.call}, model)')
     script.append("    run.see_state(model)")
-    for name in held.HELD:
-        if held.reads(name) in forward:
-            script.append(f'    run.see("held {name}", {held.reads(name, "model")})')
-    for name in parts.HIDDEN:
-        if parts.member(name) in members:
-            script.append(f'    run.see_hidden("part {name}", {parts.call(name, "model")})')
-    prelude = [parts.PRELUDE.rstrip()] if "hooked(" in "".join(members.values()) else []
+    for name in mutable_attributes.HELD:
+        if mutable_attributes.reads(name) in forward:
+            script.append(f'    run.see("held {name}", {mutable_attributes.reads(name, "model")})')
+    for name in submodules.HIDDEN:
+        if submodules.member(name) in members:
+            script.append(f'    run.see_hidden("part {name}", {submodules.call(name, "model")})')
+    prelude = [submodules.PRELUDE.rstrip()] if "hooked(" in "".join(members.values()) else []
     definitions = [*prelude, *(f.rstrip() for f in functions), "\n".join(model).rstrip()]
     text = "\n\n\n".join([*definitions, "\n".join(script)])
     return f"{_imports_for(text)}\n\n{text}\n"
@@ -96,9 +96,9 @@ def script(program: Program, dtype: str = "float32") -> str:
 def _is_about(action: Action, forward: str, members: Collection[str]) -> bool:
     """Tell whether the model has what a step changes."""
     if action.kind == "change held":
-        return held.reads(action.held) in forward
+        return mutable_attributes.reads(action.held) in forward
     if action.kind == "change part":
-        return parts.member(action.held) in members
+        return submodules.member(action.held) in members
     return all(name.split(".")[0] in members for name in action.names)
 
 
@@ -112,7 +112,7 @@ def _imports_for(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _used_functions(program: Program) -> list[tuple[int, habits.FunctionPlan]]:
+def _used_functions(program: Program) -> list[tuple[int, function_templates.FunctionPlan]]:
     names = {statement.name for statement in program.body}
     return [(i, plan) for i, plan in enumerate(program.functions) if f"F{i}" in names]
 
@@ -148,7 +148,7 @@ def _statement(program: Program, statement: Statement) -> list[str]:
         line = OPERATORS[statement.name].code.format(**places, **targets)
     else:
         plan = program.functions[int(statement.name[1:])]
-        line = habits.call_line(plan, statement.name, statement.inputs, statement.outputs)
+        line = function_templates.call_line(plan, statement.name, statement.inputs, statement.outputs)
     if not statement.under:
         return [line]
     before = (
@@ -237,8 +237,8 @@ _ACTIONS = {
         "for weight in [*model.parameters()][-1:]:",
         "    weight.data.mul_(0.5)",
     ],
-    "change held": lambda action, _: [held.change(action.held)],
-    "change part": lambda action, _: [parts.change(action.held, action.change)],
+    "change held": lambda action, _: [mutable_attributes.change(action.held)],
+    "change part": lambda action, _: [submodules.change(action.held, action.change)],
     "tie": lambda action, _: [f"model.{action.names[1]} = model.{action.names[0]}"],
     "untie": lambda action, _: [
         f"model.{action.names[1]} = torch.nn.Parameter(model.{action.names[1]}.detach().clone())"

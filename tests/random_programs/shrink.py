@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tests.random_programs.habits import HABITS, FunctionPlan
+from tests.random_programs.function_templates import HABITS, FunctionPlan
 from tests.random_programs.oracle import Verdict
 from tests.random_programs.program import GIVEN, OF_A_CALL, SIZES, Action, Program, Statement, is_whole
 

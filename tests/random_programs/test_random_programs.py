@@ -10,16 +10,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from tests.random_programs.function_templates import FunctionPlan
 from tests.random_programs.generate import FEATURES, features, generate
-from tests.random_programs.habits import FunctionPlan
-from tests.random_programs.held import HELD
+from tests.random_programs.mutable_attributes import HELD
 from tests.random_programs.operators import OF_HELD, OF_NUMBERS, OF_PARTS, OPERATORS, Operator
 from tests.random_programs.oracle import Verdict, rounding
-from tests.random_programs.parts import HIDDEN, HOOKED, PARTS
 from tests.random_programs.program import SHARES, Action, Program, Statement, is_whole
 from tests.random_programs.render import render, script
 from tests.random_programs.runner import run, run_apart
 from tests.random_programs.shrink import same_failure, shrink
+from tests.random_programs.submodules import HIDDEN, HOOKED, PARTS
 
 # About a minute's worth, which has each form of each variation, and ten.
 SHORT = (

@@ -23,7 +23,7 @@ from tests.runtime_ext.calls import (
 from torch2ort.errors import EngineError
 
 Function = torch.autograd.Function
-# Whether aliasing is noticed is test_memory's concern.
+# Whether aliasing is noticed is test_memory_aliasing's concern.
 pytestmark = pytest.mark.filterwarnings("ignore::torch2ort.errors.Torch2OrtWarning")
 
 

@@ -13,7 +13,7 @@ from torch2ort.errors import EngineError
 from torch2ort.pythonop.native import native
 
 Function = torch.autograd.Function
-# Whether aliasing is noticed is test_memory's concern.
+# Whether aliasing is noticed is test_memory_aliasing's concern.
 pytestmark = pytest.mark.filterwarnings("ignore::torch2ort.errors.Torch2OrtWarning")
 
 

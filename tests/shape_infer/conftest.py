@@ -1,3 +1,3 @@
 """What tests register here ends with them."""
 
-from tests.support.registrations import no_entries_left as no_entries_left
+from tests.support.registry_cleanup import no_entries_left as no_entries_left

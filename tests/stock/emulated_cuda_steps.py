@@ -13,7 +13,7 @@ import onnx
 import torch
 
 from tests.runtime_ext.calls import make_site
-from tests.stock.emulated_cuda import device, events_of
+from tests.stock.emulated_cuda_calls import device, events_of
 from tests.stock.fake_runtime import Node, Runtime, Value, lend_device_to_torch, on_device
 from torch2ort.kernels.functions import AtenKernel, encode_call
 from torch2ort.pythonop.interception import internal_site

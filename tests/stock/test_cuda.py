@@ -29,7 +29,7 @@ ENTER = "enter stream 0x5eed of device 0"
 @pytest.fixture(scope="module")
 def emulated() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.stock.emulated_cuda"], capture_output=True, text=True, timeout=200
+        [sys.executable, "-m", "tests.stock.emulated_cuda_calls"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

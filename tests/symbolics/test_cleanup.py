@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import torch2ort
-from tests.support.around import Around
+from tests.support.callable_module import Around
 
 X = torch.randn(1, 1, 3, 4)
 

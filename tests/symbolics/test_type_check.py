@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.support.around import Around
+from tests.support.callable_module import Around
 
 X = torch.randn(2, 4)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import torch2ort
-from tests.differentiate import test_decided_sizes as decided
+from tests.differentiate import test_data_dependent_sizes as decided
 from tests.pythonop.registry import test_gradients as registered
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.functions import Square, TwoOutputs
-from tests.support.registrations import no_entries_left  # noqa: F401 - a fixture
+from tests.support.registry_cleanup import no_entries_left  # noqa: F401 - a fixture
 from tests.support.sweeps import thinned
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtWarning

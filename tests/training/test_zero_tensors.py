@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.around import Around
+from tests.support.callable_module import Around
 from tests.support.comparison import assert_trains_like_eager
 
 

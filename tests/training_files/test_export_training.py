@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 import torch2ort
-from tests.training_files.steps import as_numpy
+from tests.training_files.eager_comparison import as_numpy
 from torch2ort import optim
 from torch2ort.artifacts import TrainingSession
 from torch2ort.errors import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.training_files.steps import assert_trains_alike
+from tests.training_files.eager_comparison import assert_trains_alike
 from torch2ort import optim
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.training_files.steps import assert_trains_alike
+from tests.training_files.eager_comparison import assert_trains_alike
 from torch2ort import optim
 
 pytestmark = pytest.mark.long

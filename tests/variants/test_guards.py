@@ -19,7 +19,7 @@ import torch
 import torch2ort
 from tests.conftest import LONG
 from tests.support.comparison import assert_same
-from tests.variants.changes import IRRELEVANT, WAYS, Reads, Way, times
+from tests.variants.model_changes import IRRELEVANT, WAYS, Reads, Way, times
 from torch2ort import io_schema
 from torch2ort.cache.key.key import Dependencies, dependencies
 

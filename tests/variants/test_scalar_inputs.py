@@ -13,7 +13,7 @@ import torch
 import torch2ort
 from tests.support.comparison import assert_same
 from tests.support.sweeps import thinned
-from tests.variants.changes import Powered
+from tests.variants.model_changes import Powered
 from tests.variants.test_guards import gradients
 
 nn = torch.nn

@@ -14,8 +14,8 @@ import torch
 from torch2ort._torch.aot import OpOverload
 from torch2ort.kernels.custom_ops import is_foreign
 from torch2ort.kernels.recurrent import is_recurrent
+from torch2ort.program.aten_fallback_policy import CHECKING
 from torch2ort.program.gradient_flow import carrying
-from torch2ort.program.kernel_policy import CHECKING
 from torch2ort.program.kernel_sites import SiteMaker, arguments_of
 from torch2ort.program.runtime_assertions import READS
 from torch2ort.pythonop import Site

@@ -14,8 +14,8 @@ import torch
 from torch2ort._torch.decompositions import OpOverload
 from torch2ort.program import internal_ops
 from torch2ort.program.alias_analysis import writes_outside
+from torch2ort.program.aten_fallback_policy import may_raise
 from torch2ort.program.index_checks import add_check, unproven_indices
-from torch2ort.program.kernel_policy import may_raise
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.runtime_assertions import keep_value_checks
 from torch2ort.support.provenance import origin_of

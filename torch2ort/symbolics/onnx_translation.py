@@ -26,7 +26,7 @@ from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.dtype_widening import fit_types
 from torch2ort.symbolics.empty_matmul import guard_products
-from torch2ort.symbolics.matmul_forms import mend_products
+from torch2ort.symbolics.matmul_fusion_workarounds import mend_products
 from torch2ort.symbolics.nan_inf import keep_nan
 from torch2ort.symbolics.preparation import Prepared, to_kernels
 from torch2ort.symbolics.reduction_axes import count_axes_from_the_front

@@ -15,6 +15,7 @@ from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
 from torch2ort.program import internal_ops
+from torch2ort.program.aten_fallback_policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
 from torch2ort.program.decomposition_overrides import eager_kernels
 from torch2ort.program.dtype_mismatch import refuse_mixed_dtypes
 from torch2ort.program.fft_precision import refuse_inexact_transforms
@@ -25,7 +26,6 @@ from torch2ort.program.index_checks import check_indices
 from torch2ort.program.inline_autograd_functions import inline_calls
 from torch2ort.program.integer_clamp import settle_bounds
 from torch2ort.program.keep_raising_ops import keep_unread_checks
-from torch2ort.program.kernel_policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
 from torch2ort.program.kernel_sites import SiteMaker, is_operator
 from torch2ort.program.mutated_inputs import refuse_other_mutations
 from torch2ort.program.no_grad_regions import inline_grad_regions

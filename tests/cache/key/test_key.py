@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.cache.nets import SOURCE, changed, imported, key_of, key_of_source
+from tests.cache.model_source import SOURCE, changed, imported, key_of, key_of_source
 from torch2ort import io_schema
 from torch2ort.cache.key import key
 from torch2ort.cache.key.key import Unkeyable, dependencies
@@ -341,7 +341,7 @@ def made_function(factor):
 KEY_IN_A_PROCESS = """
 import json
 import torch
-from tests.cache.nets import SOURCE, key_of, key_of_source
+from tests.cache.model_source import SOURCE, key_of, key_of_source
 from tests.models.test_transformers import bert, gpt2
 
 torch.manual_seed(1)

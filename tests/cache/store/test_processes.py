@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cache.nets import SOURCE, changed
+from tests.cache.model_source import SOURCE, changed
 from torch2ort.cache.store.store import Store
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 def start(cache: Path, model: str, file: Path | None = None, **environment: str) -> subprocess.Popen[str]:
     """A process that trains ``model``, or the one of a source file, with the cache."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.cache.start", model, *([str(file)] if file else [])],
+        [sys.executable, "-m", "tests.cache.training_process", model, *([str(file)] if file else [])],
         cwd=ROOT,
         env={**os.environ, "TORCH2ORT_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,

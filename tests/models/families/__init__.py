@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from tests.models.families.table import FAMILIES, Family
+from tests.models.families.family_registry import FAMILIES, Family
 
 __all__ = ["FAMILIES", "Family"]
 

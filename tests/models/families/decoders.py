@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers as hf
 
-from tests.models.families.table import family, tokens
+from tests.models.families.family_registry import family, tokens
 
 SIZES = ((2, 6), (3, 8))
 TINY = {

@@ -7,7 +7,7 @@ from typing import Any
 import diffusers
 import torch
 
-from tests.models.families.table import family
+from tests.models.families.family_registry import family
 
 
 @family("unet_2d")

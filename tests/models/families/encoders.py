@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from tests.models.families.table import BRANCHES, READS, READS_LABELS, TRACED, family, tokens
+from tests.models.families.family_registry import BRANCHES, READS, READS_LABELS, TRACED, family, tokens
 
 TINY = {
     "vocab_size": 50,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.code import code_bytes, uses_of
+from torch2ort.cache.key.bytecode_names import code_bytes, uses_of
 from torch2ort.cache.key.constant_bytes import atom
 from torch2ort.cache.key.global_names import (
     MISSING,

@@ -18,7 +18,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort._native import Switches
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.code import KNOWN_PYTHONS
+from torch2ort.cache.key.bytecode_names import KNOWN_PYTHONS
 from torch2ort.cache.key.constant_bytes import words
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.guards import Armed, Guard, Written

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.code import uses_of
+from torch2ort.cache.key.bytecode_names import uses_of
 from torch2ort.cache.key.constant_bytes import atom, words
 from torch2ort.cache.key.global_names import resolve
 from torch2ort.cache.key.guards import SKIPPED

@@ -10,5 +10,13 @@ from torch2ort.training_files.decompositions.registry import STEP
 __all__ = ["STEP"]
 
 # Each fills the table when it is imported.
-for _name in ("convolution", "elementwise", "indexing", "losses", "pooling", "reduction", "resizing"):
+for _name in (
+    "convolution",
+    "elementwise",
+    "indexing",
+    "losses",
+    "pooling",
+    "reduction",
+    "upsample_backward",
+):
     importlib.import_module(f"{__name__}.{_name}")

@@ -11,7 +11,7 @@ from snntorch import surrogate
 from torch import nn
 from torch.nn import functional as F
 
-from tests.models.families.table import family
+from tests.models.families.family_registry import family
 
 # --- graphs: nodes, edges (2, number)
 

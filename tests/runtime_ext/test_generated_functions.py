@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.runtime_ext.calls import assert_same, make_site, run_eager, run_native
 
-# Whether aliasing is noticed is test_memory's concern.
+# Whether aliasing is noticed is test_memory_aliasing's concern.
 pytestmark = pytest.mark.filterwarnings("ignore::torch2ort.errors.Torch2OrtWarning")
 
 KEEP = {

@@ -27,7 +27,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.variants.changes import Reads
+from tests.variants.model_changes import Reads
 
 distributions = torch.distributions
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("variable", default=1.0)

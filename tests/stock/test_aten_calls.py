@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from tests.stock.one_call import OneCall, in_python
+from tests.stock.single_op_session import OneCall, in_python
 from tests.support.memory import resident_bytes
 from torch2ort.errors import EngineError
 from torch2ort.pythonop.native import native

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.variants.changes import WAYS, Way
-from tests.variants.who_notices import compiled, verdict
+from tests.variants.guard_comparison import compiled, verdict
+from tests.variants.model_changes import WAYS, Way
 
 FEW = {
     "parameter replaced by one of another size",

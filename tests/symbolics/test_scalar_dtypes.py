@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import torch2ort
-from tests.support.applied import Applied, Operator
+from tests.support.unary_op_model import Applied, Operator
 
 LOWEST = torch.finfo(torch.float64).min
 HALF = (torch.bfloat16, torch.float16)

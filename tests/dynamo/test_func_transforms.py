@@ -88,8 +88,8 @@ def test_a_single_graph_of_one_is_refused(keep: bool) -> None:
         compiled(torch.ones(4))
     assert isinstance(caught.value.inner_exception, UnsupportedOperatorError)
     assert str(caught.value.inner_exception) == (
-        "tests.dynamo.test_transforms.Tripled: called inside of a torch.func transform (grad, vmap, jvp, "
-        "...), where torch.compile differentiates what forward computes, and not by the Function's own "
+        "tests.dynamo.test_func_transforms.Tripled: called inside of a torch.func transform (grad, vmap, "
+        "jvp, ...), where torch.compile differentiates what forward computes, and not by the Function's own "
         "backward. Keep the transform out of the compiled code, with torch.compiler.disable, or the Function "
         "out of the transform"
     )

@@ -161,7 +161,9 @@ def test_a_tensor_inside_of_an_argument_is_refused_by_name(name: str) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
         kept(lambda x: Told.apply(x, wrap(x * 2)))(torch.ones(4))
     assert isinstance(caught.value.inner_exception, ExportError)
-    assert str(caught.value.inner_exception).startswith(f"tests.dynamo.test_arguments.Told: {expected}")
+    assert str(caught.value.inner_exception).startswith(
+        f"tests.dynamo.test_non_tensor_arguments.Told: {expected}"
+    )
 
 
 class Last(torch.autograd.Function):

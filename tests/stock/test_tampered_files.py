@@ -13,7 +13,7 @@ import torch
 
 import torch2ort
 from tests.stock.models import registered
-from tests.stock.mutations import Into, save, set_attribute
+from tests.stock.tampered_files import Into, save, set_attribute
 from tests.support.functions import Constants, Square
 
 
@@ -28,7 +28,7 @@ def mixed(tmp_path_factory) -> Path:
 def outcomes(mixed: Path, kind: str, every: int) -> dict[str, str]:
     """What came of every so manieth tampered file, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.stock.mutations", kind, str(mixed), str(every)],
+        [sys.executable, "-m", "tests.stock.tampered_files", kind, str(mixed), str(every)],
         capture_output=True,
         text=True,
         timeout=1700,
@@ -67,7 +67,7 @@ def edited(mixed: Path, folder: Path, edit) -> Path:
     return path
 
 
-NODE = "PythonOp tests.stock.mutations.Into (node 'PythonOp_0'): "
+NODE = "PythonOp tests.stock.tampered_files.Into (node 'PythonOp_0'): "
 EXPORT = "; export the model again"
 HUGE = "[1000000000, 1000000000, 1000000000, 1000000000, 1000000000, 1000000000, 1000000000, 1000000000, ...]"
 ATTRIBUTES = [
@@ -138,7 +138,7 @@ def test_a_field_of_a_site_that_cannot_be_is_named(mixed, tmp_path, fields, reas
     path = edited(mixed, tmp_path, edit)
     with pytest.raises(torch2ort.ModelLoadError) as caught:
         torch2ort.load(path, functions=[Into, Constants, Square])
-    start = f"{path}: PythonOp tests.stock.mutations.Into: its attribute 'site' is damaged ("
+    start = f"{path}: PythonOp tests.stock.tampered_files.Into: its attribute 'site' is damaged ("
     assert str(caught.value).startswith(start)
     assert reason is None or str(caught.value) == f"{start}{reason})"
 

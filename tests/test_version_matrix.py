@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import matrix
-from tests.matrix import Result, Row, interpreter, table
+from tests import version_matrix
+from tests.version_matrix import Result, Row, interpreter, table
 
 THIS = ".".join(map(str, sys.version_info[:2]))
 
@@ -49,23 +49,23 @@ def test_a_python_that_the_version_manager_keeps_to_itself_is_found(path):
 
 
 def test_the_rows_run_tests_that_are_there():
-    named = [name.removeprefix("--ignore=") for name in (*matrix.SUITE, *matrix.FIRST)]
-    assert [name for name in named if not (matrix.ROOT / name).exists()] == []
+    named = [name.removeprefix("--ignore=") for name in (*version_matrix.SUITE, *version_matrix.FIRST)]
+    assert [name for name in named if not (version_matrix.ROOT / name).exists()] == []
 
 
 def test_no_two_rows_share_an_environment():
-    names = [row.name for row in (*matrix.MATRIX, *matrix.NEWEST)]
+    names = [row.name for row in (*version_matrix.MATRIX, *version_matrix.NEWEST)]
     assert sorted(set(names)) == sorted(names)
 
 
 def test_constraints_leave_a_row_its_own_versions():
-    named = {line.partition("==")[0] for line in matrix._constraints()}
+    named = {line.partition("==")[0] for line in version_matrix._constraints()}
     assert "numpy" in named
-    assert named.isdisjoint(matrix.VARYING)
+    assert named.isdisjoint(version_matrix.VARYING)
 
 
 def test_a_row_without_its_python_is_not_tried_and_no_failure(path):
-    result = matrix.try_row(Row("3.99", "==2.13.0", "onnxruntime"), Path("a.whl"), keep=False)
+    result = version_matrix.try_row(Row("3.99", "==2.13.0", "onnxruntime"), Path("a.whl"), keep=False)
     assert result == Result("3.99", "2.13.0", "onnxruntime", "not tried: no such Python here")
     assert not result.failed
 
@@ -88,12 +88,12 @@ def test_a_row_without_its_python_is_not_tried_and_no_failure(path):
 )
 def test_an_outcome_is_read_out_of_pytests_closing_line(status, last, outcome, failed):
     done = subprocess.CompletedProcess([], status, f"...F..\n\n{last}\n")
-    assert matrix._outcome(done) == outcome
+    assert version_matrix._outcome(done) == outcome
     assert Result("3.11", "2.13.0", "onnxruntime", outcome).failed == failed
 
 
 def test_a_command_that_hangs_is_ended():
-    done = matrix._run([sys.executable, "-c", "import time; time.sleep(60)"], limit=1)
+    done = version_matrix._run([sys.executable, "-c", "import time; time.sleep(60)"], limit=1)
     assert done.returncode == 124
     assert done.stdout.endswith("ERROR: ended after 1 seconds")
 

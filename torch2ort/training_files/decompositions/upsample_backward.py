@@ -1,4 +1,4 @@
-"""The gradients of resizing and padding."""
+"""The gradients of a nearest-neighbour resize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes docs/operators.md: ``python -m tests.ops.page > docs/operators.md``."""
+"""Writes docs/operators.md: ``python -m tests.ops.operators_doc > docs/operators.md``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTRODUCTION = """# Operators
 
 How {total} small uses of PyTorch's operators in `tests/ops` run: every one of them trains with eager's
 outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the first step.
-`python -m tests.ops.page` writes this page; a test keeps it up to date.
+`python -m tests.ops.operators_doc` writes this page; a test keeps it up to date.
 
 - **ONNX**: {onnx} are ONNX operators in an exported graph.
 - **PyTorch's kernel**: {kernel} run, wholly or partly, in PyTorch's own kernels, called by the graph like a

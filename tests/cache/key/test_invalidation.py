@@ -21,7 +21,7 @@ import transformers
 from torch.nn import functional
 
 import torch2ort
-from tests.cache.nets import changed, key_of, key_of_source
+from tests.cache.model_source import changed, key_of, key_of_source
 from tests.models.test_transformers import bert, bert_batch
 from tests.support.functions import Square
 from torch2ort.cache.key import packages as packages

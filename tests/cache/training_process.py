@@ -1,4 +1,4 @@
-"""One start of a training in a process of its own: ``python -m tests.cache.start NAME [FILE]``.
+"""One start of a training in a process of its own: ``python -m tests.cache.training_process NAME [FILE]``.
 
 Prints as JSON whether the cache was hit, the losses of a few steps on ONNX Runtime and in eager PyTorch,
 and every warning of torch2ort.

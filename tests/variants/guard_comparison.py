@@ -1,7 +1,7 @@
-"""Who notices that a model was changed after its first call: ``python -m tests.variants.who_notices``.
+"""Who notices that a model was changed after its first call: ``python -m tests.variants.guard_comparison``.
 
-Each of the ways in ``changes`` is tried on an ORTModule and on torch.compile, and the call after the change
-is compared with eager PyTorch. Prints a table in Markdown of what not both notice, and counts.
+Each of the ways in ``model_changes`` is tried on an ORTModule and on torch.compile, and the call after the
+change is compared with eager PyTorch. Prints a table in Markdown of what not both notice, and counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import torch2ort
-from tests.variants.changes import IRRELEVANT, WAYS, Way
+from tests.variants.model_changes import IRRELEVANT, WAYS, Way
 
 Wrap = Callable[[torch.nn.Module], Any]
 

@@ -34,10 +34,10 @@ FIRST = (
     "tests/test_export.py",
     "tests/test_exported_model.py",
     "tests/test_module.py",
-    "tests/cache/key/test_code.py",
+    "tests/cache/key/test_bytecode_names.py",
     "tests/runtime_ext/test_guards.py",
     "tests/stock/test_sessions.py",
-    "tests/stock/test_calls.py",
+    "tests/stock/test_optimizers_keep_calls.py",
     "tests/training/test_engine.py",
 )
 

@@ -200,7 +200,7 @@ def test_an_interpreter_ends_well_with_contexts_alive() -> None:
     script = """
         import torch
         from tests.runtime_ext.calls import make_site, native
-        from tests.runtime_ext.test_ownership import Scale
+        from tests.runtime_ext.test_object_lifetimes import Scale
 
         site = make_site(Scale, torch.ones(3, requires_grad=True), None)
         run = native.Run()

@@ -12,9 +12,9 @@ from types import CodeType, ModuleType
 import pytest
 import torch.nn.functional
 
-from torch2ort.cache.key import code as _code
+from torch2ort.cache.key import bytecode_names as _code
 from torch2ort.cache.key import functions_and_classes as _definitions
-from torch2ort.cache.key.code import uses_of
+from torch2ort.cache.key.bytecode_names import uses_of
 
 
 def compiled(text: str) -> CodeType:

@@ -1,7 +1,7 @@
 """Files that somebody has tampered with, and what becomes of each; run as a program, as one may end it.
 
-``python -m tests.stock.mutations KIND saved.onnx N`` prints lines of JSON of every Nth file: its name, and
-whether it was ``refused`` by name, ``ran``, was ``stopped`` in a run, or ``raised`` what nobody should see.
+``python -m tests.stock.tampered_files KIND saved.onnx N`` prints lines of JSON of every Nth file: its name,
+and whether it was ``refused`` by name, ``ran``, was ``stopped`` in a run, or ``raised`` another error.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def main() -> None:
     faulthandler.enable()
     for function in (Constants, Square):
         torch2ort.register_function(function)
-    torch2ort.register_function(Into, "tests.stock.mutations.Into")  # its module is __main__ here
+    torch2ort.register_function(Into, "tests.stock.tampered_files.Into")  # its module is __main__ here
     tampered = saved.with_name("tampered.onnx")
     attempt = {"load": _loaded, "plain": _plain, "info": _described}[kind]
     # `info` prints.
