@@ -258,8 +258,9 @@ def test_a_sparse_weight_that_is_read_is_refused(is_buffer, run):
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
         run(model, X)
     assert re.fullmatch(
-        r"aten\.\S+ at .*callable_module\.py:\d+, in forward: return self\.call\(self, self\.linear\(x\)\) reads "
-        r"a tensor of the model's in the layout torch\.sparse_coo, which a graph cannot hold\. Keep x\.to_dense"
+        r"aten\.\S+ at .*callable_module\.py:\d+, in forward: return self\.call\(self, "
+        r"self\.linear\(x\)\) reads a tensor of the model's in the layout torch\.sparse_coo, "
+        r"which a graph cannot hold\. Keep x\.to_dense"
         r"\(\) in its place, or keep it in a torch\.autograd\.Function that computes with it",
         str(caught.value),
     )

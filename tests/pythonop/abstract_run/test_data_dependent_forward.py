@@ -224,9 +224,9 @@ def test_another_size_than_the_one_that_was_needed_is_refused():
             ort(torch.full((3, 4), 1e4))
     assert str(caught.value) == (
         "tests.pythonop.abstract_run.test_data_dependent_forward.Padded: output 0 of forward has shape "
-        "[3, 5], but the graph was exported for [3, 4]: forward runs on real tensors "
-        "only, and the model's code needs to "
-        "know the sizes of what it gives. Say them with torch2ort.register_shape_inferer"
+        "[3, 5], but the graph was exported for [3, 4]: forward runs on real tensors only, and the "
+        "model's code needs to know the sizes of what it gives. Say them with "
+        "torch2ort.register_shape_inferer"
     )
 
 
@@ -314,8 +314,9 @@ def test_expanding_a_size_that_is_a_value_is_refused():
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
         ort(torch.randn(3, 4))
     assert re.fullmatch(
-        r"the model expands at .*callable_module\.py:\d+, in forward: return self\.call\(self, self\.linear\(x\)\) "
-        r"a tensor of which a size is known in a run only, where it may be 1 or not, and a graph is for one of "
+        r"the model expands at .*callable_module\.py:\d+, in forward: return self\.call\(self, "
+        r"self\.linear\(x\)\) a tensor of which a size is known in a run only, where it "
+        r"may be 1 or not, and a graph is for one of "
         r"the two\. If a Function gives that tensor, say its sizes with torch2ort\.register_shape_inferer; "
         r"else put this into a Function",
         str(caught.value),
