@@ -7,7 +7,8 @@
 | torch.onnx._internal.exporter._errors.ConversionError (text of its message) | 2.11-2.15.0 |
 | onnxscript.evaluator.default(), a tracer: ``nodes``, ``constant_farm`` | 2.11-2.15.0 (onnxscript 0.7.2) |
 | torch.onnx._internal.exporter._core._exported_program_to_onnx_program | 2.11-2.15.0 |
-| torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes, remove_assertion_nodes | 2.11-2.15.0 |
+| torch.onnx._internal.exporter._fx_passes.remove_assertion_nodes | 2.11-2.15.0 |
+| torch.onnx._internal.fx.passes.type_promotion | 2.13.0 |
 | torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
 | torch._ops.OpOverload, HigherOrderOperator, OpOverload._schema, OpOverload._can_decompose | 2.11-2.15.0 |
 | torch._C._dispatch_has_kernel_for_dispatch_key | 2.11-2.15.0 |
@@ -55,6 +56,7 @@ from torch2ort.support.versions import need, private_names
 with private_names("torch"):
     import torch._refs.nn.functional
     from torch._decomp.decompositions import upsample_compute_output_size
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._export import utils as _export_utils
     from torch._higher_order_ops.utils import autograd_not_implemented
     from torch._ops import HigherOrderOperator as HigherOrderOperator
@@ -71,6 +73,7 @@ with private_names("torch"):
     from torch.export import decomp_utils, exported_program
     from torch.fx.experimental import _config
     from torch.fx.experimental.symbolic_shapes import statically_known_true
+    from torch.fx.traceback import preserve_node_meta
     from torch.onnx._internal.exporter import (
         _building,
         _core,
@@ -80,11 +83,13 @@ with private_names("torch"):
         _fx_passes,
         _registration,
     )
+    from torch.onnx._internal.fx.passes import type_promotion as _type_promotion
     from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
     need(torch._C, "_dispatch_has_kernel_for_dispatch_key")
     need(OpOverload, "_schema", "_can_decompose", "py_kernels", "_dispatch_cache", "_overloadname")
     need(_export_utils, "_collect_all_valid_cia_ops", "_get_decomp_for_cia", "_materialize_cpp_cia_ops")
+    need(_export_utils, "_is_preservable_cia_op")
     need(decomp_utils, "_collect_all_valid_cia_ops")
     need(exported_program, "_collect_all_valid_cia_ops", "_override_composite_implicit_decomp")
     need(exported_program, "_AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE", "_BACKEND_KEYS_TO_OVERRIDE")
@@ -95,7 +100,9 @@ with private_names("torch"):
     need(_decomp, "create_onnx_friendly_decomposition_table")
     need(_dispatching, "dispatch")
     need(_errors, "ConversionError")
-    need(_fx_passes, "insert_type_promotion_nodes", "remove_assertion_nodes")
+    need(_fx_passes, "remove_assertion_nodes")
+    need(_type_promotion, "TypePromotionTable", "_TypePromotionInterpreter", "get_type_promotion_rule")
+    need(_type_promotion._TypePromotionInterpreter, "_maybe_promote_node")
     need(_registration.ONNXRegistry, "from_torchlib", "functions", "get_decomps", "register_op")
     need(_registration.OnnxDecompMeta, "fx_target", "is_complex", "onnx_function", "skip_signature_inference")
 
@@ -363,9 +370,7 @@ def _sizes_of_zero(program: torch.export.ExportedProgram) -> Iterator[None]:
         _may_be_zero.reset(token)
 
 
-@_composites_found_once()
-def decompose(
-    program: torch.export.ExportedProgram,
+def decomposition_table(
     table: Table,
     own: Table,
     adapted: Callable[[dict[Any, Callable[..., Any]]], dict[Any, Callable[..., Any]]],
@@ -374,11 +379,10 @@ def decompose(
     whole: Container[Any],
     over_fixed_sizes: Mapping[OpOverload, int],
     composites_only: bool,
-) -> torch.export.ExportedProgram:
-    """Functionalise ``program`` and decompose what neither torch.onnx nor ``table`` translates.
+) -> dict[Any, Callable[..., Any]]:
+    """Decompositions of what neither torch.onnx nor ``table`` translates.
 
     Args:
-        program: the program as torch.export gives it.
         table: translations of our own.
         own: decompositions of our own, which go before those of torch and before any translation.
         adapted: from all of these to those that are used.
@@ -403,21 +407,53 @@ def decompose(
         if bucketize in decompositions:
             decompositions[bucketize] = functools.partial(_of_an_axis, decompositions[bucketize])
     decompositions.update(own)
+    return adapted(decompositions)
+
+
+@_composites_found_once()
+def decompose(
+    program: torch.export.ExportedProgram, decompositions: Mapping[Any, Callable[..., Any]]
+) -> torch.export.ExportedProgram:
+    """Functionalise ``program`` and decompose it.
+
+    Args:
+        program: the program as torch.export gives it.
+        decompositions: of :func:`decomposition_table`.
+    """
+    with decomposing(program):
+        try:
+            program = program.run_decompositions(dict(decompositions))
+        except AssertionError as error:
+            raise ExportError(
+                f"torch.export cannot decompose the program that it traced ({error}). One cause is a tensor "
+                f"that forward writes to and that is neither a buffer of a module nor an argument"
+            ) from error
+    remove_assertions(program)
+    return program
+
+
+@functools.cache
+def parts_of(target: OpOverload) -> Callable[..., Any] | None:
+    """The decomposition of a composite that torch.export never keeps whole, as its result may be a view."""
+    is_kept = not target._can_decompose() or _export_utils._is_preservable_cia_op(target)
+    return None if is_kept else target.decompose
+
+
+def remove_assertions(program: torch.export.ExportedProgram) -> None:
+    """Erase torch's own assertions from a program."""
+    _fx_passes.remove_assertion_nodes(program.graph_module)
+
+
+@contextmanager
+def decomposing(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """Trace decompositions for the sizes of a program; one thread at a time."""
     from torch._inductor import config as inductor  # slow to import; a graph out of the cache needs none
 
     # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
     # And a random operator whose numbers nobody reads moves the generator on, in eager.
     sizes = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with sizes, inductor.patch(fallback_random=True), symbolic_resizes(), _sizes_of_zero(program):
-        try:
-            program = program.run_decompositions(adapted(decompositions))
-        except AssertionError as error:
-            raise ExportError(
-                f"torch.export cannot decompose the program that it traced ({error}). One cause is a tensor "
-                f"that forward writes to and that is neither a buffer of a module nor an argument"
-            ) from error
-    _fx_passes.remove_assertion_nodes(program.graph_module)
-    return program
+        yield
 
 
 def _of_fixed_sizes(
@@ -487,11 +523,39 @@ def to_onnx(program: torch.export.ExportedProgram, table: Table) -> ir.Model:
         # torch 2.11 takes the first operator that runs here for the promoted one, and where an input
         # requires a gradient that is the question for its device.
         with torch.no_grad():
-            _fx_passes.insert_type_promotion_nodes(program.graph_module)
+            _promote_types(program)
         for node, dtype in dtypes.items():
             _keep_dtype(node, dtype)
         sync_output_names(program)
         return _core._exported_program_to_onnx_program(program, registry=known).model
+
+
+class _Promotion(_type_promotion._TypePromotionInterpreter):
+    """torch.onnx's promotion of types, which runs every node to learn what the graph's metadata says."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Promote the arguments of a node, and return the value that the trace has of it."""
+        rule = _type_promotion.get_type_promotion_rule(n, self.type_promotion_table)
+        if rule:
+            with self._set_current_node(n):
+                self._maybe_promote_node(n, rule)
+        return n.meta.get("val")
+
+
+def _promote_types(program: torch.export.ExportedProgram) -> None:
+    mode = fake_mode(program.graph)
+    if mode is None:
+        return
+    values = [n.meta.get("val") for n in program.graph.find_nodes(op="placeholder")]
+    promotion = _Promotion(program.graph_module, _promotion_table())
+    # Sizes that vary stay so in the rules of the Python dispatcher.
+    with mode, enable_python_dispatcher(), preserve_node_meta():
+        promotion.run(*values, enable_io_processing=False)
+
+
+@functools.cache
+def _promotion_table() -> Any:
+    return _type_promotion.TypePromotionTable()
 
 
 def _dtype(node: torch.fx.Node) -> torch.dtype | None:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch2ort._torch import decompositions as private
 from torch2ort.errors import ExportError
 
 
 def inline(
-    graph: torch.fx.Graph, function: Callable[..., Sequence[torch.Tensor]], arguments: Sequence[torch.fx.Node]
+    graph: torch.fx.Graph,
+    function: Callable[..., Any],
+    arguments: Sequence[torch.fx.Node],
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> list[torch.fx.Node]:
     """Put what ``function`` computes where the graph inserts.
 
     Args:
         graph: the graph.
-        function: takes a tensor for each argument and gives a flat sequence of tensors.
-        arguments: nodes that give tensors.
+        function: takes a tensor or a number for each argument, and gives a tensor or a flat sequence of them.
+        arguments: nodes of the arguments.
+        decompositions: of operators that the function calls.
+        origin: metadata of the new nodes, see :func:`torch2ort.support.provenance.origin_of`.
 
     Returns:
         The nodes of the results.
@@ -27,14 +35,17 @@ def inline(
     Raises:
         ExportError: the function reads a tensor of its own that is no number.
     """
-    values = [node.meta["val"].detach() for node in arguments]
+    values = [_detached(node.meta["val"]) for node in arguments]
+    mode = private.fake_mode(graph)
+    assert mode is not None, "a program without tensors has no operators"
     # Its tensors of numbers are without data, too.
-    with values[0].fake_mode:
-        traced = make_fx(function)(*values)
+    with mode:
+        table = dict(decompositions or {})
+        traced = make_fx(function, decomposition_table=table)(*values)
         if any(_writes(node) for node in traced.graph.nodes):
             # What it writes to is a copy: an input of the graph stays what it was given.
             written = torch.func.functionalize(
-                lambda *given: traced(*(value.clone() for value in given)), remove="mutations"
+                lambda *given: traced(*map(_copied, given)), remove="mutations"
             )
             traced = make_fx(written)(*values)
     traced.graph.eliminate_dead_code()
@@ -45,13 +56,21 @@ def inline(
         if node.op == "call_function":
             copied[node] = made = graph.node_copy(node, copied.__getitem__)
             # What it was called in the other graph may be taken in this one.
-            made.meta = dict(node.meta)
+            made.meta = {**node.meta, **(origin or {})}
         elif node.op == "get_attr":
             copied[node] = _number(graph, getattr(traced, str(node.target)), node)
         elif node.op == "output":
             results: Any = torch.fx.map_arg(node.args[0], copied.__getitem__)
-            return list(results)
+            return [results] if isinstance(results, torch.fx.Node) else list(results)
     raise AssertionError("a graph without an output")
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _writes(node: torch.fx.Node) -> bool:

@@ -16,6 +16,7 @@ from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
 from torch2ort.program import internal_ops
 from torch2ort.program.aten_fallback_policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
+from torch2ort.program.decompose_nodes import decompose_nodes
 from torch2ort.program.decomposition_overrides import eager_kernels
 from torch2ort.program.dtype_mismatch import refuse_mixed_dtypes
 from torch2ort.program.fft_precision import refuse_inexact_transforms
@@ -111,7 +112,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         keep_unread_checks(program.graph_module.graph, program)
     check_indices(program)
     read_in_order_of_memory(program)
-    loosen_views(program)
+    if not target.is_half:
+        loosen_views(program)
     varying = _varying_sizes(program)
     # What ran an operator without data to look at its types made sizes that are in no graph.
     forget_new_sizes(program.graph)
@@ -136,20 +138,23 @@ def _decomposed(
     program: torch.export.ExportedProgram, target: Target, users: frozenset[OpOverload]
 ) -> torch.export.ExportedProgram:
     """A program without what neither ONNX nor PyTorch's kernels do as a whole; ``users`` are left."""
-    decompositions = target.gradients.decompositions(EVERY | EXPORTED if target.is_exported else dict(EVERY))
+    own = target.gradients.decompositions(EVERY | EXPORTED if target.is_exported else dict(EVERY))
+    decompositions = private.decomposition_table(
+        translation_table(target),
+        {operator: function for operator, function in own.items() if operator not in users},
+        whole_in_half if target.rounds_as_eager else dict,
+        decomposed=DECOMPOSED - users,
+        whole=(WHOLE | target.gradients.whole) - users,
+        over_fixed_sizes=OVER_FIXED_SIZES,
+        # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
+        composites_only=target.is_half and target.has_kernels,
+    )
+    if target.is_half:
+        decompose_nodes(program, decompositions)
+        return program
     keeps_kernels = target.rounds_as_eager and target.has_kernels
     with eager_kernels() if keeps_kernels else contextlib.nullcontext():
-        return private.decompose(
-            program,
-            translation_table(target),
-            {operator: function for operator, function in decompositions.items() if operator not in users},
-            whole_in_half if target.rounds_as_eager else dict,
-            decomposed=DECOMPOSED - users,
-            whole=(WHOLE | target.gradients.whole) - users,
-            over_fixed_sizes=OVER_FIXED_SIZES,
-            # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
-            composites_only=target.is_half and target.has_kernels,
-        )
+        return private.decompose(program, decompositions)
 
 
 def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[int, int], tuple[str, str]]:
