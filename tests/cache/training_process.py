@@ -45,7 +45,7 @@ def build(name: str, file: str | None) -> tuple[torch.nn.Module, Any]:
 
         tokens = torch.randint(20, (2, 9))
         return CharTransformer(20, 8, 16, 2, 2), (tokens[:, :-1], tokens[:, 1:])
-    from tests.models.test_functions import Mlp
+    from tests.models.test_autograd_functions import Mlp
 
     return Mlp(), (torch.randn(5, 6),)
 

@@ -15,8 +15,8 @@ import torch
 
 import torch2ort
 from tests.cache.model_source import SOURCE, changed, imported
+from tests.models.test_autograd_functions import Around, Mlp
 from tests.models.test_convolutional import ConvNet
-from tests.models.test_functions import Around, Mlp
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
 from torch2ort.cache.store.store import Store

@@ -8,26 +8,44 @@
 | torch._subclasses.fake_tensor.unset_fake_temporarily, torch._C._DisablePythonDispatcher | 2.13.0 |
 | torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey | 2.11-2.15.0 |
 | torch._is_zerotensor | 2.13.0 |
+| torch.utils._python_dispatch.TorchDispatchMode, _disable_current_modes | 2.11-2.15.0 |
+| torch._C._dispatch_has_kernel_for_dispatch_key | 2.11-2.15.0 |
+| aten::_linalg_det, aten::_linalg_slogdet: what they keep | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
     need(OpOverload, "_schema")
-    need(torch._C, "_DisablePythonDispatcher", "_SetExcludeDispatchKeyGuard", "DispatchKey")
+    need(
+        torch._C,
+        "_dispatch_has_kernel_for_dispatch_key",
+        "_DisablePythonDispatcher",
+        "_SetExcludeDispatchKeyGuard",
+        "DispatchKey",
+    )
     need(torch, "_is_zerotensor")
     need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
+
+# What these keep for backward is the LU decomposition of the matrix, or of its transpose where it lies in
+# rows; autograd's formula asks how the matrix lies.
+KEEPS_WHAT_LIES_IN_ROWS = frozenset(
+    {torch.ops.aten._linalg_det.default, torch.ops.aten._linalg_slogdet.default}
+)
 
 # What nn.LSTM, nn.GRU and nn.RNN call.
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -85,3 +103,55 @@ def output_count(operator: Any) -> int:
 
 # Whether a tensor stands for zeros that lie nowhere.
 is_zero_tensor: Callable[[torch.Tensor], bool] = torch._is_zerotensor
+
+
+def with_data() -> contextlib.AbstractContextManager[Any]:
+    """Compute with tensors that have data, in a trace."""
+    manager: contextlib.AbstractContextManager[Any] = _disable_current_modes()
+    return manager
+
+
+_AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+@functools.lru_cache(maxsize=4096)
+def has_autocast(operator: Any, kinds: tuple[str, ...]) -> bool:
+    """Whether autocast has something to say of an operator itself, on one of these kinds of devices."""
+    has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has(operator.name(), _AUTOCAST_KEYS[kind]) for kind in kinds)
+
+
+class Recorded(TorchDispatchMode):
+    """Notes what operators are run inside, below autocast and autograd.
+
+    Attributes:
+        calls: each operator that gave tensors, those that it took and those that it gave.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, list[torch.Tensor], list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and note it."""
+        result = func(*args, **(kwargs or {}))
+        given = _tensors((result,))
+        if given:
+            self.calls.append((func, _tensors((*args, *(kwargs or {}).values())), given))
+        return result
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += _tensors(value)
+        elif isinstance(value, torch.Tensor):
+            found.append(value)
+    return found
+
+
+def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Graph:
+    """The operators that ``function`` calls of tensors without data, below autocast and autograd."""
+    graph: torch.fx.Graph = make_fx(function)(*values).graph
+    return graph

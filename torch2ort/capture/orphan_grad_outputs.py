@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort.capture.grad_mode_regions import Regions
-from torch2ort.capture.views import makes_views
+from torch2ort.capture.output_views import makes_views
 
 
 class DeadEnd(NamedTuple):

@@ -25,12 +25,12 @@ from torch2ort.capture.eager_sample_run import eager_runs, run_on_sample
 from torch2ort.capture.export_patches import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.capture.named_sizes import NamedSizes
 from torch2ort.capture.orphan_grad_outputs import DeadEnd, dead_ends_of, has_dead_end
+from torch2ort.capture.output_views import View, views_of
 from torch2ort.capture.plain_tensors import ordinary_tensors
 from torch2ort.capture.sample_call import DimSpec
 from torch2ort.capture.tensor_attributes import TensorAttributes
 from torch2ort.capture.torch_modes import same_grad_mode
 from torch2ort.capture.unlift_constants import connect_constants
-from torch2ort.capture.views import View, views_of
 from torch2ort.effects import (
     NO_EFFECTS,
     EffectError,

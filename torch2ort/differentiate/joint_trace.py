@@ -25,6 +25,7 @@ from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
 from torch2ort.program.alias_analysis import sources_of, writes_outside, written_by
 from torch2ort.program.decomposition_overrides import eager_formulas
 from torch2ort.program.gradient_flow import carrying, makes_constants
+from torch2ort.program.gradient_storage import DETACHES
 from torch2ort.program.internal_ops import (
     checked_index,
     extreme,
@@ -39,7 +40,6 @@ from torch2ort.program.runtime_assertions import drop_guesses
 from torch2ort.program.strides import draw_in_order_of_memory
 from torch2ort.program.tensor_index_select import select_by_tensors
 from torch2ort.program.traced_program import Source
-from torch2ort.program.tracked_storage import DETACHES
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP

@@ -23,8 +23,8 @@ from torch2ort.cache.store.explain import differences, nearest
 from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
 from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
 from torch2ort.capture.orphan_grad_outputs import DeadEnd
+from torch2ort.capture.output_views import View
 from torch2ort.capture.sample_call import Call
-from torch2ort.capture.views import View
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
 from torch2ort.exports.export_result import Built
 from torch2ort.exports.function_lookup import bind_places, places_of

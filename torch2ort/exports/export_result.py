@@ -11,7 +11,7 @@ from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.graph_entries import Shelf
 from torch2ort.capture.aliased_outputs import Origin
 from torch2ort.capture.orphan_grad_outputs import DeadEnd
-from torch2ort.capture.views import View
+from torch2ort.capture.output_views import View
 from torch2ort.effects import NO_EFFECTS, Effects
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface

@@ -15,7 +15,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.errors import ExportError, ModelLoadError
-from torch2ort.graph import checksum
+from torch2ort.graph import file_checksum
 from torch2ort.graph.external_weights import content_of
 from torch2ort.graph.file_checks import check_draws, check_functions, check_interface
 from torch2ort.graph.function_classes import bind_classes
@@ -119,7 +119,7 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
         FunctionNotFoundError: a name is not resolved; lists all of them.
     """
     try:
-        model = checksum.read(file)
+        model = file_checksum.read(file)
         onnx.checker.check_model(content_of(model) or str(file))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{file}: there is no such file") from error
@@ -180,7 +180,7 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
         if content is None:
             content = _write_data(model, file.with_name(f"{path.name}.data"))
         with file.open("wb") as opened:
-            opened.writelines(checksum.sealed(content))
+            opened.writelines(file_checksum.sealed(content))
         for written in sorted(Path(folder).iterdir(), reverse=True):
             # The data before the model that refers to it.
             os.replace(written, path.with_name(written.name))
@@ -190,6 +190,6 @@ def _write_data(model: onnx.ModelProto, path: Path) -> bytes:
     """Move the weights of ``model`` to the file ``path``; what is left, serialized."""
     onnx.external_data_helper.convert_model_to_external_data(model, location=path.name)
     onnx.external_data_helper.write_external_data_tensors(model, str(path.parent))
-    checksum.seal_data(model, path)
+    file_checksum.seal_data(model, path)
     content: bytes = model.SerializeToString()
     return content

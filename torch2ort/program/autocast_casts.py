@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort._torch import decompositions as private
+from torch2ort._torch.dispatch import Recorded, has_autocast, traced
+from torch2ort._torch.fake_tensors import FakeTensor
 from torch2ort.capture.autocast import NOTE
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.custom_ops import is_of_library
@@ -164,7 +166,7 @@ class _Settler:
         plain = probe.log(None)
         if plain is not None and plain.calls == casted.calls:
             return
-        if private.has_autocast(node.target, state.kinds):
+        if has_autocast(node.target, state.kinds):
             for casts in _possible(casted.casts, {} if plain is None else plain.casts, state):
                 same = probe.log(None, casts)
                 if same is not None and same.calls == casted.without(casts):
@@ -212,7 +214,7 @@ class _Settler:
                 return node.target(*arguments, **keywords)  # type: ignore[operator]
 
         values = [n.meta["val"] for n in inputs]
-        parts = private.traced(run, [v.detach() if isinstance(v, torch.Tensor) else v for v in values])
+        parts = traced(run, [v.detach() if isinstance(v, torch.Tensor) else v for v in values])
         copies: dict[torch.fx.Node, Any] = dict(zip(parts.find_nodes(op="placeholder"), inputs, strict=True))
         with self._graph.inserting_before(node):
             for part in parts.nodes:
@@ -266,7 +268,7 @@ def _may_be_cast(node: torch.fx.Node, state: Autocast) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, private.OpOverload):
         return False
-    own = private.has_autocast(target, state.kinds) or target._can_decompose()
+    own = has_autocast(target, state.kinds) or target._can_decompose()
     if not (own or target in _CASTS_INSIDE or is_recurrent(target)):
         return False
     # A view is as good as what it is of.
@@ -310,7 +312,7 @@ class _Probe:
     def __init__(self, node: torch.fx.Node) -> None:
         self._node = node
         values = [n.meta["val"] for n in node.all_input_nodes]
-        self._mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
+        self._mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
         self._writes = node.target._schema.is_mutable  # type: ignore[union-attr]
 
     def log(
@@ -329,7 +331,7 @@ class _Probe:
                 (self._node.args, self._node.kwargs), given.__getitem__
             )
             names = {id(value): n for n, value in given.items() if isinstance(value, torch.Tensor)}
-            recorded = private.Recorded()
+            recorded = Recorded()
             # What is kept would be no cast in the next run.
             with entered(None if state is None else state._replace(cache=False)), recorded:
                 try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort.pythonop.abstract_run.tensor_rollback import memory
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch2ort._torch import decompositions as private
+from torch2ort._torch.onnx_exporter import remove_assertions, sync_output_names
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.support.provenance import origin_of
@@ -41,8 +42,8 @@ def decompose_nodes(
             if function is not None:
                 _decompose(node, function, decompositions)
     graph.eliminate_dead_code()
-    private.remove_assertions(program)
-    private.sync_output_names(program)
+    remove_assertions(program)
+    sync_output_names(program)
 
 
 def _decompose(

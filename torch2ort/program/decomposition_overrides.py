@@ -14,6 +14,7 @@ import torch
 
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import with_data
 
 aten = torch.ops.aten
 
@@ -105,5 +106,5 @@ def _noise(p: float, dtype: torch.dtype) -> float:
     """What the noise of eager's dropout is where it is not zero."""
     if p == 1:
         return 0.0
-    with private.with_data():
+    with with_data():
         return torch.ones((), dtype=dtype).div_(1 - p).item()

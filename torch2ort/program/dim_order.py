@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.support.provenance import origin_of
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort._torch.decompositions import OpOverload
 from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.fx_insert import insert_call
-from torch2ort.program.tracked_storage import TrackedMemory, copied_from
+from torch2ort.program.gradient_storage import TrackedMemory, copied_from
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort.errors import ExportError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort.support.provenance import origin_of
 
 

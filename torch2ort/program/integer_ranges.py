@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort.program.kernel_sites import arguments_of
 
 # The smallest and the largest, both inclusive; numbers or sizes that vary.

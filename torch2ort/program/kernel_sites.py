@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import KEEPS_WHAT_LIES_IN_ROWS
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.custom_ops import is_of_library
 from torch2ort.kernels.functions import (
@@ -291,7 +292,7 @@ def _call_of(
             number = value.meta["val"]
             if isinstance(number, torch.Tensor):
                 source, order = value, None
-                if target in private.KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
+                if target in KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
                     source, order = _columns_in_rows(node, value)
                 elif permutes and (any_order or _reads_any_order(node, number.dtype)):
                     source, order = unpermuted(value)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort.effects.reachable_state import OfFunction
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside

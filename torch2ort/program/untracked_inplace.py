@@ -17,7 +17,7 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.autograd_saved import saved_for_backward
 from torch2ort.program.gradient_flow import is_float, makes_constants
-from torch2ort.program.tracked_storage import DETACHES, PYTHON_OP, TrackedMemory, copied_from, site_of
+from torch2ort.program.gradient_storage import DETACHES, PYTHON_OP, TrackedMemory, copied_from, site_of
 from torch2ort.support.provenance import source_line
 
 

@@ -23,8 +23,8 @@ from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, share_me
 from torch2ort.runtime.custom_op.output_allocator import forget_output_sizes, lent_allocator
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.donation import donate_inputs
+from torch2ort.runtime.memory_saving_order import free_early
 from torch2ort.runtime.native_sites import Callee, OriginalFeeds, directly, native_site, runs_directly
-from torch2ort.runtime.node_order import free_early
 from torch2ort.runtime.optimized_model import optimize
 from torch2ort.runtime.ortvalues import bool_outputs, shares_memory
 from torch2ort.runtime.profiling import active_tracer, describe

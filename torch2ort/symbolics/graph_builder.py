@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import onnx_exporter as private
 
 Operand: TypeAlias = "ir.Value | bool | int | float | torch.Tensor | np.ndarray[Any, Any] | None"
 

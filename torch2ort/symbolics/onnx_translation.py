@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxscript.version_converter
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import onnx_exporter as private
 from torch2ort._torch.decompositions import OpOverload
 from torch2ort.errors import Torch2OrtError
 from torch2ort.graph.mutation import Mutation

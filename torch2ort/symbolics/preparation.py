@@ -10,6 +10,7 @@ import torch
 
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.decompositions import HigherOrderOperator, OpOverload
+from torch2ort._torch.onnx_exporter import has_translation, registry, sync_output_names
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
@@ -234,7 +235,7 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
     prepared.sites.extend(maker.sites)
     if maker.sites:
         _forget_strides(program)
-        private.sync_output_names(program)
+        sync_output_names(program)
         program.graph_module.graph.lint()
         program.graph_module.recompile()
 
@@ -279,7 +280,7 @@ def _forget_strides(program: torch.export.ExportedProgram) -> None:
 
 
 def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Callable[[torch.fx.Node], bool]:
-    known = private.registry(translation_table(target))
+    known = registry(translation_table(target))
     users = user_operators()
 
     def chosen(node: torch.fx.Node) -> bool:
@@ -290,7 +291,7 @@ def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Call
             return True
         if node.target not in users and target.rounds_as_eager and rounds_in_half(node):
             return True
-        return not private.has_translation(node, known) or target.gradients.needs_kernel(node)
+        return not has_translation(node, known) or target.gradients.needs_kernel(node)
 
     return chosen
 

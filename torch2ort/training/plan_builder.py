@@ -8,7 +8,7 @@ import torch
 
 from torch2ort.autotune.tuner import Tuner
 from torch2ort.differentiate.aliasing import ReadMemory
-from torch2ort.differentiate.constant_folding import fold_constants
+from torch2ort.differentiate.constant_sizes import fold_constants
 from torch2ort.differentiate.fuse_regions import fuse
 from torch2ort.differentiate.grad_reachability import Reach
 from torch2ort.differentiate.inline_functions import inline

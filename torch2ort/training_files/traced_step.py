@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch2ort.capture.sample_call import Call
-from torch2ort.differentiate.constant_folding import fold_constants
+from torch2ort.differentiate.constant_sizes import fold_constants
 from torch2ort.differentiate.joint_trace import Joint, trace_joint
 from torch2ort.differentiate.registered_gradients import map_calls
 from torch2ort.errors import ExportError, UnsupportedOperatorError

@@ -18,7 +18,7 @@ from torch2ort.pythonop.native import native
 from torch2ort.support.startup_timing import DIFFERENTIATE, TRACE, Startup
 from torch2ort.support.user_warnings import warn
 from torch2ort.variants.export_variant import export_variant
-from torch2ort.variants.guard_states import Assumed, Assumptions
+from torch2ort.variants.guarded_state import Assumed, Assumptions
 from torch2ort.variants.module_call import Direct, Given
 from torch2ort.variants.shape_variants import Shapes, Variant
 

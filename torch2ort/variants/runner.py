@@ -13,9 +13,9 @@ from torch2ort._native import Switches
 from torch2ort._torch import call_context as private
 from torch2ort.capture.aliased_outputs import put_back
 from torch2ort.capture.orphan_grad_outputs import put_dead_ends
+from torch2ort.capture.output_views import put_views
 from torch2ort.capture.plain_tensors import are_plain, refuse_tensors
 from torch2ort.capture.torch_modes import Modes
-from torch2ort.capture.views import put_views
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.export_result import Built
@@ -25,7 +25,7 @@ from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
 from torch2ort.training import autograd_function
 from torch2ort.training.verification import Verification
 from torch2ort.variants.dispatch import Choice
-from torch2ort.variants.guard_states import Assumed
+from torch2ort.variants.guarded_state import Assumed
 from torch2ort.variants.module_call import Given
 from torch2ort.variants.parallel.deepspeed import Parted, parted_by_deepspeed
 from torch2ort.variants.parallel.fsdp import gathered, may_be_parted, sharded_below

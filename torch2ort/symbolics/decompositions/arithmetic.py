@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import fake_tensors as private
 from torch2ort.program.decomposition_table import decomposes
 
 aten = torch.ops.aten

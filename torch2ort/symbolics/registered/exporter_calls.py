@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import sympy
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import onnx_exporter as private
 from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.program.target import Target
 from torch2ort.pythonop import ONNX_TYPES, Site

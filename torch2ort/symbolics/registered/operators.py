@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 import sympy
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import onnx_exporter as private
 from torch2ort._torch.dispatch import output_count
 from torch2ort.errors import ExportError
 from torch2ort.program.target import Target

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import onnx_exporter as private
 from torch2ort.symbolics.graph_builder import constant, op
 from torch2ort.symbolics.registered.exporter_calls import WRITTEN_BY_USERS
 from torch2ort.symbolics.registered.gradient_definitions import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import onnx_exporter as private
 from torch2ort.kernels.recurrent import ORIGINALS
 from torch2ort.symbolics.translations.registry import translates
 

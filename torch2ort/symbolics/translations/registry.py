@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch2ort._torch import decompositions as private
+from torch2ort._torch import onnx_exporter as private
 from torch2ort.program.target import Target
 from torch2ort.symbolics.registered import user_translations
 

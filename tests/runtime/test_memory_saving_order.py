@@ -6,7 +6,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from torch2ort.runtime.node_order import free_early
+from torch2ort.runtime.memory_saving_order import free_early
 
 # Two layers backwards: the gradient of a layer's result goes to its weight and on to the layer before it.
 BACKWARD = """

@@ -1,0 +1,65 @@
+"""Private names of tensors without data, and the versions tried.
+
+| name | tried on |
+| --- | --- |
+| torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
+| torch._subclasses.functional_tensor.FunctionalTensor | 2.13.0 |
+| torch.fx.experimental.symbolic_shapes.statically_known_true | 2.13.0 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import sympy
+import torch
+
+from torch2ort.support.versions import private_names
+
+with private_names("torch"):
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch._subclasses.functional_tensor import FunctionalTensor
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+# What a trace gives in the place of a tensor.
+TRACED_TENSORS = (FakeTensor, FunctionalTensor)
+# Sizes that an export lets be 0, while a program is decomposed.
+_may_be_zero: ContextVar[frozenset[sympy.Symbol]] = ContextVar("_may_be_zero", default=frozenset())
+
+
+@contextmanager
+def sizes_of_zero(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """Have :func:`is_never_zero` tell for the sizes of this program."""
+    least = {symbol: bounds.lower for symbol, bounds in program.range_constraints.items()}
+    token = _may_be_zero.set(frozenset(symbol for symbol, lower in least.items() if lower < 1))
+    try:
+        yield
+    finally:
+        _may_be_zero.reset(token)
+
+
+def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode | None:
+    """The mode in which the values of a program were traced; ``None`` if it has no tensors."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return None
+
+
+def is_known(condition: bool | torch.SymBool) -> bool:
+    """Whether ``condition`` holds for every size; ``False`` too where nobody can tell."""
+    return bool(statically_known_true(condition))
+
+
+def is_never_zero(size: int | torch.SymInt) -> bool:
+    """Whether a size in a decomposition is none that an export lets be 0.
+
+    A trace takes sizes that vary for 2 or more, whatever bounds they were given.
+    """
+    if isinstance(size, int):
+        return size > 0
+    return is_known(size > 0) and _may_be_zero.get().isdisjoint(size.node.expr.free_symbols)

@@ -1,0 +1,268 @@
+"""Private names of torch.onnx's exporter, and the versions tried.
+
+| name | tried on |
+| --- | --- |
+| torch.onnx._internal.exporter._registration.ONNXRegistry | 2.11-2.15.0 |
+| torch.onnx._internal.exporter._dispatching.dispatch | 2.11-2.15.0 |
+| torch.onnx._internal.exporter._errors.ConversionError (text of its message) | 2.11-2.15.0 |
+| onnxscript.evaluator.default(), a tracer: ``nodes``, ``constant_farm`` | 2.11-2.15.0 (onnxscript 0.7.2) |
+| torch.onnx._internal.exporter._core._exported_program_to_onnx_program | 2.11-2.15.0 |
+| torch.onnx._internal.exporter._fx_passes.remove_assertion_nodes | 2.11-2.15.0 |
+| torch.onnx._internal.fx.passes.type_promotion | 2.13.0 |
+| torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
+| ExportedProgram._graph_signature | 2.11-2.15.0 |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript.evaluator
+import torch
+
+from torch2ort._torch.fake_tensors import fake_mode
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.log import quiet
+from torch2ort.support.provenance import source_line
+from torch2ort.support.versions import need, private_names
+
+with private_names("torch"):
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch.fx.traceback import preserve_node_meta
+    from torch.onnx._internal.exporter import (
+        _building,
+        _core,
+        _decomp,
+        _dispatching,
+        _errors,
+        _fx_passes,
+        _registration,
+    )
+    from torch.onnx._internal.fx.passes import type_promotion as _type_promotion
+
+    need(torch.export.ExportedProgram, "_graph_signature")
+    need(_building.OpRecorder, "nodes")
+    need(_core, "_exported_program_to_onnx_program")
+    need(_decomp, "create_onnx_friendly_decomposition_table")
+    need(_dispatching, "dispatch")
+    need(_errors, "ConversionError")
+    need(_fx_passes, "remove_assertion_nodes")
+    need(_type_promotion, "TypePromotionTable", "_TypePromotionInterpreter", "get_type_promotion_rule")
+    need(_type_promotion._TypePromotionInterpreter, "_maybe_promote_node")
+    need(_registration.ONNXRegistry, "from_torchlib", "functions", "get_decomps", "register_op")
+    need(_registration.OnnxDecompMeta, "fx_target", "is_complex", "onnx_function", "skip_signature_inference")
+
+Table = Mapping[Any, Callable[..., Any]]
+# The attribute of a translation that says whether it is for complex tensors.
+OF_COMPLEX = "of_complex"
+
+
+@functools.cache
+def _torchlib() -> _registration.ONNXRegistry:
+    with quiet():
+        return _registration.ONNXRegistry.from_torchlib()
+
+
+def registry(table: Table) -> _registration.ONNXRegistry:
+    """Translations of torch.onnx with those of ``table`` in front of them."""
+    result = _registration.ONNXRegistry()
+    result.functions = {target: list(metas) for target, metas in _torchlib().functions.items()}
+    with quiet():
+        for target, function in table.items():
+            result.register_op(target, function, is_complex=getattr(function, OF_COMPLEX, False))
+    return result
+
+
+def _with_results_of_its_own(known: _registration.ONNXRegistry) -> _registration.ONNXRegistry:
+    """Keep a translation that has nothing to do from returning its argument.
+
+    torch.onnx names a result after the operator, and would rename the argument.
+    """
+    wrapped = _registration.ONNXRegistry()
+    for target, metas in known.functions.items():
+        wrapped.functions[target] = [
+            dataclasses.replace(meta, onnx_function=_fresh(meta.onnx_function), skip_signature_inference=True)
+            for meta in metas
+        ]
+    return wrapped
+
+
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        tracer: Any = onnxscript.evaluator.default()
+        tracer.constant_farm = _BySign(tracer.constant_farm)
+        result = function(*args, **kwargs)
+        if isinstance(result, ir.Value):
+            return _own(result)
+        return [_own(v) for v in result] if isinstance(result, (list, tuple)) else result
+
+    return translate
+
+
+class _BySign:
+    """A graph's constants, in which 0.0 and -0.0 are two: a dictionary takes them for one key."""
+
+    def __init__(self, known: dict[Any, ir.Value]) -> None:
+        self._known = known
+
+    def get(self, key: tuple[Any, ir.DataType]) -> ir.Value | None:
+        """The constant of a number, or of several, in an element type."""
+        return self._known.get(_signed(key))
+
+    def __setitem__(self, key: tuple[Any, ir.DataType], constant: ir.Value) -> None:
+        self._known[_signed(key)] = constant
+
+
+def _signed(key: tuple[Any, ir.DataType]) -> tuple[Any, ...]:
+    numbers = key[0] if isinstance(key[0], tuple) else key[:1]
+    return (*key, *(math.copysign(1, n) for n in numbers if isinstance(n, float)))
+
+
+def _own(value: Any) -> Any:
+    nodes = recorded_nodes()
+    if not isinstance(value, ir.Value) or any(value.producer() is node for node in nodes):
+        return value
+    node = ir.Node("", "Identity", [value], num_outputs=1)
+    nodes.append(node)
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    return node.outputs[0]
+
+
+def torchlib_translation(target: Any) -> Callable[..., Any] | None:
+    """torch.onnx's translation of an operator for real numbers."""
+    metas = _torchlib().get_decomps(target)
+    return next((meta.onnx_function for meta in metas if not meta.is_complex), None)
+
+
+def has_translation(node: torch.fx.Node, known: _registration.ONNXRegistry) -> bool:
+    """Whether torch.onnx, with the translations of ``known``, can translate ``node``."""
+    return _dispatching.dispatch(node, known)[0] is not None
+
+
+def to_onnx(program: torch.export.ExportedProgram, table: Table) -> ir.Model:
+    """Translate a decomposed program, with nothing pruned or optimised.
+
+    ``torch.onnx.export`` would decompose a second time, and drop the values that only a mutation
+    needs and the outputs that only a gradient reads.
+    """
+    known = _with_results_of_its_own(registry(table))
+    dtypes = {node: _dtype(node) for node in program.graph.nodes}
+    with quiet():
+        # torch 2.11 takes the first operator that runs here for the promoted one, and where an input
+        # requires a gradient that is the question for its device.
+        with torch.no_grad():
+            _promote_types(program)
+        for node, dtype in dtypes.items():
+            _keep_dtype(node, dtype)
+        sync_output_names(program)
+        return _core._exported_program_to_onnx_program(program, registry=known).model
+
+
+class _Promotion(_type_promotion._TypePromotionInterpreter):
+    """torch.onnx's promotion of types, which runs every node to learn what the graph's metadata says."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Promote the arguments of a node, and return the value that the trace has of it."""
+        rule = _type_promotion.get_type_promotion_rule(n, self.type_promotion_table)
+        if rule:
+            with self._set_current_node(n):
+                self._maybe_promote_node(n, rule)
+        return n.meta.get("val")
+
+
+def _promote_types(program: torch.export.ExportedProgram) -> None:
+    mode = fake_mode(program.graph)
+    if mode is None:
+        return
+    values = [n.meta.get("val") for n in program.graph.find_nodes(op="placeholder")]
+    promotion = _Promotion(program.graph_module, _promotion_table())
+    # Sizes that vary stay so in the rules of the Python dispatcher.
+    with mode, enable_python_dispatcher(), preserve_node_meta():
+        promotion.run(*values, enable_io_processing=False)
+
+
+@functools.cache
+def _promotion_table() -> Any:
+    return _type_promotion.TypePromotionTable()
+
+
+def _dtype(node: torch.fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    if node.target is operator.getitem:
+        source, index = node.args
+        value = source.meta["val"][index]  # type: ignore[union-attr]
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _keep_dtype(node: torch.fx.Node, dtype: torch.dtype | None) -> None:
+    """Give the result of a node the type that it has in eager, where torch.onnx promotes it for good.
+
+    Raises:
+        UnsupportedOperatorError: what was computed in another type is not what eager computes.
+    """
+    found = _dtype(node)
+    if found is dtype or dtype is None or node.op != "call_function":
+        return
+    if found is not torch.float32 or dtype not in (torch.float16, torch.bfloat16):
+        raise UnsupportedOperatorError(
+            f"{node.target} at {source_line(node)} gives {dtype} in eager PyTorch, and {found} in the "
+            f"translation of torch.onnx. Convert its arguments with .to(dtype), or register a translation "
+            f"with torch2ort.register_symbolic"
+        )
+    with node.graph.inserting_after(node):
+        result = node.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+    node.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
+    result.meta = dict(node.meta)
+    value = node.meta["val"]
+    if node.target is operator.getitem:
+        value = node.meta["val"] = node.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr]
+    result.meta["val"] = value.to(dtype)
+
+
+def recorded_nodes() -> list[ir.Node]:
+    """The list that collects the nodes of the translation function now running."""
+    nodes: list[ir.Node] = onnxscript.evaluator.default().nodes  # type: ignore[attr-defined]
+    return nodes
+
+
+ConversionError = _errors.ConversionError
+
+
+def failing_node(error: BaseException) -> str | None:
+    """Name of the FX node that torch.onnx could not translate, read out of its error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        match = re.match(r"Error when translating node %?(\w+)", str(cause))
+        if match:
+            return match.group(1)
+        cause = cause.__cause__
+    return None
+
+
+def sync_output_names(program: torch.export.ExportedProgram) -> None:
+    """Make the signature name the nodes that the graph now returns."""
+    signature = program.graph_signature
+    specs = []
+    for spec, node in zip(signature.output_specs, program.graph.output_node().args[0], strict=True):
+        if isinstance(node, torch.fx.Node) and getattr(spec.arg, "name", None) not in (None, node.name):
+            spec = dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))
+        specs.append(spec)
+    program._graph_signature = dataclasses.replace(signature, output_specs=specs)
+
+
+def remove_assertions(program: torch.export.ExportedProgram) -> None:
+    """Erase torch's own assertions from a program."""
+    _fx_passes.remove_assertion_nodes(program.graph_module)
+
+
+def untranslated(table: Table) -> dict[Any, Callable[..., Any]]:
+    """Torch's decompositions of what neither torch.onnx nor ``table`` translates."""
+    known: Any = {meta.fx_target for metas in registry(table).functions.values() for meta in metas}
+    return _decomp.create_onnx_friendly_decomposition_table(known)
