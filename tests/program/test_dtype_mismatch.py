@@ -100,7 +100,7 @@ def test_numbers_that_an_integer_dtype_does_not_hold_are_taken_as_in_eager(body,
     with pytest.raises(torch2ort.DtypeError) as caught:
         torch2ort.export(Body(body), (x,))
     assert re.fullmatch(
-        rf"aten\.\S+ at \S+test_dtype_refusals\.py:\d+, in forward: return self\.body\(x\): eager PyTorch "
+        rf"aten\.\S+ at \S+test_dtype_mismatch\.py:\d+, in forward: return self\.body\(x\): eager PyTorch "
         rf"refuses the number -?300 for {dtype} \({re.escape(expected[1])}\)\. Take one that the dtype holds",
         str(caught.value),
     )
@@ -119,7 +119,7 @@ def test_bounds_that_eager_refuses_and_tracing_takes_are_refused_with_their_line
     with pytest.raises(torch2ort.DtypeError) as caught:
         torch2ort.export(Body(CLAMPS["above int8"][1]), (torch.ones(1, dtype=torch.int8),))
     assert re.fullmatch(
-        r"aten\.clamp\.default at \S+test_dtype_refusals\.py:\d+, in forward: return self\.body\(x\): eager "
+        r"aten\.clamp\.default at \S+test_dtype_mismatch\.py:\d+, in forward: return self\.body\(x\): eager "
         r"PyTorch refuses its bounds for torch\.int8 \(value cannot be converted to type int8_t without "
         r"overflow\)\. Take bounds that the dtype holds",
         str(caught.value),
