@@ -13,9 +13,9 @@ import torch
 from torch2ort.errors import SchemaError
 from torch2ort.io_schema import _json
 from torch2ort.io_schema._difference import difference, differing_path
-from torch2ort.io_schema._guard import Matcher, matcher_of
 from torch2ort.io_schema._paths import tensor_names
 from torch2ort.io_schema._structure import Node
+from torch2ort.io_schema._structure_matcher import Matcher, matcher_of
 
 _SHOWN_TENSORS = 8
 
