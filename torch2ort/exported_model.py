@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class ExportedModel:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | Callable[[], Graph],
         weights: Mapping[str, torch.Tensor],
         interface: Interface,
         *,
@@ -43,7 +44,7 @@ class ExportedModel:
         options: Options,
         cache: CacheReport | None = None,
     ) -> None:
-        self._graph = graph
+        self._made = graph
         self._weights = weights
         self._interface = interface
         self._options = options
@@ -52,6 +53,11 @@ class ExportedModel:
         self._proto: onnx.ModelProto | None = None
         self.training = training
         self.cache = cache or CacheReport()
+
+    @functools.cached_property
+    def _graph(self) -> Graph:
+        """The graph; that of a training step is translated when it is asked for."""
+        return self._made if isinstance(self._made, Graph) else self._made()
 
     @property
     def proto(self) -> onnx.ModelProto:

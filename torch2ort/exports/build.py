@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,12 @@ from torch2ort.capture.trace import Trace, trace
 from torch2ort.errors import ExportError
 from torch2ort.exports.export_cache import reuse_or_build
 from torch2ort.exports.export_result import Built
+from torch2ort.exports.lazy_graph import LazyGraph, lazy_graph, log_graph
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.debug_dumps import save_stage
-from torch2ort.graph.graph import Graph
+from torch2ort.graph.graph import GraphSignature
 from torch2ort.graph.interface import Interface
-from torch2ort.graph.node_provenance import Origin
-from torch2ort.log import DEVINFO, logger, quiet
+from torch2ort.log import logger, quiet
 from torch2ort.options import Options
 from torch2ort.program.autocast_casts import settle_autocast
 from torch2ort.program.detach_range_bounds import detach_bounds
@@ -31,7 +31,8 @@ from torch2ort.program.target import Target
 from torch2ort.program.traced_program import Program, Source, kept_program, source_of
 from torch2ort.pythonop.autocast import off
 from torch2ort.support.startup_timing import TRACE, TRANSLATE, phase
-from torch2ort.symbolics.lowering import lower, sizes_of
+from torch2ort.symbolics import check
+from torch2ort.symbolics.lowering import lower, signature_of, sizes_of
 
 
 def build(
@@ -92,8 +93,28 @@ def build(
     built = reuse_or_build(model, call, settings, options, afresh, any_sizes=any_sizes and not with_hooks)
     if target.is_trained and built.program is None:
         again = replace(call, dim_specs=_dim_specs(built.interface.sizes))
-        built = replace(built, program=Program(lambda: _traced_again(built, afresh(again))))
+        zeros = _zeros(again)
+        built = replace(
+            built,
+            program=Program(lambda: _traced_again(built, afresh(again))),
+            lazy=LazyGraph(lambda: afresh(zeros()).graph),
+        )
     return built
+
+
+def _zeros(call: Call) -> Callable[[], Call]:
+    """Makes a call of zeros that is like another one, and does not hold its tensors."""
+    forms = [(t.size(), t.stride(), t.dtype, t.device, t.requires_grad) for t in call.tensors]
+    call = replace(call, tensors=())
+
+    def make() -> Call:
+        tensors = [
+            torch.empty_strided(size, stride, dtype=dtype, device=device).zero_().requires_grad_(required)
+            for size, stride, dtype, device, required in forms
+        ]
+        return replace(call, tensors=tensors)
+
+    return make
 
 
 def _dim_specs(sizes: Sizes) -> list[DimSpec]:
@@ -140,18 +161,23 @@ def _export(
             traced.sites.update({site.key: site for site in sites})
             detach_bounds(traced.program.graph_module)
             if target.is_trained:
+                check(traced.program, target)
+                signature, weights = signature_of(model, traced, call.schema)
                 program = kept_program(traced)
-            with phase(TRANSLATE):
-                graph, weights = lower(model, traced, call.schema, target)
-    save_stage(options, f"{type(model).__name__}_exported", graph.proto)
-    if logger.isEnabledFor(DEVINFO):
-        logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, _report(graph))
-    counts = len(graph.proto.graph.node), len(graph.sites)
-    logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, *counts)
-    interface = _interface(call, traced, graph)
-    source = None if program is None else source_of(program, traced, graph)
+            if program is None or options.save_onnx_dir is not None:
+                with phase(TRANSLATE):
+                    graph, weights = lower(model, traced, call.schema, target)
+                save_stage(options, f"{type(model).__name__}_exported", graph.proto)
+                log_graph(model, graph)
+                signature = graph
+    lazy = None
+    source = None if program is None else source_of(program, traced, signature)
+    interface = _interface(call, traced, signature)
+    if program is not None and options.save_onnx_dir is None:
+        logger.info("traced %s: %d operators", type(model).__name__, len(program.graph.nodes))
+        lazy = lazy_graph(model, traced, call.schema, target)
     return Built(
-        graph,
+        signature,
         weights,
         interface,
         target.training,
@@ -160,12 +186,20 @@ def _export(
         traced.tracked,
         traced.dead_ends,
         effects=traced.effects,
+        writer=_writer(signature, traced),
         program=None if source is None else Program(lambda: source),
+        lazy=lazy,
     )
 
 
-def _interface(call: Call, traced: Trace, graph: Graph) -> Interface:
-    sizes = sizes_of(traced, graph.inputs)
+def _writer(signature: GraphSignature, traced: Trace) -> str | None:
+    """The first Function that writes to objects, empty where the model writes; ``None`` if none does."""
+    functions = (site.func_name for site in traced.sites.values() if site.known_result.effects)
+    return "" if signature.mutations else next(functions, "" if traced.effects else None)
+
+
+def _interface(call: Call, traced: Trace, signature: GraphSignature) -> Interface:
+    sizes = sizes_of(traced, signature.inputs)
     return Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned, call.same)
 
 
@@ -176,13 +210,9 @@ def _traced_again(built: Built, again: Built) -> Source:
         ExportError: it is another one.
     """
     assert again.program is not None
-    graph, other = built.graph, again.graph
     for found, kept in (
         (_accepted(again.interface.sizes), _accepted(built.interface.sizes)),
-        (other.feeds, graph.feeds),
-        (other.weights, graph.weights),
-        (other.outputs, graph.outputs),
-        (other.mutations, graph.mutations),
+        (again.signature, built.signature),
     ):
         if found != kept:
             raise ExportError(
@@ -213,17 +243,3 @@ def _refuse_hook(model: torch.nn.Module, what: str) -> None:
         f"{type(model).__name__}: {what} which a graph cannot call. Hooks of the model itself and of its "
         f"parameters work; for others put the computation into the backward of a torch.autograd.Function"
     )
-
-
-def _report(graph: Graph) -> str:
-    """Return a line per kind of operator with its count, then one per call that runs in Python."""
-    nodes = graph.proto.graph.node
-    counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
-    lines = [f"  {count:>5}  {name}" for name, count in counts.most_common()]
-    for node in nodes:
-        site = graph.sites.get(node.name)
-        if site is not None:
-            origin = Origin.of(node)
-            where = f" ({origin.line})" if origin.line else ""
-            lines.append(f"  {node.name} runs {site.func_name} in Python{where}")
-    return "\n".join(lines)

@@ -28,7 +28,8 @@ from torch2ort.capture.sample_call import Call
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
 from torch2ort.exports.export_result import Built
 from torch2ort.exports.function_lookup import bind_places, places_of
-from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface, recorded_signature
 from torch2ort.graph.graph_traversal import load_sites
 from torch2ort.log import logger
 from torch2ort.options import Options
@@ -234,7 +235,7 @@ def _log_miss(store: Store, key: Key) -> None:
 
 
 def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
-    graph, interface = built.graph, built.interface
+    graph, interface = built.signature, built.interface
     if built.effects:
         raise Unkeyable(f"forward changes {built.effects.places[0]}, an object of this process")
     for name, tensor in _weights(model, graph.weights).items():
@@ -250,17 +251,22 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
         "views": [None if v is None else v.stored() for v in built.views],
         "tracked": list(built.tracked),
         "dead_ends": [list(end) for end in built.dead_ends],
-        "functions": places_of(graph.sites, key),
+        "writer": built.writer,
     }
-    return Kept(data, {_FILE: graph.proto.SerializeToString()})
+    if not isinstance(graph, Graph):
+        return Kept(data, {})
+    functions = places_of(graph.sites, key)
+    return Kept({**data, "functions": functions}, {_FILE: graph.proto.SerializeToString()})
 
 
 def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
     data = kept.data
-    proto = onnx.load_from_string(kept.files[_FILE])
-    sites = load_sites(proto.graph)
-    bind_places(sites, data["functions"], key)
-    graph = recorded_graph(data, proto, sites, data["weights"])
+    graph = recorded_signature(data, data["weights"])
+    if _FILE in kept.files:
+        proto = onnx.load_from_string(kept.files[_FILE])
+        sites = load_sites(proto.graph)
+        bind_places(sites, data["functions"], key)
+        graph = recorded_graph(data, proto, sites, data["weights"])
     outputs = io_schema.Schema.from_json(data["outputs"])
     interface = recorded_interface(data, call.signature, call.schema, outputs)
     return Built(
@@ -275,6 +281,7 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
             DeadEnd(output, leaf, tuple(inputs), tuple(weights))
             for output, leaf, inputs, weights in data["dead_ends"]
         ),
+        writer=data["writer"],
     )
 
 

@@ -13,7 +13,8 @@ from torch2ort.capture.aliased_outputs import Origin
 from torch2ort.capture.orphan_grad_outputs import DeadEnd
 from torch2ort.capture.output_views import View
 from torch2ort.effects import NO_EFFECTS, Effects
-from torch2ort.graph.graph import Graph
+from torch2ort.exports.lazy_graph import LazyGraph
+from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.interface import Interface
 from torch2ort.program.traced_program import Program
 
@@ -23,7 +24,7 @@ class Built:
     """An exported graph whose weights are still the model's own.
 
     Attributes:
-        graph: weights are graph inputs.
+        signature: names of the graph's tensors; the graph itself where it is translated already.
         weights: graph input -> the model's tensor.
         interface: how a call maps to the graph's inputs and outputs.
         training: the mode that was exported.
@@ -34,10 +35,12 @@ class Built:
         effects: what a run leaves in Python objects; its tensors are the last outputs.
         report: what the export cache did.
         shelf: where engines keep what they build from the graph.
+        writer: the first Function that writes to objects, empty where the model does; ``None`` if none does.
         program: the traced program, for an engine that differentiates it itself.
+        lazy: makes the graph where it is not translated yet.
     """
 
-    graph: Graph
+    signature: GraphSignature
     weights: dict[str, torch.Tensor]
     interface: Interface
     training: bool
@@ -48,15 +51,19 @@ class Built:
     report: CacheReport = field(default_factory=CacheReport)
     shelf: Shelf | None = None
     effects: Effects = NO_EFFECTS
+    writer: str | None = None
     program: Program | None = None
+    lazy: LazyGraph | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, translated by now; its weights are graph inputs."""
+        if isinstance(self.signature, Graph):
+            return self.signature
+        assert self.lazy is not None
+        return self.lazy.graph()
 
     @functools.cached_property
     def is_tied(self) -> bool:
         """Whether an output is, views or requires a gradient of something that no run of the graph makes."""
         return any(self.origins) or any(self.views) or bool(self.dead_ends)
-
-    @functools.cached_property
-    def writer(self) -> str | None:
-        """The first Function that writes to objects, empty where the model writes; ``None`` if none does."""
-        functions = (site.func_name for site in self.graph.sites.values() if site.known_result.effects)
-        return "" if self.graph.mutations else next(functions, "" if self.effects else None)

@@ -9,29 +9,24 @@ import onnx
 from torch2ort.graph.mutation import Mutation
 from torch2ort.pythonop import Site
 
-__all__ = ["Graph", "Mutation", "with_outputs"]
+__all__ = ["Graph", "GraphSignature", "Mutation", "with_outputs"]
 
 
 @dataclass(frozen=True)
-class Graph:
-    """An exported graph whose weights are graph inputs, and all that an engine must know of it.
+class GraphSignature:
+    """Names of the tensors that go into an exported graph and come out of it.
 
     Attributes:
-        proto: inputs are :attr:`inputs`, then the keys of :attr:`weights`; outputs are
-            :attr:`outputs`, then those of :attr:`mutations`.
         inputs: names of the model's tensor inputs.
         weights: graph input -> name of the parameter, buffer or constant that is fed to it.
         outputs: names of the model's tensor outputs.
         mutations: writes to buffers and inputs.
-        sites: the site of each PythonOp node, by node name.
     """
 
-    proto: onnx.ModelProto
     inputs: tuple[str, ...]
     weights: dict[str, str]
     outputs: tuple[str, ...]
     mutations: tuple[Mutation, ...]
-    sites: dict[str, Site]
 
     @property
     def feeds(self) -> tuple[str, ...]:
@@ -42,6 +37,20 @@ class Graph:
     def fetches(self) -> tuple[str, ...]:
         """Every graph output, in order."""
         return (*self.outputs, *(m.output for m in self.mutations))
+
+
+@dataclass(frozen=True)
+class Graph(GraphSignature):
+    """An exported graph whose weights are graph inputs, and all that a session must know of it.
+
+    Attributes:
+        proto: inputs are :attr:`inputs`, then the keys of :attr:`weights`; outputs are
+            :attr:`outputs`, then those of :attr:`mutations`.
+        sites: the site of each PythonOp node, by node name.
+    """
+
+    proto: onnx.ModelProto
+    sites: dict[str, Site]
 
     @property
     def uses_rng(self) -> bool:

@@ -10,13 +10,13 @@ import onnx
 from torch2ort import io_schema
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.accepted_sizes import Sizes
-from torch2ort.graph.graph import Graph
+from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.mutation import Mutation
 from torch2ort.pythonop import Site
 
 
-def record(graph: Graph, interface: Interface) -> dict[str, Any]:
+def record(graph: GraphSignature, interface: Interface) -> dict[str, Any]:
     """What a JSON text holds of both, beside signature and schemas."""
     sizes = interface.sizes
     return {
@@ -45,13 +45,20 @@ def recorded_graph(
     Raises:
         KeyError: something is missing.
     """
-    return Graph(
-        proto=proto,
+    return Graph(**vars(recorded_signature(data, weights)), proto=proto, sites=sites)
+
+
+def recorded_signature(data: Mapping[str, Any], weights: Mapping[str, str]) -> GraphSignature:
+    """The names that :func:`record` wrote down.
+
+    Raises:
+        KeyError: something is missing.
+    """
+    return GraphSignature(
         inputs=tuple(data["graph_inputs"]),
         weights=dict(weights),
         outputs=tuple(data["graph_outputs"]),
         mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
-        sites=sites,
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator as python
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torch2ort._torch.dispatch import OpOverload, schema_of
+from torch2ort._torch.fake_tensors import fake_mode
 
 aten = torch.ops.aten
 # Normalisations -> how many of their last results are new running statistics.
@@ -55,14 +55,33 @@ def with_eagers_types(
 
 
 def tell_eagers_types(graph: torch.fx.Graph) -> None:
-    """Have what stands for a node's results be of the element types that eager PyTorch gives them."""
+    """Have what stands for a node's results be of the element types that eager PyTorch gives them.
+
+    So are the results of what reads them.
+    """
+    changed: set[torch.fx.Node] = set()
     for node in graph.nodes:
-        if node.target not in _TOLD_WRONGLY:
+        reads_changed = not changed.isdisjoint(node.all_input_nodes)
+        if node.op != "call_function" or not (node.target in _TOLD_WRONGLY or reads_changed):
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        values = node.meta["val"]
-        with next(v for v in values if v is not None).fake_mode:
-            node.meta["val"] = tuple(with_eagers_types(node.target, arguments, keywords, values))
-        for user in node.users:
-            if user.target is python.getitem:
-                user.meta["val"] = node.meta["val"][user.args[1]]
+        before = node.meta["val"]
+        if reads_changed:
+            with _mode_of(graph), torch.no_grad():
+                node.meta["val"] = node.target(*arguments, **keywords)
+        with _mode_of(graph):
+            values = with_eagers_types(node.target, arguments, keywords, node.meta["val"])
+        node.meta["val"] = tuple(values) if isinstance(before, tuple) else values
+        if _dtypes(node.meta["val"]) != _dtypes(before):
+            changed.add(node)
+
+
+def _mode_of(graph: torch.fx.Graph) -> Any:
+    mode = fake_mode(graph)
+    assert mode is not None, "a program without tensors has no operators"
+    return mode
+
+
+def _dtypes(values: Any) -> list[torch.dtype]:
+    several = values if isinstance(values, (list, tuple)) else (values,)
+    return [value.dtype for value in several if isinstance(value, torch.Tensor)]

@@ -158,6 +158,9 @@ class _Settler:
             return
         probe = _Probe(node)
         casted = probe.log(state)
+        if casted is None and probe.log(None) is None:
+            # A kernel in C++ takes no sizes that vary, and shows nothing of its casts.
+            raise _refused(node, state, "may cast inside of it where sizes vary")
         if casted is None:
             return  # The user's own error, which the trace did not meet either.
         if any(call[0] in _CASTS_INSIDE for call in casted.calls):

@@ -3,19 +3,105 @@
 from __future__ import annotations
 
 import operator
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NoReturn
 
 import onnx_ir as ir
 import torch
 from torch.export.graph_signature import OutputKind
 
-from torch2ort.errors import UnsupportedOperatorError
+from torch2ort._torch.dispatch import OpOverload
+from torch2ort.capture.trace import PREFIX
+from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.graph.mutation import Mutation
+from torch2ort.program.alias_analysis import first_of, written_by
+from torch2ort.program.kernel_sites import arguments_of
 
+# Their schemas do not tell that they update running statistics -> the argument that says whether they do.
+_NORMALIZATIONS: dict[Any, str] = {
+    torch.ops.aten.batch_norm.default: "training",
+    torch.ops.aten.instance_norm.default: "use_input_stats",
+}
 _KINDS: dict[OutputKind, Literal["buffer", "input"]] = {
     OutputKind.BUFFER_MUTATION: "buffer",
     OutputKind.USER_INPUT_MUTATION: "input",
 }
+
+
+def mutations_of(program: torch.export.ExportedProgram, model: str) -> tuple[Mutation, ...]:
+    """The writes of a program that is not functional yet, buffers first, in the order of its inputs.
+
+    Args:
+        program: without regions; each mutation names an input of it.
+        model: name of the model's class.
+
+    Raises:
+        ExportError: it writes to a constant.
+        UnsupportedOperatorError: it writes to a parameter.
+    """
+    signature = program.graph_signature
+    constants = signature.inputs_to_lifted_tensor_constants
+    written = {first_of(target) for node in program.graph.nodes for target in _written_by(node)}
+    mutations: list[Mutation] = []
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node not in written:
+            continue
+        name = node.name
+        if name in constants:
+            refuse_written_constant(model, constants[name])
+        if name in signature.inputs_to_parameters:
+            _refuse_mutation(signature.inputs_to_parameters[name], OutputKind.PARAMETER_MUTATION)
+        kind: Literal["buffer", "input"] = "buffer" if name in signature.inputs_to_buffers else "input"
+        target = signature.inputs_to_buffers.get(name, name)
+        if kind == "buffer":
+            _refuse_shared(model, program, target, constants.values())
+        mutations.append(Mutation(f"{target}.updated", kind, target))
+    return tuple(mutations)
+
+
+def _written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The arguments whose values ``node`` changes, those that its schema does not tell among them."""
+    if node.target in _NORMALIZATIONS:
+        given = arguments_of(node)
+        if given[_NORMALIZATIONS[node.target]]:
+            yield from (n for n in (given["running_mean"], given["running_var"]) if n is not None)
+    # What changes the form of a tensor alone, as detach_() and t_(), leaves its values.
+    elif isinstance(node.target, OpOverload) and torch.Tag.inplace_view not in node.target.tags:
+        yield from written_by(node)
+
+
+def _refuse_shared(
+    model: str, program: torch.export.ExportedProgram, buffer: str, constants: Iterable[str]
+) -> None:
+    """Refuse a write into a buffer that the model reads under another name, too."""
+    tensors = {**program.state_dict, **program.constants}
+    memory = tensors[buffer].untyped_storage().data_ptr()
+    for name in constants:
+        value = tensors[name]
+        if isinstance(value, torch.Tensor) and memory and value.untyped_storage().data_ptr() == memory:
+            raise ExportError(
+                f"{model}: forward writes to the buffer '{buffer.removeprefix(PREFIX)}', whose memory the "
+                f"model reads through another tensor, too. Read the buffer itself, or write to a clone of it"
+            )
+
+
+def refuse_written_constant(model: str, name: str) -> NoReturn:
+    """Refuse a write into a tensor of the model that is no buffer.
+
+    Raises:
+        ExportError: always.
+    """
+    name = name.removeprefix(PREFIX)
+    if name.startswith("lifted_tensor"):
+        raise ExportError(
+            f"{model}: forward writes to a tensor that is no attribute of a module of the model, so "
+            f"that a graph would not. Make it a buffer with register_buffer; put a module that is in "
+            f"a list or a dict into torch.nn.ModuleList or ModuleDict"
+        )
+    raise ExportError(
+        f"{model}: forward writes to the tensor '{name}', which is no buffer, so that a "
+        f"graph would not. Make it one with register_buffer"
+    )
 
 
 def refuse_other_mutations(program: torch.export.ExportedProgram) -> None:
@@ -27,11 +113,15 @@ def refuse_other_mutations(program: torch.export.ExportedProgram) -> None:
                 "graph has no order in which such effects come. Put the call into a torch.autograd.Function"
             )
         if spec.kind != OutputKind.USER_OUTPUT and spec.kind not in _KINDS:
-            raise UnsupportedOperatorError(
-                f"forward writes into {spec.target!r}, which is no buffer and no input "
-                f"({spec.kind.name.lower()}); a graph can update buffers and inputs only. Update it outside "
-                f"of forward, or make it a buffer"
-            )
+            _refuse_mutation(spec.target, spec.kind)
+
+
+def _refuse_mutation(target: str | None, kind: OutputKind) -> NoReturn:
+    raise UnsupportedOperatorError(
+        f"forward writes into {target!r}, which is no buffer and no input "
+        f"({kind.name.lower()}); a graph can update buffers and inputs only. Update it outside "
+        f"of forward, or make it a buffer"
+    )
 
 
 def add_mutation_outputs(model: ir.Model, program: torch.export.ExportedProgram) -> tuple[Mutation, ...]:

@@ -10,7 +10,7 @@ import torch
 
 from torch2ort.capture.trace import PREFIX, Trace
 from torch2ort.errors import ExportError
-from torch2ort.graph.graph import Graph
+from torch2ort.graph.graph import GraphSignature
 from torch2ort.pythonop import Site
 
 
@@ -70,13 +70,13 @@ def kept_program(traced: Trace) -> torch.fx.GraphModule:
     return copied
 
 
-def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: Graph) -> Source:
+def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: GraphSignature) -> Source:
     """What an engine needs to differentiate a program.
 
     Args:
         graph_module: of :func:`kept_program`.
         traced: the trace.
-        graph: what it was translated to.
+        graph: names of what it is translated to.
 
     Raises:
         ExportError: a placeholder is no tensor.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 import torch
 
 from torch2ort import io_schema, shape_infer, symbolics
 from torch2ort.capture.trace import PREFIX, Trace
-from torch2ort.errors import ExportError
 from torch2ort.graph.accepted_sizes import Sizes
-from torch2ort.graph.graph import Graph
+from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.mutation import Mutation
 from torch2ort.graph.random_nodes import leaves_more
 from torch2ort.program.effect_order import keep_order, run_unread
+from torch2ort.program.mutated_inputs import mutations_of, refuse_written_constant
 from torch2ort.program.target import Target
 from torch2ort.program.unrepresentable_tensors import refuse_complex_weight
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
@@ -28,7 +28,7 @@ from torch2ort.symbolics.cleanup import drop_unread_constants
 from torch2ort.symbolics.python_op_nodes import SiteNodes, shown_sites
 from torch2ort.symbolics.registered import translating
 from torch2ort.symbolics.type_check import refuse_mistyped
-from torch2ort.symbolics.value_names import name_interface, separate_outputs
+from torch2ort.symbolics.value_names import interface_names, name_interface, separate_outputs
 
 
 def lower(
@@ -61,14 +61,11 @@ def lower(
         translated.model.opset_imports.setdefault("com.microsoft", 1)
     keep_order(graph, {name for name, site in sites.items() if leaves_more(site)})
     weights = _lift_weights(translated.model, model, traced.program)
-    names = [leaf.name or "input" for leaf in inputs.leaves]
     separate_outputs(graph)
     run_unread(graph, sites)
     drop_unread_constants(graph)
-    returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
-    left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
-    targets = _targets(translated.mutations, traced, names)
-    name_interface(graph, names, [*returned, *left, *(f"{target}.updated" for target in targets)], PREFIX)
+    names, wanted, targets = _wanted_names(traced, inputs, translated.mutations)
+    name_interface(graph, names, wanted, PREFIX)
     with phase(SHAPES), shown_sites(graph, sites):
         shape_infer.infer(translated.model, size_names)
     proto = ir.to_proto(translated.model)
@@ -100,28 +97,75 @@ def _translate(name: str, traced: Trace, nodes: SiteNodes, target: Target) -> sy
         except UserError as carrier:
             raise carrier.error from None
         except RuntimeError as error:
-            written = re.match(r"Constant (?:model\.)?(\S+) is mutated in the forward method", str(error))
+            written = re.match(r"Constant (\S+) is mutated in the forward method", str(error))
             if written is None:
                 raise
-            if written[1].startswith("lifted_tensor"):
-                raise ExportError(
-                    f"{name}: forward writes to a tensor that is no attribute of a module of the model, so "
-                    f"that a graph would not. Make it a buffer with register_buffer; put a module that is in "
-                    f"a list or a dict into torch.nn.ModuleList or ModuleDict"
-                ) from error
-            raise ExportError(
-                f"{name}: forward writes to the tensor '{written[1]}', which is no buffer, so that a graph "
-                f"would not. Make it one with register_buffer"
-            ) from error
+            refuse_written_constant(name, written[1])
 
 
-def _targets(mutations: Sequence[Mutation], traced: Trace, names: Sequence[str]) -> list[str]:
-    """The final name of what each of ``mutations`` writes to."""
+def _wanted_names(
+    traced: Trace, inputs: io_schema.Schema, mutations: Sequence[Mutation]
+) -> tuple[list[str], list[str], list[str]]:
+    """Names of the inputs, wanted names of the outputs, and the final name of each mutation's target."""
+    names = [leaf.name or "input" for leaf in inputs.leaves]
     placeholders = list(traced.program.graph_signature.user_inputs)
-    return [
+    targets = [
         m.target.removeprefix(PREFIX) if m.kind == "buffer" else names[placeholders.index(m.target)]
         for m in mutations
     ]
+    returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
+    left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
+    return names, [*returned, *left, *(f"{target}.updated" for target in targets)], targets
+
+
+def signature_of(
+    model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema
+) -> tuple[GraphSignature, dict[str, torch.Tensor]]:
+    """The names of a graph that nobody has asked for yet.
+
+    Args:
+        model: the traced module.
+        traced: one trace of it, without regions.
+        inputs: schema of the call that was traced.
+
+    Returns:
+        The names, and the weights: graph input -> the model's tensor.
+
+    Raises:
+        ExportError: forward writes to a tensor that is no buffer.
+        UnsupportedOperatorError: it writes to a parameter.
+    """
+    program = traced.program
+    report_unmatched(site.function for site in traced.sites.values() if site.function is not None)
+    mutations = mutations_of(program, type(model).__name__)
+    names, wanted, targets = _wanted_names(traced, inputs, mutations)
+    tensors = _tensors_of(model, program)
+    read = [origin for origin in _origins(program) if origin in tensors]
+    weights, outputs = interface_names(names, read, wanted, PREFIX)
+    count = len(traced.tracked)
+    signature = GraphSignature(
+        inputs=tuple(names),
+        weights={name: origin.removeprefix(PREFIX) for name, origin in zip(weights, read, strict=True)},
+        outputs=tuple(outputs[:count]),
+        mutations=tuple(
+            Mutation(output, mutation.kind, target)
+            for output, mutation, target in zip(outputs[count:], mutations, targets, strict=True)
+        ),
+    )
+    return signature, {name: tensors[origin] for name, origin in zip(weights, read, strict=True)}
+
+
+def _origins(program: torch.export.ExportedProgram) -> Iterator[str]:
+    """The names, in a program, of the tensors of the model that it reads or writes."""
+    signature = program.graph_signature
+    origins = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.users and node.name in origins:
+            yield origins[node.name]
 
 
 def _lift_weights(
@@ -132,22 +176,14 @@ def _lift_weights(
     Returns:
         The graph input, its name in the model, and the model's tensor.
     """
-    live: dict[str, torch.Tensor] = {
-        **dict(module.named_buffers(remove_duplicate=False)),
-        **dict(module.named_parameters(remove_duplicate=False)),
-    }
-    constants = {
-        name.removeprefix(PREFIX): value
-        for name, value in program.constants.items()
-        if name.startswith(PREFIX) and isinstance(value, torch.Tensor)
-    }
+    tensors = _tensors_of(module, program)
     lifted: list[tuple[ir.Value, str, torch.Tensor]] = []
     for name, value in list(model.graph.initializers.items()):
         if not name.startswith(PREFIX):
             # A constant of the program's own, which may have the name of a buffer.
             continue
         origin = name.removeprefix(PREFIX)
-        tensor = live.get(origin, constants.get(origin))
+        tensor = tensors.get(name)
         if tensor is None:
             continue
         refuse_complex_weight(value, tensor)
@@ -156,6 +192,17 @@ def _lift_weights(
         model.graph.inputs.append(value)
         lifted.append((value, origin, tensor))
     return lifted
+
+
+def _tensors_of(module: torch.nn.Module, program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """The model's tensors by their names in a program, which start with the prefix."""
+    constants = {
+        name: value
+        for name, value in program.constants.items()
+        if name.startswith(PREFIX) and isinstance(value, torch.Tensor)
+    }
+    named = (*module.named_buffers(remove_duplicate=False), *module.named_parameters(remove_duplicate=False))
+    return {**constants, **{PREFIX + name: tensor for name, tensor in named}}
 
 
 def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:

@@ -73,6 +73,30 @@ class Prepared:
     sites: list[Site] = field(default_factory=list)
 
 
+def check(program: torch.export.ExportedProgram, target: Target) -> None:
+    """Refuse what no graph computes as eager does, and inline regions without gradient.
+
+    Args:
+        program: what ``torch.export.export`` gave; it is changed.
+        target: what the graph is for.
+
+    Raises:
+        UnsupportedOperatorError: an operator fits into no graph; the message names it, its line in
+            the model, and what to do.
+        DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors.
+    """
+    _refuse_guessed_sizes(program)
+    if target.has_libraries:
+        refuse_unfit_operators(program.graph_module, user_operators())
+    refuse_mixed_dtypes(program)
+    refuse_unheld_weights(program)
+    inline_grad_regions(program.graph_module)
+    refuse_shared_elements(program.graph_module.graph)
+    draw_in_order_of_memory(program.graph_module.graph)
+    if target.is_trained:
+        refuse_hidden_writes(program.graph_module.graph)
+
+
 def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     """Rewrite a program so that every operator of it can be translated.
 
@@ -89,21 +113,13 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
             the model, and what to do.
         DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors, or bounds for one.
     """
-    _refuse_guessed_sizes(program)
+    check(program, target)
     users = user_operators()
-    if target.has_libraries:
-        refuse_unfit_operators(program.graph_module, users)
-    refuse_mixed_dtypes(program)
-    refuse_unheld_weights(program)
-    inline_grad_regions(program.graph_module)
     if not target.is_half:
         inline_calls(program.graph_module, every=target.inlines_functions)
-    refuse_shared_elements(program.graph_module.graph)
     if target.is_exported:
         separate_layers(program.graph_module.graph)
-    draw_in_order_of_memory(program.graph_module.graph)
     if target.is_trained:
-        refuse_hidden_writes(program.graph_module.graph)
         keep_overwritten(program.graph_module.graph)
     settle_bounds(program.graph_module.graph)
     settle_numbers(program.graph_module.graph)

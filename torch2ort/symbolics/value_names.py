@@ -20,6 +20,27 @@ def separate_outputs(graph: ir.Graph) -> None:
         taken.add(id(graph.outputs[position]))
 
 
+def interface_names(
+    inputs: Sequence[str], weights: Sequence[str], outputs: Sequence[str], prefix: str
+) -> tuple[list[str], list[str]]:
+    """Names of a graph's weights and outputs, all different.
+
+    Args:
+        inputs: names of the model's own inputs, all different.
+        weights: names of the weights, ``prefix`` + the model's name.
+        outputs: wanted names of the outputs.
+        prefix: what tracing put in front of every weight's name. It stays where the short name is taken.
+    """
+    taken = set(inputs)
+
+    def free(name: str, otherwise: str) -> str:
+        found = _free(name, taken, otherwise)
+        taken.add(found)
+        return found
+
+    return [free(w.removeprefix(prefix), w) for w in weights], [free(o, f"{o}_out") for o in outputs]
+
+
 def name_interface(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str], prefix: str) -> None:
     """Rename the graph's inputs and outputs, and take ``prefix`` off its weights' names.
 
@@ -27,19 +48,16 @@ def name_interface(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str
         graph: its first inputs are the model's own, the rest are weights named ``prefix`` + name.
         inputs: wanted names of the model's own inputs, all different.
         outputs: wanted names of the first outputs.
-        prefix: what tracing put in front of every weight's name. It stays where the short name is taken.
+        prefix: as for :func:`interface_names`.
     """
     own, weights = graph.inputs[: len(inputs)], graph.inputs[len(inputs) :]
-    wanted: dict[int, str] = {id(value): name for value, name in zip(own, inputs, strict=True)}
-    taken = set(inputs)
-    for value in weights:
-        name = _free((value.name or "").removeprefix(prefix), taken, value.name or "weight")
-        wanted[id(value)] = name
-        taken.add(name)
-    for value, name in zip(graph.outputs, outputs, strict=False):
-        name = _free(name, taken, f"{name}_out")
-        wanted[id(value)] = name
-        taken.add(name)
+    names = interface_names(inputs, [value.name or "weight" for value in weights], outputs, prefix)
+    wanted: dict[int, str] = {
+        id(value): name
+        for values, given in ((own, inputs), (weights, names[0]), (graph.outputs, names[1]))
+        for value, name in zip(values, given, strict=False)
+    }
+    taken = set(wanted.values())
     for value in _values(graph):
         if id(value) not in wanted and value.name in taken:
             value.name = _free(f"{value.name}_inner", taken, f"{value.name}_inner")

@@ -90,7 +90,7 @@ class Engine:
         target: Target,
         plans: Plans | None = None,
     ) -> None:
-        self._graph, self._options = built.graph, options
+        self._signature, self._options = built.signature, options
         self._made_of = (built, requires_grad, options, target)
         self._startup = current()
         self._tracer = active_tracer()
@@ -113,7 +113,7 @@ class Engine:
             options,
             Passing(
                 tuple(s if isinstance(s, int) else s.value for s in plan.sources),
-                len(self._graph.inputs),
+                len(self._signature.inputs),
                 tuple(plan.fetched),
                 tuple(plan.kept),
                 tuple(plan.donated),
@@ -121,7 +121,7 @@ class Engine:
             readable=self._names_of_inputs(),
         )
         self._saved_feeds = _saved_by_functions(plan, fed, originals)
-        self._feed_count = len(self._graph.feeds)
+        self._feed_count = len(self._signature.feeds)
         self._nodes = {site.key: node for node, site in plan.half.calls.items()}
         self._backwards: dict[frozenset[int], _Backward] = {}
         written = set(plan.written)
@@ -129,7 +129,7 @@ class Engine:
         self.needed = plan.needed
         self.read_outputs = plan.read_outputs
         self.copied = tuple(i for i in plan.needed if i in written)
-        self.weights = tuple(self._graph.weights.values())
+        self.weights = tuple(self._signature.weights.values())
         self.moving = MovingFeeds()
         if self._startup is not None:
             self._startup.expects_more = True
@@ -241,18 +241,18 @@ class Engine:
     def _names_of_inputs(self) -> dict[str, str]:
         """What people call the inputs of the forward half."""
         pairs = zip(self._plan.half.inputs, self._plan.sources, strict=True)
-        return {name: self._graph.feeds[source] for name, source in pairs if isinstance(source, int)}
+        return {name: self._signature.feeds[source] for name, source in pairs if isinstance(source, int)}
 
     def _names_in_backward(self, plan: BackwardPlan) -> dict[str, str]:
         """What people call the inputs and outputs of a backward half."""
         assert plan.half is not None
-        half, graph, inputs = self._plan.half, self._graph, self._names_of_inputs()
+        half, signature, inputs = self._plan.half, self._signature, self._names_of_inputs()
         kept = [half.outputs[i] if i >= 0 else half.inputs[~i] for i in self._plan.kept]
-        given = [f"grad_{graph.fetches[i]}" for i in plan.given]
+        given = [f"grad_{signature.fetches[i]}" for i in plan.given]
         names = dict(zip(plan.half.inputs, [*(inputs.get(k, k) for k in kept), *given], strict=True))
         return {
             **names,
-            **{plan.half.outputs[i]: f"grad_{graph.feeds[f]}" for f, i in plan.gradients.items()},
+            **{plan.half.outputs[i]: f"grad_{signature.feeds[f]}" for f, i in plan.gradients.items()},
         }
 
     def _call(self, native_key: str) -> str:

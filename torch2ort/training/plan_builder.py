@@ -20,7 +20,7 @@ from torch2ort.differentiate.split import Half, Split
 from torch2ort.differentiate.step_target import half_of
 from torch2ort.differentiate.symbolic_shapes import refuse_assumed_of_half
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.graph.graph import Graph
+from torch2ort.graph.graph import GraphSignature
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import Constant, Source
@@ -68,7 +68,7 @@ class Planner:
     @classmethod
     def of_program(
         cls,
-        graph: Graph,
+        signature: GraphSignature,
         source: Source,
         requires_grad: frozenset[str],
         target: Target,
@@ -78,7 +78,7 @@ class Planner:
         """What makes the plans of a program, and the one of its forward half.
 
         Args:
-            graph: the exported graph.
+            signature: names of the tensors of the exported graph.
             source: the program behind it.
             requires_grad: the graph inputs that require gradients.
             target: what the exported graph is for.
@@ -100,11 +100,11 @@ class Planner:
         if tuner is not None and fuses is None:
             # A region takes what lies between convolutions, in the order of its dimensions.
             tuner.lay_out(joint.graph_module.graph)
-        position = {name: i for i, name in enumerate(graph.feeds)}
+        position = {name: i for i, name in enumerate(signature.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
         planner = cls(joint, feeds, target, known, fuses, tuner)
         planner._made.extend(mapped)
-        fetched = (*joint.outputs, *_written(graph, source, joint, requires_grad))
+        fetched = (*joint.outputs, *_written(signature, source, joint, requires_grad))
         return planner, planner._forward(source, fetched, reach)
 
     def _forward(self, source: Source, fetched: Sequence[torch.fx.Node], reach: Reach) -> ForwardPlan:
@@ -177,7 +177,7 @@ class Planner:
 
 
 def _written(
-    graph: Graph, source: Source, joint: Joint, requires_grad: frozenset[str]
+    signature: GraphSignature, source: Source, joint: Joint, requires_grad: frozenset[str]
 ) -> list[torch.fx.Node]:
     """The new value of each tensor that forward writes to, in the order of the graph's mutations.
 
@@ -186,9 +186,9 @@ def _written(
             gradient.
     """
     written = {_name(source.feeds[i]): node for i, node in joint.written.items()}
-    names = {origin: name for name, origin in graph.weights.items()}
+    names = {origin: name for name, origin in signature.weights.items()}
     found = {}
-    for mutation in graph.mutations:
+    for mutation in signature.mutations:
         is_buffer = mutation.kind == "buffer"
         # A buffer that is written over before anybody reads it is none of the graph's weights.
         name = names.get(mutation.target, _OWNED + mutation.target) if is_buffer else mutation.target

@@ -74,7 +74,7 @@ class Plans:
             from torch2ort.training.plan_builder import Planner
 
             self._planner, plan = Planner.of_program(
-                built.graph, program.source(), requires_grad, target, self._fuses, self._tuner()
+                built.signature, program.source(), requires_grad, target, self._fuses, self._tuner()
             )
             return plan
 

@@ -136,7 +136,7 @@ def _refuse_effects(wrapped: WithLoss, built: Built) -> None:
 
 def _origin(built: Built, feed: str | Constant) -> str:
     """The name in the wrapper of what a feed is; empty for a batch's."""
-    return built.graph.weights.get(feed, "") if isinstance(feed, str) else feed.owner
+    return built.signature.weights.get(feed, "") if isinstance(feed, str) else feed.owner
 
 
 def state_names(model: torch.nn.Module, within: torch.nn.Module) -> dict[int, str]:
@@ -160,7 +160,7 @@ def _given(
     for position, feed in enumerate(source.feeds):
         origin = _origin(built, feed).removeprefix("model.")
         name = names.get(id(built.weights.get(feed)), origin) if isinstance(feed, str) else origin
-        if isinstance(feed, str) and feed in built.graph.inputs:
+        if isinstance(feed, str) and feed in built.signature.inputs:
             found[position] = Given("batch", feed, None)
             _refuse_write(joint, position, f"argument {feed!r}")
             continue

@@ -56,10 +56,10 @@ def batch(step: TracedStep) -> dict[str, Tensor]:
     Raises:
         ExportError: a tensor has no type of numpy's.
     """
-    sizes, graph = step.built.interface.sizes, step.built.graph
+    sizes, signature = step.built.interface.sizes, step.built.signature
     tensors = {given.name: node for node, given in _batch_nodes(step)}
     found = {}
-    for name, dims in zip(graph.inputs, sizes.dims, strict=True):
+    for name, dims in zip(signature.inputs, sizes.dims, strict=True):
         dtype = tensors[name].meta["val"].dtype
         if dtype not in _KNOWN:
             raise ExportError(
@@ -82,7 +82,7 @@ def guards(step: TracedStep) -> list[str]:
         UnsupportedOperatorError: the sizes of the batch do not tell whether one holds.
     """
     nodes = {given.name: node for node, given in _batch_nodes(step)}
-    inputs = [nodes[name].meta["val"] for name in step.built.graph.inputs]
+    inputs = [nodes[name].meta["val"] for name in step.built.signature.inputs]
     found = added_conditions(step.joint.graph_module.graph, step.known, inputs)
     return [*step.built.interface.sizes.guards, *found]
 

@@ -11,10 +11,8 @@ from torch2ort.cache.key.key import named_tensors, tensor_of
 from torch2ort.capture.plain_tensors import ordinary
 from torch2ort.capture.sample_call import Call, DimSpec
 from torch2ort.errors import ExportError
-from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
 from torch2ort.exports.export_result import Built
-from torch2ort.graph.graph import with_outputs
 from torch2ort.log import logger
 from torch2ort.options import Options, with_arguments
 from torch2ort.training.device_providers import on_their_device
@@ -116,24 +114,17 @@ def _variant(
             f"on itself and returns a tensor that requires one, which a graph cannot do. Call the model "
             f"with gradients switched on, or return the detach() of what needs none"
         )
-    requires_grad = {n for n, t in zip(built.graph.inputs, tensors, strict=True) if t.requires_grad}
+    requires_grad = {n for n, t in zip(built.signature.inputs, tensors, strict=True) if t.requires_grad}
     requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}
     # The module's tensors are looked up in each call: other ones may stand in their place by then.
-    constants = {n: t for n, t in built.weights.items() if tensor_of(model, built.graph.weights[n]) is None}
-    weights = PresentWeights(model, built.graph.weights, constants)
+    constants = {
+        n: t for n, t in built.weights.items() if tensor_of(model, built.signature.weights[n]) is None
+    }
+    weights = PresentWeights(model, built.signature.weights, constants)
     built = replace(built, weights=constants)
     options = with_arguments(options, deterministic=True if modes.deterministic else None)
-    returned = len(built.interface.outputs.leaves)
-    exported = ExportedModel(
-        with_outputs(built.graph, returned),
-        weights,
-        built.interface,
-        training=built.training,
-        options=options,
-        cache=built.report,
-    )
     wanted = frozenset(requires_grad) if modes.gradients else frozenset()
-    return Variant(built, weights, exported, wanted, options)
+    return Variant(built, weights, wanted, options)
 
 
 def _built(

@@ -39,7 +39,6 @@ class Runner:
     Attributes:
         model: the model.
         options: settings.
-        exported: the exported model behind the last call; ``None`` before the first.
         startup: what exports and first runs took.
         profile: what watches the next calls; ``None`` if nothing does.
         counted_in_keys: the attributes that an export's key has, where the code of a model reaches its own
@@ -51,7 +50,7 @@ class Runner:
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         self.model = model
         self.options = options
-        self.exported: ExportedModel | None = None
+        self._served_by: Variant | None = None
         apply_level(options)
         self._own_forward = model.__dict__.get("forward")
         self._signature = io_schema.Signature.of(model.forward)
@@ -60,6 +59,11 @@ class Runner:
         self._last_schema: io_schema.Schema | None = None
         self.profile: Profile | None = None
         self._watched: dict[int, Variant] = {}
+
+    @property
+    def exported(self) -> ExportedModel | None:
+        """The exported model behind the last call; ``None`` before the first."""
+        return None if self._served_by is None else self._served_by.exported
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns for these arguments."""
@@ -114,7 +118,7 @@ class Runner:
         """
         tensors, assumed, variant = chosen
         names, weights = self._choice.assumptions.weights(assumed)
-        self.exported = variant.exported
+        self._served_by = variant
         built = variant.built
         if built.writer is not None and private.in_checkpoint():
             _refuse_to_write_twice(built, type(self.model).__name__)
@@ -132,7 +136,7 @@ class Runner:
             fetched = self._first_run(variant, assumed, verification, feeds)
         if parted is not None:
             parted.gather_in_backward(fetched)
-        count = len(built.graph.outputs)
+        count = len(built.signature.outputs)
         if len(fetched) > count:
             _write_back(built, tensors, dict(zip(names, weights, strict=True)), fetched[count:])
         outputs = fetched[:count]
@@ -216,9 +220,9 @@ def _write_back(
     buffers: Mapping[str, torch.Tensor],
     values: Sequence[torch.Tensor],
 ) -> None:
-    targets = dict(zip(built.graph.inputs, tensors, strict=True))
+    targets = dict(zip(built.signature.inputs, tensors, strict=True))
     with torch.no_grad():
-        for mutation, value in zip(built.graph.mutations, values, strict=True):
+        for mutation, value in zip(built.signature.mutations, values, strict=True):
             target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
             target.copy_(value)
 
@@ -233,6 +237,8 @@ def _fetched(
         engine = variant.training_engine()
         if engine.differentiable:
             return autograd_function.run(engine, verification, assumed.while_functions_run, feeds)
+        with assumed.while_functions_run():
+            return engine.forward(feeds)[0]
     inference = variant.inference_engine()
     with assumed.while_functions_run():
         return inference.run(feeds)
@@ -292,7 +298,7 @@ def _refuse_to_write_twice(built: Built, model: str) -> None:
     Raises:
         ExportError: always.
     """
-    mutations = built.graph.mutations
+    mutations = built.signature.mutations
     where = repr(mutations[0].target) if mutations else "Python objects"
     raise ExportError(
         f"ORTModule was called inside torch.utils.checkpoint with use_reentrant=False, which runs forward "

@@ -12,6 +12,7 @@ from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.capture.sample_call import DimSpec
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.export_result import Built
+from torch2ort.graph.graph import with_outputs
 from torch2ort.log import quiet
 from torch2ort.options import Options
 from torch2ort.pythonop.autocast import off
@@ -32,7 +33,6 @@ class Variant:
     Attributes:
         built: the graph.
         weights: its weights as they are in the model at each access.
-        exported: the same to the user.
         requires_grad: the graph inputs that gradients are wanted of; empty if autograd does not record.
         options: threads and debugging.
         verified: whether a run was compared with eager PyTorch.
@@ -41,7 +41,6 @@ class Variant:
 
     built: Built
     weights: Mapping[str, torch.Tensor]
-    exported: ExportedModel
     requires_grad: frozenset[str]
     options: Options
     verified: bool = False
@@ -62,22 +61,35 @@ class Variant:
             present = dict(zip(names, tensors, strict=True))
             picked = [
                 present[origin] if origin in present else self.weights[name]
-                for name, origin in self.built.graph.weights.items()
+                for name, origin in self.built.signature.weights.items()
             ]
             kept = self._picked = (tensors, picked)
         return kept[1]
 
     @functools.cached_property
+    def exported(self) -> ExportedModel:
+        """The same graph to the user."""
+        built = self.built
+        return ExportedModel(
+            lambda: with_outputs(built.graph, len(built.interface.outputs.leaves)),
+            self.weights,
+            built.interface,
+            training=built.training,
+            options=self.options,
+            cache=built.report,
+        )
+
+    @functools.cached_property
     def fetches(self) -> tuple[str, ...]:
         """Every output of the graph, in order."""
-        return self.built.graph.fetches
+        return self.built.signature.fetches
 
     @functools.cached_property
     def written(self) -> WrittenMemory | None:
         """What the graph writes to; ``None`` if it writes to nothing."""
-        mutations = self.built.graph.mutations
+        mutations = self.built.signature.mutations
         same = self.built.interface.same
-        return WrittenMemory(self.built.graph.inputs, mutations, same) if mutations else None
+        return WrittenMemory(self.built.signature.inputs, mutations, same) if mutations else None
 
     def anew(self) -> Variant:
         """The same graph, with an engine of its own whose sessions are made now; this one has its engine."""

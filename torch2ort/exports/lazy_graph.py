@@ -1,0 +1,106 @@
+"""The ONNX graph of a model that trains: made when somebody asks for it, as no session of a step runs it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.cache.key.export_lock import exclusive
+from torch2ort.cache.key.key import tensor_of
+from torch2ort.capture.trace import PREFIX, Trace
+from torch2ort.errors import ExportError
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.node_provenance import Origin
+from torch2ort.log import DEVINFO, logger, quiet
+from torch2ort.program.target import Target
+from torch2ort.pythonop.autocast import off
+from torch2ort.symbolics.lowering import lower
+
+
+class LazyGraph:
+    """Makes a graph once.
+
+    Args:
+        make: gives the graph.
+    """
+
+    def __init__(self, make: Callable[[], Graph]) -> None:
+        self._make: Callable[[], Graph] | None = make
+        self._graph: Graph | None = None
+        self._lock = threading.RLock()
+
+    def graph(self) -> Graph:
+        """The graph."""
+        with self._lock:
+            if self._graph is None:
+                assert self._make is not None
+                self._graph = self._make()
+                self._make = None
+            return self._graph
+
+
+def lazy_graph(model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, target: Target) -> LazyGraph:
+    """The graph of a trace, which holds no tensor of the model or of the call until it is asked for.
+
+    Args:
+        model: the traced module.
+        traced: the trace; it is changed.
+        inputs: schema of the call that was traced.
+        target: what the graph is for.
+    """
+    program = traced.program
+    stored = (program.state_dict, program.constants)
+    names = [
+        [name for name in values if tensor_of(model, name.removeprefix(PREFIX)) is not None]
+        for values in stored
+    ]
+    for values, found in zip(stored, names, strict=True):
+        for name in found:
+            del values[name]
+    program.example_inputs = None
+
+    def make() -> Graph:
+        for values, found in zip(stored, names, strict=True):
+            values.update({name: _present(model, name.removeprefix(PREFIX)) for name in found})
+        with quiet(), exclusive.exporting(), off():
+            graph, _ = lower(model, traced, inputs, target)
+        log_graph(model, graph)
+        return graph
+
+    return LazyGraph(make)
+
+
+def _present(model: torch.nn.Module, name: str) -> torch.Tensor:
+    tensor = tensor_of(model, name)
+    if tensor is None:
+        raise ExportError(
+            f"{type(model).__name__}: this graph was traced when the model had a tensor '{name}', which it "
+            f"has no longer. Call the module, and use its new attribute 'exported'"
+        )
+    return tensor
+
+
+def log_graph(model: torch.nn.Module, graph: Graph) -> None:
+    """Log what a model was exported to."""
+    if logger.isEnabledFor(DEVINFO):
+        logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, _report(graph))
+    counts = len(graph.proto.graph.node), len(graph.sites)
+    logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, *counts)
+
+
+def _report(graph: Graph) -> str:
+    """Return a line per kind of operator with its count, then one per call that runs in Python."""
+    nodes = graph.proto.graph.node
+    counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
+    lines = [f"  {count:>5}  {name}" for name, count in counts.most_common()]
+    for node in nodes:
+        site = graph.sites.get(node.name)
+        if site is not None:
+            origin = Origin.of(node)
+            where = f" ({origin.line})" if origin.line else ""
+            lines.append(f"  {node.name} runs {site.func_name} in Python{where}")
+    return "\n".join(lines)
