@@ -26,6 +26,11 @@ set_grad_enabled = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled
 from_capsule = getattr(torch._C, "_from_dlpack", dlpack.from_dlpack)
 
 
+def memory_of(value: object) -> int | None:
+    """The memory of a tensor, one without data too, while the tensor lives; ``None`` of what is no tensor."""
+    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+
+
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """How many tensors and handles share the storage; 0 if this torch cannot tell."""
     return 0 if _use_count is None else int(_use_count(storage._cdata))

@@ -11,10 +11,11 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from torch2ort._torch.dispatch import OpOverload
+from torch2ort._torch.storage import memory_of
 from torch2ort.capture.trace import PREFIX
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.graph.mutation import Mutation
-from torch2ort.program.alias_analysis import first_of, written_by
+from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.kernel_sites import arguments_of
 
 # Their schemas do not tell that they update running statistics -> the argument that says whether they do.
@@ -41,10 +42,12 @@ def mutations_of(program: torch.export.ExportedProgram, model: str) -> tuple[Mut
     """
     signature = program.graph_signature
     constants = signature.inputs_to_lifted_tensor_constants
-    written = {first_of(target) for node in program.graph.nodes for target in _written_by(node)}
+    # A reshape returns a view or a copy by the strides of what it gets, as a trace has it.
+    targets = (target for node in program.graph.nodes for target in _written_by(node))
+    written = {memory_of(target.meta["val"]) for target in targets} - {None}
     mutations: list[Mutation] = []
     for node in program.graph.find_nodes(op="placeholder"):
-        if node not in written:
+        if memory_of(node.meta["val"]) not in written:
             continue
         name = node.name
         if name in constants:
@@ -75,10 +78,8 @@ def _refuse_shared(
 ) -> None:
     """Refuse a write into a buffer that the model reads under another name, too."""
     tensors = {**program.state_dict, **program.constants}
-    memory = tensors[buffer].untyped_storage().data_ptr()
     for name in constants:
-        value = tensors[name]
-        if isinstance(value, torch.Tensor) and memory and value.untyped_storage().data_ptr() == memory:
+        if memory_of(tensors[name]) == memory_of(tensors[buffer]):
             raise ExportError(
                 f"{model}: forward writes to the buffer '{buffer.removeprefix(PREFIX)}', whose memory the "
                 f"model reads through another tensor, too. Read the buffer itself, or write to a clone of it"
