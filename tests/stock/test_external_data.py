@@ -64,6 +64,7 @@ def test_a_weight_is_written_where_it_stays(monkeypatch):
     """Neither by ctypes.string_at, whose size is a C int, nor as a copy in a list, which is serialized."""
     module, x = torch2ort.ORTModule(Model()).eval(), torch.randn(3, 64)
     module(x)
+    assert len(module.exported.python_ops) == 1
     with monkeypatch.context() as refused:
         refused.setattr(ctypes, "string_at", None)
         refused.setattr(onnx, "TensorProto", None)

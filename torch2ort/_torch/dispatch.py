@@ -8,6 +8,7 @@
 | torch._subclasses.fake_tensor.unset_fake_temporarily, torch._C._DisablePythonDispatcher | 2.13.0 |
 | torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey | 2.11-2.15.0 |
 | torch._is_zerotensor | 2.13.0 |
+| torch._higher_order_ops.effects.has_effects | 2.13.0 |
 | torch.utils._python_dispatch.TorchDispatchMode, _disable_current_modes | 2.11-2.15.0 |
 | torch._C._dispatch_has_kernel_for_dispatch_key | 2.11-2.15.0 |
 | aten::_linalg_det, aten::_linalg_slogdet: what they keep | 2.11-2.15.0 |
@@ -26,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
+    from torch._higher_order_ops import effects
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
     from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -39,6 +41,7 @@ with private_names("torch"):
         "DispatchKey",
     )
     need(torch, "_is_zerotensor")
+    need(effects, "has_effects")
     need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
 
 # What these keep for backward is the LU decomposition of the matrix, or of its transpose where it lies in
@@ -55,6 +58,11 @@ def recurrent(name: str) -> Callable[..., Any]:
     """The function behind a recurrent layer of torch.nn; ``name`` is one of :data:`RECURRENT`."""
     function: Callable[..., Any] = getattr(torch._VF, name)
     return function
+
+
+def has_effects(target: object) -> bool:
+    """Whether an operator has an effect besides its results, as torch's print."""
+    return bool(effects.has_effects(target))
 
 
 def is_abstract(tensors: Iterable[torch.Tensor]) -> bool:

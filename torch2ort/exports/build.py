@@ -155,27 +155,33 @@ def _export(
         lost = modes.gradients and not with_hooks and any(traced.tracked)
         if traced.outside and (target.is_trained or lost):
             _refuse_outside(model, traced.outside)
-        program = None
         with off():
             sites = settle_autocast(traced.program.graph_module, model, target, gradients=modes.gradients)
             traced.sites.update({site.key: site for site in sites})
             detach_bounds(traced.program.graph_module)
-            if target.is_trained:
-                check(traced.program, target)
-                signature, weights = signature_of(model, traced, call.schema)
-                program = kept_program(traced)
-            if program is None or options.save_onnx_dir is not None:
-                with phase(TRANSLATE):
-                    graph, weights = lower(model, traced, call.schema, target)
-                save_stage(options, f"{type(model).__name__}_exported", graph.proto)
-                log_graph(model, graph)
-                signature = graph
-    lazy = None
-    source = None if program is None else source_of(program, traced, signature)
+            return _built(model, call, traced, target, options)
+
+
+def _built(model: torch.nn.Module, call: Call, traced: Trace, target: Target, options: Options) -> Built:
+    """The graph of a trace; of one that is trained the program, and the graph once somebody asks for it."""
+    name = type(model).__name__
+    program = source = lazy = None
+    if target.is_trained:
+        check(traced.program, target)
+        signature, weights = signature_of(model, traced, call.schema)
+        program = kept_program(traced)
+    if program is None or options.save_onnx_dir is not None:
+        with phase(TRANSLATE):
+            graph, weights = lower(model, traced, call.schema, target)
+        save_stage(options, f"{name}_exported", graph.proto)
+        log_graph(name, graph)
+        signature = graph
     interface = _interface(call, traced, signature)
-    if program is not None and options.save_onnx_dir is None:
-        logger.info("traced %s: %d operators", type(model).__name__, len(program.graph.nodes))
-        lazy = lazy_graph(model, traced, call.schema, target)
+    if program is not None:
+        source = source_of(program, traced, signature)
+        logger.info("traced %s: %d operators", name, len(program.graph.nodes))
+        if options.save_onnx_dir is None:
+            lazy = lazy_graph(model, traced, call.schema, target)
     return Built(
         signature,
         weights,

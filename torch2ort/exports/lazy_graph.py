@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -12,7 +13,6 @@ from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import tensor_of
 from torch2ort.capture.trace import PREFIX, Trace
-from torch2ort.errors import ExportError
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.node_provenance import Origin
 from torch2ort.log import DEVINFO, logger, quiet
@@ -53,43 +53,47 @@ def lazy_graph(model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, 
         target: what the graph is for.
     """
     program = traced.program
-    stored = (program.state_dict, program.constants)
-    names = [
-        [name for name in values if tensor_of(model, name.removeprefix(PREFIX)) is not None]
-        for values in stored
-    ]
-    for values, found in zip(stored, names, strict=True):
-        for name in found:
+    kept = [(values, _forms(model, values)) for values in (program.state_dict, program.constants)]
+    for values, forms in kept:
+        for name in forms:
             del values[name]
     program.example_inputs = None
+    kind = type(model)
 
     def make() -> Graph:
-        for values, found in zip(stored, names, strict=True):
-            values.update({name: _present(model, name.removeprefix(PREFIX)) for name in found})
+        for values, forms in kept:
+            values.update({name: form() for name, form in forms.items()})
         with quiet(), exclusive.exporting(), off():
             graph, _ = lower(model, traced, inputs, target)
-        log_graph(model, graph)
+        log_graph(kind.__name__, graph)
         return graph
 
     return LazyGraph(make)
 
 
-def _present(model: torch.nn.Module, name: str) -> torch.Tensor:
-    tensor = tensor_of(model, name)
-    if tensor is None:
-        raise ExportError(
-            f"{type(model).__name__}: this graph was traced when the model had a tensor '{name}', which it "
-            f"has no longer. Call the module, and use its new attribute 'exported'"
-        )
-    return tensor
+def _forms(model: torch.nn.Module, values: Mapping[str, Any]) -> dict[str, Callable[[], torch.Tensor]]:
+    """What makes a tensor like each of the model's own: no number of theirs is in the graph."""
+    own = {name: values[name] for name in values if tensor_of(model, name.removeprefix(PREFIX)) is not None}
+    return {name: _form(value) for name, value in own.items()}
 
 
-def log_graph(model: torch.nn.Module, graph: Graph) -> None:
-    """Log what a model was exported to."""
+def _form(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    form = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
+    is_parameter, requires_grad = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
+
+    def make() -> torch.Tensor:
+        size, stride, dtype, device = form
+        like = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return torch.nn.Parameter(like, requires_grad) if is_parameter else like
+
+    return make
+
+
+def log_graph(name: str, graph: Graph) -> None:
+    """Log what a model of a class of this name was exported to."""
     if logger.isEnabledFor(DEVINFO):
-        logger.log(DEVINFO, "export of %s\n%s", type(model).__name__, _report(graph))
-    counts = len(graph.proto.graph.node), len(graph.sites)
-    logger.info("exported %s: %d nodes, %d PythonOps", type(model).__name__, *counts)
+        logger.log(DEVINFO, "export of %s\n%s", name, _report(graph))
+    logger.info("exported %s: %d nodes, %d PythonOps", name, len(graph.proto.graph.node), len(graph.sites))
 
 
 def _report(graph: Graph) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.onnx_exporter import remove_assertions, sync_output_names
@@ -38,6 +37,9 @@ def decompose_nodes(
         for node in list(graph.nodes):
             if not isinstance(node.target, private.OpOverload):
                 continue
+            if isinstance(node.meta.get("val"), int):
+                _write_number(node)
+                continue
             function = decompositions.get(node.target) or private.parts_of(node.target)
             if function is not None:
                 _decompose(node, function, decompositions)
@@ -46,16 +48,25 @@ def decompose_nodes(
     sync_output_names(program)
 
 
+def _write_number(node: torch.fx.Node) -> None:
+    """Write a size that does not vary into what reads it."""
+    number = node.meta["val"]
+
+    def written(read: torch.fx.Node) -> Any:
+        return number if read is node else read
+
+    for user in list(node.users):
+        user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), written)
+
+
 def _decompose(
     node: torch.fx.Node, function: Callable[..., Any], decompositions: Mapping[Any, Callable[..., Any]]
 ) -> None:
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-    given = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)))
+    given = node.all_input_nodes
 
     def call(*values: Any) -> Any:
         by_node = dict(zip(given, values, strict=True))
-        own = [by_node[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(own, spec)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), by_node.__getitem__)
         result = function(*args, **kwargs)
         if result is NotImplemented:
             raise _DeclinedError

@@ -43,7 +43,7 @@ def replace_call(node: torch.fx.Node, results: Sequence[torch.fx.Node]) -> None:
         node: the call; of several results each user reads one.
         results: a node for each result.
     """
-    if isinstance(node.meta.get("val"), torch.Tensor):
+    if not isinstance(node.meta.get("val"), (list, tuple)):
         node.replace_all_uses_with(results[0])
     else:
         for user in list(node.users):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch.export.graph_signature import OutputKind
 
-from torch2ort._torch.dispatch import OpOverload
+from torch2ort._torch.dispatch import OpOverload, has_effects
 from torch2ort._torch.storage import memory_of
 from torch2ort.capture.trace import PREFIX
 from torch2ort.errors import ExportError, UnsupportedOperatorError
@@ -105,14 +105,28 @@ def refuse_written_constant(model: str, name: str) -> NoReturn:
     )
 
 
+def refuse_effects(graph: torch.fx.Graph) -> None:
+    """Refuse operators that have an effect besides their results.
+
+    Raises:
+        UnsupportedOperatorError: there is one.
+    """
+    if any(has_effects(node.target) for node in graph.nodes if node.op == "call_function"):
+        _refuse_effect()
+
+
+def _refuse_effect() -> NoReturn:
+    raise UnsupportedOperatorError(
+        "forward calls an operator that has an effect besides its results, as torch's print, and a "
+        "graph has no order in which such effects come. Put the call into a torch.autograd.Function"
+    )
+
+
 def refuse_other_mutations(program: torch.export.ExportedProgram) -> None:
     """Raise :class:`UnsupportedOperatorError` if ``forward`` writes into what a graph cannot update."""
     for spec in program.graph_signature.output_specs:
         if spec.kind == OutputKind.TOKEN:
-            raise UnsupportedOperatorError(
-                "forward calls an operator that has an effect besides its results, as torch's print, and a "
-                "graph has no order in which such effects come. Put the call into a torch.autograd.Function"
-            )
+            _refuse_effect()
         if spec.kind != OutputKind.USER_OUTPUT and spec.kind not in _KINDS:
             _refuse_mutation(spec.target, spec.kind)
 

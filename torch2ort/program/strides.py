@@ -49,15 +49,30 @@ def read_in_order_of_memory(program: torch.export.ExportedProgram) -> None:
     A tensor with its dimensions exchanged is exchanged back first: every value of a graph is contiguous.
 
     Raises:
+        UnsupportedOperatorError: see :func:`refuse_unreadable_memory`.
+    """
+    graph = program.graph_module.graph
+    refuse_unreadable_memory(graph)
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        value = node.args[0].meta["val"]
+        order = order_of_memory(value)
+        if order is not None and order != sorted(order):
+            with graph.inserting_before(node):
+                lying = graph.call_function(aten.permute.default, (node.args[0], order))
+            lying.meta = {**node.args[0].meta, "val": value.permute(order)}
+            node.args = (lying, *node.args[1:])
+
+
+def refuse_unreadable_memory(graph: torch.fx.Graph) -> None:
+    """Refuse an ``as_strided`` that reads memory which the values of a graph do not have.
+
+    Raises:
         UnsupportedOperatorError: ``as_strided`` of a tensor that has gaps or shares elements, of a part, or
             of one with its dimensions exchanged that somebody writes to.
     """
-    calls = program.graph_module.graph.nodes
-    calls = [n for n in calls if n.op == "call_function" and n.target is not operator.getitem]
+    calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     written = {_root(value) for node in calls for value in _written(node)}
-    for node in program.graph_module.graph.nodes:
-        if node.target is not aten.as_strided.default:
-            continue
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
         value = node.args[0].meta["val"]
         order = order_of_memory(value)
         is_turned = order is not None and order != sorted(order)
@@ -67,11 +82,6 @@ def read_in_order_of_memory(program: torch.export.ExportedProgram) -> None:
                 f"{tuple(value.stride())} and offset {value.storage_offset()}, and every value of a graph is "
                 f"contiguous. Take as_strided of tensor.contiguous(), or index the tensor"
             )
-        if is_turned:
-            with program.graph_module.graph.inserting_before(node):
-                lying = program.graph_module.graph.call_function(aten.permute.default, (node.args[0], order))
-            lying.meta = {**node.args[0].meta, "val": value.permute(order)}
-            node.args = (lying, *node.args[1:])
 
 
 def refuse_shared_elements(graph: torch.fx.Graph) -> None:

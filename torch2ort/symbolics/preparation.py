@@ -29,7 +29,7 @@ from torch2ort.program.inline_autograd_functions import inline_calls
 from torch2ort.program.integer_clamp import settle_bounds
 from torch2ort.program.keep_raising_ops import keep_unread_checks
 from torch2ort.program.kernel_sites import SiteMaker, is_operator
-from torch2ort.program.mutated_inputs import refuse_other_mutations
+from torch2ort.program.mutated_inputs import refuse_effects, refuse_other_mutations
 from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.recurrent_layers import separate_layers
 from torch2ort.program.runtime_assertions import drop_conditions
@@ -41,6 +41,7 @@ from torch2ort.program.strides import (
     read_off_shapes,
     refuse_other_orders,
     refuse_shared_elements,
+    refuse_unreadable_memory,
 )
 from torch2ort.program.target import Target
 from torch2ort.program.tensor_index_select import select_by_tensors
@@ -94,7 +95,9 @@ def check(program: torch.export.ExportedProgram, target: Target) -> None:
     refuse_shared_elements(program.graph_module.graph)
     draw_in_order_of_memory(program.graph_module.graph)
     if target.is_trained:
+        refuse_effects(program.graph_module.graph)
         refuse_hidden_writes(program.graph_module.graph)
+        refuse_unreadable_memory(program.graph_module.graph)
 
 
 def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
