@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,9 +41,13 @@ def decompose_nodes(
             if isinstance(node.meta.get("val"), int):
                 _write_number(node)
                 continue
+            if node.target is torch.ops.aten.sym_numel.default:
+                continue
             function = decompositions.get(node.target) or private.parts_of(node.target)
             if function is not None:
                 _decompose(node, function, decompositions)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sym_numel.default):
+        _multiply_sizes(node)
     graph.eliminate_dead_code()
     remove_assertions(program)
     sync_output_names(program)
@@ -57,6 +62,26 @@ def _write_number(node: torch.fx.Node) -> None:
 
     for user in list(node.users):
         user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), written)
+
+
+def _multiply_sizes(node: torch.fx.Node) -> None:
+    """Compute a number of elements that varies from the sizes, as a trace does."""
+    source, graph = node.all_input_nodes[0], node.graph
+    product: Any = 1
+    with graph.inserting_before(node):
+        for dim, size in enumerate(source.meta["val"].shape):
+            if not isinstance(size, int):
+                size_node = graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
+                size_node.meta = {**origin_of(node), "val": size}
+                size = size_node
+            if isinstance(product, int) and product == 1:
+                product = size
+                continue
+            values = torch.fx.node.map_arg((product, size), lambda n: n.meta["val"])
+            product = graph.call_function(operator.mul, (product, size))
+            product.meta = {**origin_of(node), "val": values[0] * values[1]}
+    node.replace_all_uses_with(product)
+    graph.erase_node(node)
 
 
 def _decompose(
