@@ -21,6 +21,7 @@ from torch2ort.program.kernel_sites import arguments_of
 # Their schemas do not tell that they update running statistics -> the argument that says whether they do.
 _NORMALIZATIONS: dict[Any, str] = {
     torch.ops.aten.batch_norm.default: "training",
+    torch.ops.aten.native_batch_norm.default: "training",
     torch.ops.aten.instance_norm.default: "use_input_stats",
 }
 _KINDS: dict[OutputKind, Literal["buffer", "input"]] = {

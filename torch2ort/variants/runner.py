@@ -239,9 +239,9 @@ def _fetched(
             return autograd_function.run(engine, verification, assumed.while_functions_run, feeds)
         with assumed.while_functions_run():
             return engine.forward(feeds)[0]
-    inference = variant.inference_engine()
+    variant.inference_engine()  # Made before Functions run.
     with assumed.while_functions_run():
-        return inference.run(feeds)
+        return variant.infer(feeds)
 
 
 _OURS = ("torch", "torch2ort")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -78,6 +78,23 @@ class Variant:
             options=self.options,
             cache=built.report,
         )
+
+    def infer(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What a run forward only gives.
+
+        Args:
+            feeds: in the order of the signature, of which a graph translated later may lack a weight that
+                nothing but a write replaces.
+
+        Raises:
+            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+        """
+        engine, graph, signature = self.inference_engine(), self.built.graph, self.built.signature
+        if graph is not signature:
+            assert graph.fetches == signature.fetches, "a translation has other outputs than its trace"
+            given = dict(zip(signature.feeds, feeds, strict=True))
+            feeds = [given[name] for name in graph.feeds]
+        return engine.run(feeds)
 
     @functools.cached_property
     def fetches(self) -> tuple[str, ...]:
