@@ -18,7 +18,6 @@ from torch2ort._torch import aot as private
 from torch2ort.differentiate.assigned_buffers import to_memory
 from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.kernel_sites import is_random
-from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.traced_program import Constant, Source
 from torch2ort.sizes.symbols import has_hint
 from torch2ort.sizes.unbacked_sizes import forget_new_sizes
@@ -38,7 +37,6 @@ def fold_constants(source: Source) -> Source:
     if not any(_is_decided_by_values(node) for region in regions for node in region.graph.nodes):
         return source
     program = copy.deepcopy(source.graph_module)
-    inline_grad_regions(program)
     return _Folding(program, source).run()
 
 

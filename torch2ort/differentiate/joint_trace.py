@@ -35,7 +35,6 @@ from torch2ort.program.internal_ops import (
 )
 from torch2ort.program.keep_raising_ops import keep_unread_checks
 from torch2ort.program.kernel_sites import is_random
-from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.runtime_assertions import drop_guesses
 from torch2ort.program.strides import draw_in_order_of_memory
 from torch2ort.program.tensor_index_select import select_by_tensors
@@ -207,7 +206,6 @@ def _prepared(
         UnsupportedOperatorError: it has something that was not compared with eager PyTorch.
     """
     program = copy.deepcopy(source.graph_module)
-    inline_grad_regions(program)
     draw_in_order_of_memory(program.graph)
     read_from_copies(program.graph)
     select_by_tensors(program.graph)

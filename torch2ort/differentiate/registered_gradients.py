@@ -19,7 +19,6 @@ from torch2ort import symbolics
 from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.gradient_flow import carrying, is_float
-from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import Source
 from torch2ort.pythonop import site_by_key
@@ -50,7 +49,6 @@ def map_calls(source: Source, required: Sequence[bool], target: Target) -> tuple
     if not gradients.entries():
         return source, []
     program = copy.deepcopy(source.graph_module)
-    inline_grad_regions(program)
     graph = program.graph
     inputs = graph.find_nodes(op="placeholder")
     needed = set(carrying(graph, (node for node, r in zip(inputs, required, strict=True) if r)))

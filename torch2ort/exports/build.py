@@ -18,7 +18,7 @@ from torch2ort.capture.trace import Trace, trace
 from torch2ort.errors import ExportError
 from torch2ort.exports.export_cache import reuse_or_build
 from torch2ort.exports.export_result import Built
-from torch2ort.exports.lazy_graph import LazyGraph, lazy_graph, log_graph
+from torch2ort.exports.lazy_graph import LazyGraph, form_of, lazy_graph, log_graph
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.graph.graph import GraphSignature
@@ -104,15 +104,12 @@ def build(
 
 def _zeros(call: Call) -> Callable[[], Call]:
     """Makes a call of zeros that is like another one, and does not hold its tensors."""
-    forms = [(t.size(), t.stride(), t.dtype, t.device, t.requires_grad) for t in call.tensors]
+    forms = [form_of(tensor) for tensor in call.tensors]
     call = replace(call, tensors=())
 
     def make() -> Call:
-        tensors = [
-            torch.empty_strided(size, stride, dtype=dtype, device=device).zero_().requires_grad_(required)
-            for size, stride, dtype, device, required in forms
-        ]
-        return replace(call, tensors=tensors)
+        with torch.no_grad():
+            return replace(call, tensors=[form().zero_() for form in forms])
 
     return make
 

@@ -74,17 +74,17 @@ def lazy_graph(model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, 
 def _forms(model: torch.nn.Module, values: Mapping[str, Any]) -> dict[str, Callable[[], torch.Tensor]]:
     """What makes a tensor like each of the model's own: no number of theirs is in the graph."""
     own = {name: values[name] for name in values if tensor_of(model, name.removeprefix(PREFIX)) is not None}
-    return {name: _form(value) for name, value in own.items()}
+    return {name: form_of(value) for name, value in own.items()}
 
 
-def _form(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    form = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
+def form_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Makes a tensor of any numbers that is like another one, and does not hold that one."""
+    size, stride, dtype, device = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
     is_parameter, requires_grad = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
 
     def make() -> torch.Tensor:
-        size, stride, dtype, device = form
         like = torch.empty_strided(size, stride, dtype=dtype, device=device)
-        return torch.nn.Parameter(like, requires_grad) if is_parameter else like
+        return torch.nn.Parameter(like, requires_grad) if is_parameter else like.requires_grad_(requires_grad)
 
     return make
 

@@ -59,6 +59,9 @@ def tell_eagers_types(graph: torch.fx.Graph) -> None:
 
     So are the results of what reads them.
     """
+    mode = fake_mode(graph)
+    if mode is None:
+        return
     changed: set[torch.fx.Node] = set()
     for node in graph.nodes:
         reads_changed = not changed.isdisjoint(node.all_input_nodes)
@@ -66,20 +69,12 @@ def tell_eagers_types(graph: torch.fx.Graph) -> None:
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         before = node.meta["val"]
-        if reads_changed:
-            with _mode_of(graph), torch.no_grad():
-                node.meta["val"] = node.target(*arguments, **keywords)
-        with _mode_of(graph):
-            values = with_eagers_types(node.target, arguments, keywords, node.meta["val"])
+        with mode, torch.no_grad():
+            told = node.target(*arguments, **keywords) if reads_changed else before
+            values = with_eagers_types(node.target, arguments, keywords, told)
         node.meta["val"] = tuple(values) if isinstance(before, tuple) else values
         if _dtypes(node.meta["val"]) != _dtypes(before):
             changed.add(node)
-
-
-def _mode_of(graph: torch.fx.Graph) -> Any:
-    mode = fake_mode(graph)
-    assert mode is not None, "a program without tensors has no operators"
-    return mode
 
 
 def _dtypes(values: Any) -> list[torch.dtype]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,9 @@ from torch2ort._torch.onnx_exporter import remove_assertions, sync_output_names
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.support.provenance import origin_of
+
+aten = torch.ops.aten
+_COUNT = aten.sym_numel.default
 
 
 class _DeclinedError(Exception):
@@ -38,16 +42,17 @@ def decompose_nodes(
         for node in list(graph.nodes):
             if not isinstance(node.target, private.OpOverload):
                 continue
-            if isinstance(node.meta.get("val"), int):
-                _write_number(node)
-                continue
-            if node.target is torch.ops.aten.sym_numel.default:
+            if node.target is _COUNT or isinstance(node.meta.get("val"), int):
                 continue
             function = decompositions.get(node.target) or private.parts_of(node.target)
             if function is not None:
                 _decompose(node, function, decompositions)
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sym_numel.default):
-        _multiply_sizes(node)
+    # Decompositions ask for sizes, too.
+    for node in list(graph.nodes):
+        if isinstance(node.target, private.OpOverload) and isinstance(node.meta.get("val"), int):
+            _write_number(node)
+        elif node.target is _COUNT:
+            _multiply_sizes(node)
     graph.eliminate_dead_code()
     remove_assertions(program)
     sync_output_names(program)
@@ -66,22 +71,21 @@ def _write_number(node: torch.fx.Node) -> None:
 
 def _multiply_sizes(node: torch.fx.Node) -> None:
     """Compute a number of elements that varies from the sizes, as a trace does."""
-    source, graph = node.all_input_nodes[0], node.graph
-    product: Any = 1
-    with graph.inserting_before(node):
-        for dim, size in enumerate(source.meta["val"].shape):
-            if not isinstance(size, int):
-                size_node = graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
-                size_node.meta = {**origin_of(node), "val": size}
-                size = size_node
-            if isinstance(product, int) and product == 1:
-                product = size
+    (source,) = node.all_input_nodes
+    sizes = source.meta["val"].shape
+    count: Any = math.prod(size for size in sizes if isinstance(size, int))
+    value = count
+    with node.graph.inserting_before(node):
+        for dim, size in enumerate(sizes):
+            if isinstance(size, int):
                 continue
-            values = torch.fx.node.map_arg((product, size), lambda n: n.meta["val"])
-            product = graph.call_function(operator.mul, (product, size))
-            product.meta = {**origin_of(node), "val": values[0] * values[1]}
-    node.replace_all_uses_with(product)
-    graph.erase_node(node)
+            factor = node.graph.call_function(aten.sym_size.int, (source, dim))
+            factor.meta = {**origin_of(node), "val": size}
+            value *= size
+            count = node.graph.call_function(operator.mul, (count, factor))
+            count.meta = {**origin_of(node), "val": value}
+    node.replace_all_uses_with(count)
+    node.graph.erase_node(node)
 
 
 def _decompose(

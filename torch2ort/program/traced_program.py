@@ -70,6 +70,16 @@ def kept_program(traced: Trace) -> torch.fx.GraphModule:
     return copied
 
 
+def origins_of(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """Placeholder -> name of the parameter, buffer or constant that it is."""
+    signature = program.graph_signature
+    return {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+
+
 def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: GraphSignature) -> Source:
     """What an engine needs to differentiate a program.
 
@@ -81,12 +91,7 @@ def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: GraphSig
     Raises:
         ExportError: a placeholder is no tensor.
     """
-    signature = traced.program.graph_signature
-    origins = {
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
+    origins = origins_of(traced.program)
     fed = {origin: name for name, origin in graph.weights.items()}
     inputs = iter(graph.inputs)
     feeds: list[str | Constant] = []

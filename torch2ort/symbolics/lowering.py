@@ -18,6 +18,7 @@ from torch2ort.graph.random_nodes import leaves_more
 from torch2ort.program.effect_order import keep_order, run_unread
 from torch2ort.program.mutated_inputs import mutations_of, refuse_written_constant
 from torch2ort.program.target import Target
+from torch2ort.program.traced_program import origins_of
 from torch2ort.program.unrepresentable_tensors import refuse_complex_weight
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import report_unmatched
@@ -157,12 +158,7 @@ def signature_of(
 
 def _origins(program: torch.export.ExportedProgram) -> Iterator[str]:
     """The names, in a program, of the tensors of the model that it reads or writes."""
-    signature = program.graph_signature
-    origins = {
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
+    origins = origins_of(program)
     for node in program.graph.find_nodes(op="placeholder"):
         if node.users and node.name in origins:
             yield origins[node.name]

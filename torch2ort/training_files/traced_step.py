@@ -19,7 +19,6 @@ from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.exports.build import build
 from torch2ort.exports.export_result import Built
 from torch2ort.options import Options
-from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.target import GradientRules, GradientSource
 from torch2ort.program.traced_program import Constant, Source
 from torch2ort.sizes.unbacked_sizes import Conditions, conditions
@@ -118,7 +117,6 @@ def requiring(module: torch.nn.Module, trained: Collection[str]) -> Iterator[Non
 
 def _unrolled(source: Source) -> Source:
     program = copy.deepcopy(source.graph_module)
-    inline_grad_regions(program)
     unroll(program.graph)
     write_out(program.graph)
     take_apart(program.graph)
