@@ -4,13 +4,13 @@
 | --- | --- |
 | torch._functorch.aot_autograd.aot_export_joint_with_descriptors | 2.13.0, 2.15.0 |
 | torch._functorch._aot_autograd.descriptors (PlainAOTInput, TangentAOTInput, ...) | 2.13.0, 2.15.0 |
+| torch.fx._lazy_graph_module._LazyGraphModule | 2.13.0 |
 | torch._guards.tracing, TracingContext | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0, 2.15.0 |
 | torch.fx.experimental.symbolic_shapes (ShapeEnv, DimDynamic, StatelessSymbolicContext) | 2.13.0 |
 | torch.fx.experimental.symbolic_shapes._constrain_range_for_size | 2.11-2.15.0 |
 | torch._dynamo.source.ConstantSource | 2.13.0 |
 | torch._check | 2.11-2.15.0 |
-| torch._dispatch.python.enable_python_dispatcher | 2.13.0 |
 | torch._C._dispatch_has_kernel_for_dispatch_key | 2.13.0 |
 | torch._functorch.predispatch, whose functions begin and end transforms in a trace | 2.13.0, 2.15.0 |
 """
@@ -26,7 +26,6 @@ import torch
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
-    from torch._dispatch.python import enable_python_dispatcher
     from torch._functorch import predispatch
     from torch._functorch._aot_autograd.descriptors import (
         GradAOTOutput,
@@ -40,6 +39,7 @@ with private_names("torch"):
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.fx._lazy_graph_module import _LazyGraphModule
     from torch.fx.experimental.symbolic_shapes import (
         DimDynamic,
         ShapeEnv,
@@ -70,11 +70,6 @@ def functional(target: OpOverload) -> OpOverload | None:
         return target
     packet = getattr(torch.ops.aten, target._schema.name.partition("::")[2].removesuffix("_"), None)
     return getattr(packet, target._overloadname, None)
-
-
-def python_formulas() -> contextlib.AbstractContextManager[Any]:
-    """Context in which operators have the formulas that PyTorch, or somebody, wrote for them in Python."""
-    return enable_python_dispatcher()
 
 
 def joint_graph(
@@ -161,6 +156,11 @@ def written_input(description: Any) -> int | None:
 def gradient_of_input(description: Any) -> int | None:
     """Which argument's gradient a result is."""
     return input_position(description.grad_of) if isinstance(description, GradAOTOutput) else None
+
+
+def graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A module of a graph, whose Python code is written when somebody reads or calls it."""
+    return _LazyGraphModule(torch.nn.Module(), graph)
 
 
 def program_of(

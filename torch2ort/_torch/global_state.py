@@ -19,6 +19,7 @@
 | torch.nn.Module.___has_generation_tag_patch, by which a later one does | 2.14.1-2.15.0 |
 | torch.fx.traceback.annotate, which torch.compiler.disable looks up at each call in an export | 2.11-2.15.0 |
 | torch._dynamo, which an export imports, and with it what takes annotate by name | 2.11-2.15.0 |
+| torch.fx._lazy_graph_module._use_lazy_graph_module | 2.13.0 |
 | torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
 """
 
@@ -46,6 +47,7 @@ with private_names("torch"):
     from torch._library.simple_registry import singleton as _registered
     from torch._ops import OpOverload, OpOverloadPacket
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.fx.experimental import _config
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -107,6 +109,11 @@ def has_derivative_in_python(name: str) -> bool:
         re.search(r"^Autograd\w*(\[alias\])?: registered at .*\.py:\d+ ", _dispatch_dump(name), re.M)
         is not None
     )
+
+
+def code_written_when_read() -> contextlib.AbstractContextManager[None]:
+    """Context in which a trace writes the Python code of its module when somebody reads or calls it."""
+    return _use_lazy_graph_module(should_use=True)
 
 
 @contextlib.contextmanager

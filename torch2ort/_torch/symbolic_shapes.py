@@ -15,6 +15,7 @@
 | ShapeEnv.backed_var_to_val, ShapeEnv.var_to_val where torch lacks that | 2.13.0 |
 | ShapeEnv.unbacked_symint_counter | 2.13.0 |
 | ShapeEnv.suppress_guards | 2.13.0 |
+| the methods of SymNode that compute with two sizes, SymNode.fx_node, SymNode.pytype | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -27,16 +28,23 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch2ort.support.versions import need, private_names
 
+# Operations of two sizes, as SymNode has them.
+_ARITHMETIC = (
+    *("_add", "_sub", "_mul", "_sym_max", "_sym_min"),
+    *("_eq", "_ne", "_ge", "_gt", "_le", "_lt", "_and_", "_or_"),
+)
+
 with private_names("torch"):
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.utils._sympy.printers import PythonPrinter
 
-    need(SymNode, "hint", "expr")
+    need(SymNode, "hint", "expr", *_ARITHMETIC)
     need(FakeTensor, "fake_mode")
     need(FakeTensorMode, "shape_env")
     ASSERT = torch.ops.aten._assert_scalar.default
@@ -116,6 +124,40 @@ def kernels_chosen_unconditionally() -> Iterator[None]:
     finally:
         for name, choose in before.items():
             setattr(torch._C, name, choose)
+
+
+@contextlib.contextmanager
+def arithmetic_done_once() -> Iterator[None]:
+    """Have traces compute each sum, product or comparison of two sizes that vary once.
+
+    Each fake tensor asks for its number of elements, its strides and whether it is contiguous, and sympy
+    computes them of the same few sizes each time: a third of a trace. Sums of one trace have a few hundred
+    different ones. A graph that records what is done with sizes records each.
+    """
+    before = {name: getattr(SymNode, name) for name in _ARITHMETIC}
+    done: dict[Any, SymNode] = {}
+
+    def once(name: str, compute: Callable[[SymNode, SymNode], SymNode]) -> Callable[..., SymNode]:
+        def found(one: SymNode, other: SymNode) -> SymNode:
+            if get_proxy_mode() is not None or one.fx_node or other.fx_node:
+                return compute(one, other)
+            # What torch replaces in an expression later it replaces in a result, too, whenever that is read.
+            # And a result holds its environment, so that no other one gets the same id.
+            key = name, one._expr, other._expr, one.pytype, other.pytype, id(one.shape_env)
+            result = done.get(key)
+            if result is None:
+                result = done[key] = compute(one, other)
+            return result
+
+        return found
+
+    for name, compute in before.items():
+        setattr(SymNode, name, once(name, compute))
+    try:
+        yield
+    finally:
+        for name, compute in before.items():
+            setattr(SymNode, name, compute)
 
 
 def asserts(environment: Any) -> int:

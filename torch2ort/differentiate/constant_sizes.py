@@ -89,7 +89,6 @@ class _Folding:
             if not self._behind.isdisjoint(node.all_input_nodes) or node in self._behind:
                 self._find_again(node)
         self._graph.eliminate_dead_code(lambda node: node.op != "call_function" or self._has_effects(node))
-        self._program.recompile()
         forget_new_sizes(self._graph)
         return replace(self._source, graph_module=self._program, feeds=tuple(self._feeds))
 

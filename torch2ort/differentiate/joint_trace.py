@@ -43,7 +43,6 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.symbols import is_number
-from torch2ort.sizes.unbacked_sizes import forget_assumed, forget_new_sizes
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MappedCall
 
@@ -88,12 +87,21 @@ class Joint:
 
 
 class _Flat(torch.nn.Module):
-    """The program with outputs that share no memory with each other or with an input."""
+    """The program with outputs that share no memory with each other or with an input.
+
+    Attributes:
+        reach: the paths of its first run.
+        shared: positions of the outputs that its first run found to share memory.
+    """
+
+    reach: Reach
+    shared: frozenset[int]
 
     def __init__(self, program: torch.fx.GraphModule) -> None:
         super().__init__()
         # Not a submodule: what the program holds is no parameter of this module.
         self._run = (Replay(program),)
+        self._has_run = False
 
     @property
     def run(self) -> Replay:
@@ -104,6 +112,9 @@ class _Flat(torch.nn.Module):
         """The program's outputs."""
         results = self.run.run(*tensors)
         shared = _shared(results, tensors)
+        if not self._has_run:
+            # The joint trace hands weights that are no leaves to its second run.
+            self._has_run, self.shared, self.reach = True, shared, traced_reach(results, tensors)
         return tuple(r.clone() if i in shared else r for i, r in enumerate(results))
 
 
@@ -112,7 +123,7 @@ def _shared(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) ->
     return frozenset(
         i
         for i, result in enumerate(results)
-        # The joint trace hands in weights that are no leaves.
+        # A weight of the joint trace is no leaf.
         if result._is_view() or result.is_leaf or any(result is t for t in (*tensors, *results[:i]))
     )
 
@@ -143,19 +154,14 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
         torch.autograd.set_multithreading_enabled(False),
         eager_formulas(has_kernels=has_kernels),
     ):
-        # As the joint trace has them: some kernels in C++ would take sizes that vary for numbers.
-        with mode, private.python_formulas():
+        with mode:
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
-            again = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
-            results = program(*again)
-            forget_new_sizes(program.graph)
-            forget_assumed(program.graph)
-        reach = traced_reach(results, again)
         flat = _Flat(program)
         joint = private.joint_graph(flat, arguments, mode)
     settle_sizes(joint.graph)
     tell_eagers_types(joint.graph)
-    described = _described(joint, source, _shared(results, again), len(results))
+    reach = flat.reach
+    described = _described(joint, source, flat.shared, len(reach.tracked))
     checked = check_assumed(joint.graph, flat.run.names(), flat.run.checked)
     own = len(cast("tuple[Any, ...]", source.graph_module.graph.output_node().args[0]))
     new = dict(zip(written, described.outputs[own:], strict=False))
@@ -228,7 +234,6 @@ def _prepared(
     _stop_gradients(program.graph)
     written = _give_written(program.graph, required)
     _give_unread(program.graph)
-    program.recompile()
     return program, sites, written
 
 

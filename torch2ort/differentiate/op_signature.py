@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.aot import OpOverload, graph_module
 from torch2ort.differentiate.split import Half
 from torch2ort.program.dim_order import unpermuted
 
@@ -86,8 +86,7 @@ def alone(node: torch.fx.Node) -> tuple[Half, torch.fx.Node]:
     if isinstance(node.meta["val"], (list, tuple)):
         results = [_part(made, number) for number in sorted(_numbers(node))]
     graph.output(tuple(results))
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    return Half(module, tuple(inputs), tuple(results)), made
+    return Half(graph_module(graph), tuple(inputs), tuple(results)), made
 
 
 def _part(node: torch.fx.Node, number: int) -> torch.fx.Node:

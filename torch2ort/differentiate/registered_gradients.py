@@ -59,7 +59,6 @@ def map_calls(source: Source, required: Sequence[bool], target: Target) -> tuple
             if call is not None and call.is_registered:
                 needed.add(_replace(node, call))
                 calls.append(call)
-    program.recompile()
     return (replace(source, graph_module=program), calls) if calls else (source, [])
 
 
@@ -87,8 +86,7 @@ def _mapped(node: torch.fx.Node, needed: set[torch.fx.Node], target: Target) -> 
     copied = graph.node_copy(node, given.__getitem__)
     outputs = list(_results(graph, copied))
     graph.output(tuple(outputs))
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    program = private.program_of(module, list(given.values()), outputs)
+    program = private.program_of(private.graph_module(graph), list(given.values()), outputs)
     nodes = SiteNodes({}, target)
     with translating({}, target), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 copies its own deprecated tree specs

@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from torch2ort._torch.aot import graph_module
 from torch2ort.differentiate.aliasing import VIEWS
 from torch2ort.differentiate.joint_trace import Joint
 from torch2ort.differentiate.recompute import recomputed
@@ -161,7 +162,7 @@ class Split:
         for node in self._lying:
             values[node] = permuted(values[node], self._lying[node])
         graph.output(tuple(values[n] for n in outputs))
-        return Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
+        return Half(graph_module(graph), inputs, outputs)
 
     def _with_sizes_of(
         self, running: Iterable[torch.fx.Node], read: Collection[torch.fx.Node]
@@ -209,7 +210,7 @@ class Split:
                 continue
             self._copy(graph, node, again, present, sizes)
         graph.output(tuple(values[present.stands_for(n)] for n in outputs))
-        half = Half(torch.fx.GraphModule(torch.nn.Module(), graph), inputs, outputs)
+        half = Half(graph_module(graph), inputs, outputs)
         half.graph_module.graph.eliminate_dead_code()
         return half, gradients
 

@@ -26,7 +26,6 @@ def fuse_gelu(graph_module: torch.fx.GraphModule, *, in_half: bool) -> None:
             continue
         if in_half or node.meta["val"].dtype not in _HALF:
             _fuse(graph, node)
-    graph_module.recompile()
 
 
 def _fuse(graph: torch.fx.Graph, tanh: torch.fx.Node) -> None:

@@ -78,7 +78,6 @@ def check_indices(program: torch.export.ExportedProgram) -> None:
             unproven = unproven_indices(node, program)
             if unproven:
                 _check(program.graph_module.graph, node, unproven)
-    program.graph_module.recompile()
 
 
 def unproven_indices(node: torch.fx.Node, program: torch.export.ExportedProgram | None) -> list[Indexed]:

@@ -22,7 +22,6 @@ def inline_grad_regions(graph_module: torch.fx.GraphModule) -> None:
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and node.target is _WRAPPED:
             _inline(graph_module, node)
-    graph_module.recompile()
 
 
 def _note_readers(graph: torch.fx.Graph) -> None:

@@ -19,6 +19,7 @@ from torch2ort._torch import symbolic_shapes as private
 from torch2ort.errors import UnsupportedOperatorError
 
 kernels_chosen_unconditionally = private.kernels_chosen_unconditionally
+arithmetic_done_once = private.arithmetic_done_once
 
 
 _BY_STATISTICS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)

@@ -256,7 +256,6 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
         _forget_strides(program)
         sync_output_names(program)
         program.graph_module.graph.lint()
-        program.graph_module.recompile()
 
 
 def _refuse_kernels(program: torch.export.ExportedProgram, chosen: Callable[[torch.fx.Node], bool]) -> None:

@@ -120,7 +120,6 @@ def _unrolled(source: Source) -> Source:
     unroll(program.graph)
     write_out(program.graph)
     take_apart(program.graph)
-    program.recompile()
     return replace(source, graph_module=program)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.sizes.unbacked_sizes import kernels_chosen_unconditionally
+from torch2ort.sizes.unbacked_sizes import arithmetic_done_once, kernels_chosen_unconditionally
 
 # A fork waits no longer for the exports of other threads: one of them may wait for what forks.
 _LONGEST_WAIT_TO_FORK = 60.0
@@ -72,7 +72,12 @@ class ExclusiveExport:
             self._running += 1
             self.idle = None
             try:
-                with private.notes_of_this_thread(), kernels_chosen_unconditionally():
+                with (
+                    private.notes_of_this_thread(),
+                    private.code_written_when_read(),
+                    kernels_chosen_unconditionally(),
+                    arithmetic_done_once(),
+                ):
                     yield
             finally:
                 self._running -= 1
