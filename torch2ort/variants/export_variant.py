@@ -55,21 +55,21 @@ def _for_varying_sizes(
     model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes
 ) -> Variant | None:
     """A variant for sizes that vary; ``None`` if none do, or there is none."""
-    varying = family.varying(shapes)
+    choices = [choice for choice in family.varying(shapes) if choice not in family.refused]
     family.seen.append(shapes)
-    if not any(varying) or varying in family.refused:
-        return None
-    try:
-        variant = _variant(model, options, given, varying)
-        if variant.built.interface.sizes.mismatch(shapes) is not None:
-            return None
-        _try_engine(variant)
-    except Exception as error:
-        # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
-        logger.info("no graph for varying sizes (%s); exporting for %s alone", error, shapes)
-        family.refused.append(varying)
-        return None
-    return variant
+    for varying in choices:
+        try:
+            variant = _variant(model, options, given, varying)
+            if variant.built.interface.sizes.mismatch(shapes) is not None:
+                continue
+            _try_engine(variant)
+        except Exception as error:
+            # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
+            logger.info("no graph for varying sizes (%s); exporting for fewer", error)
+            family.refused.append(varying)
+        else:
+            return variant
+    return None
 
 
 def _for_these_sizes(model: torch.nn.Module, options: Options, given: Given) -> Variant:

@@ -24,6 +24,7 @@ from torch2ort.training.ort_targets import engine_of, inference_engine_of
 
 Shapes = tuple[torch.Size, ...]
 DimSpecs = tuple[DimSpec, ...]
+_AUTO = torch.export.Dim.AUTO
 
 
 @dataclass
@@ -159,15 +160,18 @@ class Family:
                 return variant
         return None
 
-    def varying(self, shapes: Shapes) -> DimSpecs:
-        """Per input, the dimensions whose size was another in an earlier call."""
-        return tuple(
-            {
-                axis: torch.export.Dim.AUTO
-                for axis, size in enumerate(shape)
-                if any(earlier[i][axis] != size for earlier in self.seen)
-                or any(a[i][axis] != b[i][axis] for a in self.seen for b in self.seen)
-            }
-            or None
+    def varying(self, shapes: Shapes) -> list[DimSpecs]:
+        """Choices of the dimensions to vary, per input: all, then those whose size was another earlier.
+
+        Empty if no size was another. A size that is the same so far often varies later, and each graph costs
+        a start.
+        """
+        seen = [*self.seen, shapes]
+        differing: DimSpecs = tuple(
+            {axis: _AUTO for axis in range(len(shape)) if len({other[i][axis] for other in seen}) > 1} or None
             for i, shape in enumerate(shapes)
         )
+        if not any(differing):
+            return []
+        every: DimSpecs = tuple(dict.fromkeys(range(len(shape)), _AUTO) or None for shape in shapes)
+        return [every] if every == differing else [every, differing]
