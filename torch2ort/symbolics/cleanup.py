@@ -10,11 +10,12 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
-from onnxscript.rewriter import RewritePass
+from onnxscript.rewriter import RewritePass, RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
 from torch2ort.program.effect_order import has_backward, must_run
@@ -25,22 +26,38 @@ from torch2ort.symbolics.identity_arithmetic import NEUTRAL_NUMBER_RULES
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _OWN = frozenset({"PARAMETER", "BUFFER"})
 
+_CALL = "call"
+
+
+class _RuleOf:
+    """A rewrite rule for nodes of its operator; onnxscript tries each rule on each node."""
+
+    def __init__(self, op_type: str, rule: RewriteRule) -> None:
+        self._op_type, self._rule = op_type, rule
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)
+
+    def try_rewrite(self, model: ir.Model, graph: ir.Graph, node: ir.Node, **settings: Any) -> Any:
+        """As of the rule; ``None`` where it does not match."""
+        if node.op_type != self._op_type:
+            return None
+        return self._rule.try_rewrite(model, graph, node, **settings)
+
+
 # Only rules that drop nodes which do nothing. The library's rules about numbers hold within a tolerance: to
 # them 1e-8 is 0. So those are ours.
-_RULES = (
-    rules.no_op_cast_rule,
-    rules.no_op_expand_rule,
-    rules.no_op_transpose_rule,
-    rules.transpose_transpose_rule,
-    rules.unsqueeze_unsqueeze_rule,
-    rules.reshape_reshape_rule,
-    rules.collapse_slice_rule,
-    rules.collapse_slice2_rule,
-    *NEUTRAL_NUMBER_RULES,
+_RULES: tuple[Any, ...] = (
+    _RuleOf("Cast", rules.no_op_cast_rule),
+    _RuleOf("Expand", rules.no_op_expand_rule),
+    _RuleOf("Transpose", rules.no_op_transpose_rule),
+    _RuleOf("Transpose", rules.transpose_transpose_rule),
+    _RuleOf("Unsqueeze", rules.unsqueeze_unsqueeze_rule),
+    _RuleOf("Reshape", rules.reshape_reshape_rule),
+    _RuleOf("Slice", rules.collapse_slice_rule),
+    _RuleOf("Slice", rules.collapse_slice2_rule),
+    *(_RuleOf(op_type, rule) for op_type, rule in NEUTRAL_NUMBER_RULES.items()),
 )
-
-
-_CALL = "call"
 
 
 def cleanup(model: ir.Model) -> None:
@@ -162,6 +179,8 @@ def _has_negative_zero(node: ir.Node) -> bool:
 
 def _replace_cast_like(model: ir.Model) -> bool:
     """CastLike becomes Cast, or nothing. Tells whether there was one."""
+    if not any(node.op_type == "CastLike" for node in ir.traversal.RecursiveGraphIterator(model.graph)):
+        return False
     found = False
     for typed in list(typed_nodes(model)):
         node = typed.node

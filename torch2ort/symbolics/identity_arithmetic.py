@@ -39,7 +39,7 @@ class _NeutralNumber(RewriteRuleClassBase):
         return op.Identity(x)
 
 
-NEUTRAL_NUMBER_RULES = tuple(
-    _NeutralNumber.rule(op_type, neutral)
+NEUTRAL_NUMBER_RULES = {
+    op_type: _NeutralNumber.rule(op_type, neutral)
     for op_type, neutral in (("Mul", 1), ("Div", 1), ("Sub", 0.0), ("Add", -0.0))
-)
+}

@@ -81,13 +81,9 @@ def translate(
         UnsupportedOperatorError: an operator fits into no graph.
     """
     program = prepared.program
-    # Beside kernels a view is a copy, whose sizes of zero torch.onnx takes for those of the input.
-    view = private.torchlib_translation(torch.ops.aten.view.default)
-    assert view is not None
     table: dict[Any, Callable[..., Any]] = {
         **translation_table(target),
         **(others or {}),
-        torch.ops.aten.reshape.default: view,
         _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),
     }
     given_up: set[str] = set()

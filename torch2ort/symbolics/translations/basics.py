@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from torch2ort.symbolics.graph_builder import constant, op
+from torch2ort.symbolics.graph_builder import constant, op, shape_of
 from torch2ort.symbolics.translations.registry import translates
 
 aten = torch.ops.aten
@@ -24,6 +24,12 @@ def permute(self: ir.Value, dims: Sequence[int]) -> ir.Value:
     """Dimensions in another order."""
     rank = len(dims)
     return op("Transpose", self, perm=[d % rank for d in dims])
+
+
+@translates(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+def view(self: ir.Value, size: Sequence[int | ir.Value]) -> ir.Value:
+    """The same elements with another shape; sizes that do not vary are one constant."""
+    return op("Reshape", self, shape_of(size), allowzero=1)
 
 
 @translates(aten.sym_numel.default)
