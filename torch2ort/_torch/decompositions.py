@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch.fake_tensors import FakeTensorMode, sizes_of_zero
-from torch2ort._torch.onnx_exporter import Table, remove_assertions, untranslated
+from torch2ort._torch.onnx_exporter import Table, number_of_operators, remove_assertions, untranslated
 from torch2ort.errors import ExportError
 from torch2ort.support.versions import need, private_names
 
@@ -243,7 +243,7 @@ def decomposition_table(
         for target, function in untranslated(table).items()
         if target not in whole and not _is_left(target, function, composites_only=composites_only)
     }
-    defaults = torch.export.default_decompositions()
+    defaults = _defaults(number_of_operators())
     decompositions.update({target: defaults[target] for target in decomposed})
     for target, count in over_fixed_sizes.items():
         if target in decompositions:
@@ -253,6 +253,11 @@ def decomposition_table(
             decompositions[bucketize] = functools.partial(_of_an_axis, decompositions[bucketize])
     decompositions.update(own)
     return adapted(decompositions)
+
+
+@functools.lru_cache(maxsize=1)
+def _defaults(_: int) -> Mapping[OpOverload, Callable[..., Any]]:
+    return dict(torch.export.default_decompositions().items())
 
 
 @_composites_found_once()
@@ -330,6 +335,7 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 
+@functools.cache
 def _is_left(target: Any, function: Callable[..., Any], *, composites_only: bool) -> bool:
     if target._schema.name.removeprefix("aten::") in _HARMLESS:
         return False

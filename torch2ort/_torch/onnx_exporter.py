@@ -262,7 +262,17 @@ def remove_assertions(program: torch.export.ExportedProgram) -> None:
     _fx_passes.remove_assertion_nodes(program.graph_module)
 
 
-def untranslated(table: Table) -> dict[Any, Callable[..., Any]]:
+def untranslated(table: Table) -> Mapping[Any, Callable[..., Any]]:
     """Torch's decompositions of what neither torch.onnx nor ``table`` translates."""
-    known: Any = {meta.fx_target for metas in registry(table).functions.values() for meta in metas}
+    return _untranslated(frozenset(table), number_of_operators())
+
+
+@functools.lru_cache(maxsize=16)
+def _untranslated(targets: frozenset[Any], _: int) -> Mapping[Any, Callable[..., Any]]:
+    known: Any = {*targets, *(meta.fx_target for metas in _torchlib().functions.values() for meta in metas)}
     return _decomp.create_onnx_friendly_decomposition_table(known)
+
+
+def number_of_operators() -> int:
+    """How many operators there are: a library that is imported later brings some, and decompositions."""
+    return len(torch._C._dispatch_get_all_op_names()) + len(torch._decomp.decomposition_table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import decompositions as private
+from torch2ort._torch.fake_tensors import fake_mode
 from torch2ort._torch.onnx_exporter import remove_assertions, sync_output_names
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.fx_insert import replace_call
@@ -17,10 +19,6 @@ from torch2ort.support.provenance import origin_of
 
 aten = torch.ops.aten
 _COUNT = aten.sym_numel.default
-
-
-class _DeclinedError(Exception):
-    """A decomposition leaves a call as it is."""
 
 
 def decompose_nodes(
@@ -96,15 +94,12 @@ def _decompose(
     def call(*values: Any) -> Any:
         by_node = dict(zip(given, values, strict=True))
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), by_node.__getitem__)
-        result = function(*args, **kwargs)
-        if result is NotImplemented:
-            raise _DeclinedError
-        return result
+        return function(*args, **kwargs)
 
-    graph = node.graph
-    with graph.inserting_before(node):
-        try:
-            results = inline(graph, call, given, decompositions=decompositions, origin=origin_of(node))
-        except _DeclinedError:
+    # Most decline, and that is asked without a trace.
+    with fake_mode(node.graph) or contextlib.nullcontext():
+        if call(*(n.meta["val"] for n in given)) is NotImplemented:
             return
+    with node.graph.inserting_before(node):
+        results = inline(node.graph, call, given, decompositions=decompositions, origin=origin_of(node))
     replace_call(node, results)
