@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.runtime_assertions import READS
 from torch2ort.program.unsupported_custom_ops import refuse_unfit_operator
 from torch2ort.pythonop import TENSOR, Site
+from torch2ort.pythonop.abstract_run.fake_run import share_run
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught_exceptions import handlers_around
 from torch2ort.pythonop.interception import internal_site
@@ -77,6 +78,8 @@ class SiteMaker:
         self._mode = private.fake_mode(graph)
         self._needed = set(carrying or ())
         self._token: torch.fx.Node | None = None
+        # The first site of each call, whose abstract run serves those like it.
+        self._firsts: dict[Hashable, Site] = {}
 
     def passes_by(self, node: torch.fx.Node) -> None:
         """Note a node that stays, so that later random calls come after the random ones among them."""
@@ -208,6 +211,9 @@ class SiteMaker:
         )
         site.caught = handlers_around(places_of(node))
         self.sites.append(site)
+        shapes = tuple(str(n.meta["val"].shape) for n in inputs)
+        like = (function, site.arguments, site.needs_input_grad, autocast, shapes)
+        share_run(self._firsts.setdefault(like, site), site)
         with self._graph.inserting_before(node):
             call = self._node(node, _PYTHON_OP, (inputs, site.key))
             count = len(call.meta["val"])
