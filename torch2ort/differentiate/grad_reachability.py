@@ -158,9 +158,10 @@ def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
 
     Args:
         outputs: what it gave.
-        inputs: what it was given.
+        inputs: what it was given; leaves, or tensors that a step of their own made, as in a joint trace.
     """
     feeds = {id(t): i for i, t in enumerate(inputs)}
+    made = {t.grad_fn: i for i, t in enumerate(inputs) if t.grad_fn is not None}
     found: dict[Any, int] = {}
     steps: list[Step] = []
 
@@ -169,7 +170,7 @@ def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
         if function not in found:
             found[function] = len(steps)
             leaf = getattr(function, "variable", None)
-            feed = -1 if leaf is None else feeds.get(id(leaf), -1)
+            feed = made.get(function, -1) if leaf is None else feeds.get(id(leaf), -1)
             steps.append(Step(getattr(function, "torch2ort_site", ""), feed, ()))
             waiting.append(function)
         return found[function]
