@@ -79,6 +79,52 @@ def test_a_transformers_block_trains_in_one_graph_for_all_batches_and_lengths() 
     assert numbers == [0, 1, 1, 1, 2, 1, 0]
 
 
+class Causal(torch.nn.Module):
+    """A language model whose loss pads the labels, as transformers' does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11)
+
+    def forward(self, tokens):
+        h = self.table(tokens)
+        h = F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None], is_causal=True)[:, 0]
+        labels = F.pad(tokens, (0, 1), value=-100)[..., 1:].contiguous()
+        return F.cross_entropy(self.head(h).view(-1, 11), labels.view(-1), ignore_index=-100)
+
+
+class Images(torch.nn.Module):
+    """Convolutions over images of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.Conv2d(4, 3, 3, stride=2)
+        self.norm = torch.nn.BatchNorm2d(4)
+
+    def forward(self, images):
+        h = F.relu(self.norm(self.first(images)))
+        h = F.interpolate(F.max_pool2d(h, 2), size=images.shape[-2:], mode="bilinear")
+        return F.adaptive_avg_pool2d(self.second(h), 1).flatten(1)
+
+
+# The sizes were drawn at random. Each model trains on them all with the graph of the first and one more.
+RANDOM_SIZES = {
+    "tokens": (Causal, ((4, 9), (7, 9), (3, 5), (2, 14), (6, 12), (5, 3), (8, 8), (4, 9))),
+    "images": (Images, ((4, 8, 9), (7, 8, 9), (3, 11, 6), (2, 7, 14), (6, 12, 9), (5, 6, 7), (3, 10, 8))),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM_SIZES)
+def test_a_size_that_did_not_vary_before_needs_no_graph_of_its_own(name) -> None:
+    def batch(*sizes: int) -> tuple[torch.Tensor]:
+        if name == "tokens":
+            return (torch.randint(0, 11, sizes),)
+        return (torch.randn(sizes[0], 2, *sizes[1:]),)
+
+    model, sizes = RANDOM_SIZES[name]
+    assert graphs_of(model(), sizes, batch) == [0 if s == sizes[0] else 1 for s in sizes]
+
+
 class Then(torch.nn.Module):
     """A layer, and what a function does with its result."""
 

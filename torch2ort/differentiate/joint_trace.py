@@ -43,6 +43,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.symbols import is_number
+from torch2ort.sizes.unbacked_sizes import forget_assumed, forget_new_sizes
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MappedCall
 
@@ -156,6 +157,9 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
     ):
         with mode:
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
+        # Of earlier traces, whose sizes are in no tensor of this one.
+        forget_new_sizes(program.graph)
+        forget_assumed(program.graph)
         flat = _Flat(program)
         joint = private.joint_graph(flat, arguments, mode)
     settle_sizes(joint.graph)

@@ -242,15 +242,16 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
         _refuse_kernels(program, chosen)
         return
     maker = SiteMaker(program.graph_module.graph, has_libraries=target.has_libraries)
-    for node in list(program.graph_module.graph.nodes):
-        if node.op == "call_function" and node.target is not internal_ops.checked_index and chosen(node):
-            _drop_own_checks(node)
-            maker.replace(node)
-        else:
-            maker.passes_by(node)
-    for node in list(program.graph_module.graph.nodes) if target.is_half else ():
-        if node.target is internal_ops.checked_index:
-            maker.replace(node)
+    with private.symbolic_resizes():
+        for node in list(program.graph_module.graph.nodes):
+            if node.op == "call_function" and node.target is not internal_ops.checked_index and chosen(node):
+                _drop_own_checks(node)
+                maker.replace(node)
+            else:
+                maker.passes_by(node)
+        for node in list(program.graph_module.graph.nodes) if target.is_half else ():
+            if node.target is internal_ops.checked_index:
+                maker.replace(node)
     prepared.sites.extend(maker.sites)
     if maker.sites:
         _forget_strides(program)
