@@ -260,6 +260,20 @@ def test_what_holds_for_one_size_has_a_graph_for_each(program) -> None:
     assert graphs_of(Then(program), SIZES, batch) == [0, 1, 2, 3, 0]
 
 
+def test_a_third_graph_says_which_line_takes_a_size_for_a_number(caplog) -> None:
+    def doubled(model, x, h):
+        return h * int(x.shape[0])
+
+    module = torch2ort.ORTModule(Then(doubled))
+    for rows in (3, 5, 7, 4):
+        module(torch.randn(rows, 4)).sum().backward()
+    line = f"{__file__}:{doubled.__code__.co_firstlineno + 1} in doubled (return h * int(x.shape[0]))"
+    assert [r.message for r in caplog.records if "does not serve" in r.message] == [
+        f"Then: the graph for sizes that vary does not serve this call: input sizes [[7, 4]]: expected "
+        f"size(0, 0) == 5, as it was for the sample and as the model needs at {line}"
+    ]
+
+
 # One engine has a graph for all sizes, and the other for each: it computes with no fraction of a size, or
 # what PyTorch's derivative assumes does not hold for all of them.
 EITHER = {

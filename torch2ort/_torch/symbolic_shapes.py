@@ -14,7 +14,7 @@
 | torch._C._select_conv_backend, _conv_determine_backend_memory_format | 2.13.0 |
 | ShapeEnv.backed_var_to_val, ShapeEnv.var_to_val where torch lacks that | 2.13.0 |
 | ShapeEnv.unbacked_symint_counter | 2.13.0 |
-| ShapeEnv.suppress_guards | 2.13.0 |
+| ShapeEnv.suppress_guards, ShapeEnv._get_sloc, torch._guards.SLoc | 2.13.0 |
 | the methods of SymNode that compute with two sizes, SymNode.fx_node, SymNode.pytype | 2.13.0 |
 """
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,7 +32,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.traceback import get_current_meta
 
+from torch2ort.support.provenance import describe
+from torch2ort.support.source_lines import line_in
 from torch2ort.support.versions import need, private_names
 
 # Operations of two sizes, as SymNode has them.
@@ -41,6 +45,7 @@ _ARITHMETIC = (
 )
 
 with private_names("torch"):
+    from torch._guards import SLoc
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.utils._sympy.printers import PythonPrinter
 
@@ -48,6 +53,7 @@ with private_names("torch"):
     need(FakeTensor, "fake_mode")
     need(FakeTensorMode, "shape_env")
     ASSERT = torch.ops.aten._assert_scalar.default
+    need(ShapeEnv, "_get_sloc")
     need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode", "suppress_guards")
     need(torch._C, "_select_conv_backend", "_conv_determine_backend_memory_format")
 
@@ -99,6 +105,33 @@ def decided_sizes(environment: Any) -> int:
 def guards(environment: Any) -> list[sympy.Expr]:
     """The conditions on sizes of inputs that a trace relies on by now, in their order."""
     return [guard.expr for guard in environment.guards]
+
+
+def guard_lines(environment: Any) -> list[str]:
+    """Of each of :func:`guards` the line of the model that it comes from; empty where that is not known."""
+    return [guard.sloc.maybe_user_loc or "" for guard in environment.guards]
+
+
+def size_sources(environment: Any) -> dict[str, str]:
+    """Name of a symbol -> the source of its size, as ``L['tensors'][0].size()[1]``."""
+    return {str(symbol): str(source) for source, symbol in reversed(environment.source_to_var.items())}
+
+
+@contextlib.contextmanager
+def guards_with_lines() -> Iterator[None]:
+    """Have each condition on sizes note the line of the model, and not that of torch's operator."""
+    find = ShapeEnv._get_sloc
+
+    def found(self: ShapeEnv, framework_loc: str | None = None) -> SLoc:
+        node = get_current_meta().get("stack_trace")
+        line = describe(node) if node else line_in(traceback.extract_stack())
+        return SLoc(find(self, framework_loc).framework_loc, line or None)
+
+    ShapeEnv._get_sloc = found  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ShapeEnv._get_sloc = find  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -53,7 +53,13 @@ from torch2ort.pythonop.abstract_run.object_rollback import untouched
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.sample_tensors import NeedsSample, Sample
 from torch2ort.pythonop.interception import Capture
-from torch2ort.sizes.unbacked_sizes import Conditions, conditions, expands_unknown, takes_for_equal
+from torch2ort.sizes.unbacked_sizes import (
+    Conditions,
+    conditions,
+    expands_unknown,
+    readable_condition,
+    takes_for_equal,
+)
 from torch2ort.support.source_lines import line_in, users_line, way_out
 from torch2ort.support.user_warnings import warn
 
@@ -418,7 +424,7 @@ def _described(program: torch.export.ExportedProgram, call: FlatCall, capture: C
             f"{type(call.model).__name__}: forward {call.dropped}, which calls of the exported model do not "
             f"do. Return what they are to give"
         )
-    guards = tuple(map(_readable_guard, private.size_guards(program)))
+    guards = tuple(map(readable_condition, private.size_guards(program)))
     return Trace(
         program,
         call.output_schema,
@@ -462,7 +468,7 @@ def _failure(model: torch.nn.Module, call: FlatCall, error: Exception) -> Export
             f"graph cannot compute a derivative inside of forward. Put that part of the model into a "
             f"torch.autograd.Function"
         )
-    said = _readable_guard(str(error).partition(_DRAFT)[0].replace(_LOGS, "").rstrip())
+    said = readable_condition(str(error).partition(_DRAFT)[0].replace(_LOGS, "").rstrip())
     return ExportError(f"{name}: torch.export failed{users_line(error)}: {said}{advice(error)}")
 
 
@@ -485,10 +491,6 @@ def _in_mode(model: torch.nn.Module, training: bool | None) -> Iterator[None]:
 def _same_rng() -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield
-
-
-def _readable_guard(guard: str) -> str:
-    return re.sub(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]", r"size(\1, \2)", guard)
 
 
 def _is_of_torch_export(error: Exception) -> bool:

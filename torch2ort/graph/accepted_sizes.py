@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import operator
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch2ort.errors import ModelLoadError
@@ -54,6 +55,7 @@ class Sizes:
         dims: per input, each dimension's fixed size or the name of its symbol.
         ranges: symbol -> smallest and largest (``None``: unbounded) size.
         guards: conditions over ``size(input, dimension)``, as Python expressions.
+        lines: guard -> the line of the model that it comes from, where that is known.
 
     Raises:
         ModelLoadError: a guard is not such an expression.
@@ -65,11 +67,13 @@ class Sizes:
         dims: Sequence[Sequence[int | str]],
         ranges: dict[str, tuple[int, int | None]],
         guards: Sequence[str],
+        lines: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.names = tuple(names)
         self.dims = tuple(tuple(d) for d in dims)
         self.ranges = ranges
         self.guards = tuple(guards)
+        self.lines = lines
         self._compiled = [(text, _compile(text)) for text in guards]
         self._accepted: set[tuple[tuple[int, ...], ...]] = set()
 
@@ -118,9 +122,11 @@ class Sizes:
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 return f"input sizes {[list(s) for s in shapes]}: {text} cannot be computed ({error})"
             if not holds:
+                line = self.lines.get(text)
+                at = f" and as the model needs at {line}" if line else ""
                 return (
-                    f"input sizes {[list(s) for s in shapes]}: expected {text}, as it was for the sample; "
-                    f"export with a sample of these sizes"
+                    f"input sizes {[list(s) for s in shapes]}: expected {text}, as it was for the "
+                    f"sample{at}; export with a sample of these sizes"
                 )
         return None
 

@@ -45,7 +45,9 @@ def renamed(graph: Graph, interface: Interface, names: Mapping[str, str]) -> tup
         ),
     )
     sizes = interface.sizes
-    return result, replace(interface, sizes=Sizes(inputs, sizes.dims, sizes.ranges, sizes.guards))
+    return result, replace(
+        interface, sizes=Sizes(inputs, sizes.dims, sizes.ranges, sizes.guards, sizes.lines)
+    )
 
 
 def _free(name: str, taken: set[str]) -> str:

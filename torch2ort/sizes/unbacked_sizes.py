@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from torch2ort.errors import UnsupportedOperatorError
 
 kernels_chosen_unconditionally = private.kernels_chosen_unconditionally
 arithmetic_done_once = private.arithmetic_done_once
+guards_with_lines = private.guards_with_lines
 
 
 _BY_STATISTICS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
@@ -66,6 +68,38 @@ def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[
             f"an operator of the model can be translated for some only of the sizes that were to vary "
             f"({added}). Export with these sizes fixed"
         ) from None
+
+
+def line_of_last_condition(graph: torch.fx.Graph) -> str:
+    """The last condition on sizes of inputs that was made, and the line of the model that it comes from."""
+    environment = _environment(graph)
+    condition, line = private.guards(environment)[-1], private.guard_lines(environment)[-1]
+    texts = {
+        symbol: readable_condition(source) for symbol, source in private.size_sources(environment).items()
+    }
+    with contextlib.suppress(KeyError):
+        condition = private.python_text(condition, texts)
+    return f"{condition}{' at ' * bool(line)}{line}"
+
+
+def lines_of_conditions(graph: torch.fx.Graph) -> dict[str, str]:
+    """Conditions on sizes of inputs, over ``size(input, dimension)`` -> the line of the model of each."""
+    environment = _environment(graph)
+    if environment is None:
+        return {}
+    texts = {
+        symbol: readable_condition(source) for symbol, source in private.size_sources(environment).items()
+    }
+    found: dict[str, str] = {}
+    for condition, line in zip(private.guards(environment), private.guard_lines(environment), strict=True):
+        with contextlib.suppress(KeyError):
+            found[private.python_text(condition, texts)] = line
+    return found
+
+
+def readable_condition(text: str) -> str:
+    """A condition of torch's with each size as ``size(input, dimension)``."""
+    return re.sub(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]", r"size(\1, \2)", text)
 
 
 def conditions_of_statistics(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> list[str]:

@@ -23,7 +23,7 @@ from torch2ort.program.unrepresentable_tensors import refuse_complex_weight
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import report_unmatched
 from torch2ort.sizes.symbols import named, named_symbol, program_size_names
-from torch2ort.sizes.unbacked_sizes import added_conditions, conditions_of_statistics
+from torch2ort.sizes.unbacked_sizes import added_conditions, conditions_of_statistics, lines_of_conditions
 from torch2ort.support.startup_timing import SHAPES, phase
 from torch2ort.symbolics.cleanup import drop_unread_constants
 from torch2ort.symbolics.python_op_nodes import SiteNodes, shown_sites
@@ -228,4 +228,5 @@ def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
         )
     added = added_conditions(program.graph, traced.conditions, inputs)
     statistics = conditions_of_statistics(program.graph, inputs)
-    return Sizes(names, dims, ranges, (*traced.guards, *added, *statistics))
+    lines = lines_of_conditions(program.graph)
+    return Sizes(names, dims, ranges, (*traced.guards, *added, *statistics), lines)

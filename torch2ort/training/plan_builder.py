@@ -25,7 +25,7 @@ from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import Constant, Source
 from torch2ort.pythonop import Site
-from torch2ort.sizes.unbacked_sizes import Conditions, conditions
+from torch2ort.sizes.unbacked_sizes import Conditions, conditions, line_of_last_condition
 from torch2ort.symbolics.registered.user_gradient_ops import MappedCall
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan, arguments_of
 
@@ -150,8 +150,8 @@ class Planner:
         refuse_assumed_of_half(graph, is_forward=is_forward, checked=self.joint.checked)
         if conditions(graph).on_inputs > self._known.on_inputs:
             raise UnsupportedOperatorError(
-                "the derivative of the model holds for some only of the sizes that it was exported for. "
-                "Export with these sizes fixed"
+                f"the derivative of the model holds for some only of the sizes that it was exported for: "
+                f"it needs {line_of_last_condition(graph)}. Export with these sizes fixed"
             )
         return lowered
 

@@ -42,6 +42,11 @@ def export_variant(
     """
     tensors = (*given.tensors, *named_tensors(model).values())
     options = on_their_device(options, tensors, type(model).__name__)
+    why = family.why_another(shapes)
+    if why:
+        logger.warning(
+            "%s: the graph for sizes that vary does not serve this call: %s", type(model).__name__, why
+        )
     variant = _for_varying_sizes(model, options, family, given, shapes)
     if variant is None:
         variant = _for_these_sizes(model, options, given)
@@ -86,8 +91,7 @@ def _for_these_sizes(model: torch.nn.Module, options: Options, given: Given) -> 
 
 def _try_engine(variant: Variant) -> None:
     """Build the engine of a graph whose sizes vary, where that tells whether it can be trained with them."""
-    varies = any(isinstance(size, str) for dims in variant.built.interface.sizes.dims for size in dims)
-    if varies and variant.requires_grad and variant.built.program is not None:
+    if variant.varies and variant.requires_grad and variant.built.program is not None:
         variant.training_engine()
 
 

@@ -109,6 +109,11 @@ class Variant:
         same = self.built.interface.same
         return WrittenMemory(self.built.signature.inputs, mutations, same) if mutations else None
 
+    @functools.cached_property
+    def varies(self) -> bool:
+        """Whether a size that the graph accepts varies."""
+        return any(isinstance(size, str) for dims in self.built.interface.sizes.dims for size in dims)
+
     def anew(self) -> Variant:
         """The same graph, with an engine of its own whose sessions are made now; this one has its engine."""
         with off():
@@ -142,12 +147,14 @@ class Family:
         by_shapes: the variant that serves a call's shapes, once it was looked for.
         seen: the shapes that variants were exported for.
         refused: the choices of varying dimensions that an export failed with.
+        explained: whether it was told why a graph for sizes that vary does not serve all calls.
     """
 
     variants: list[Variant] = field(default_factory=list)
     by_shapes: dict[Shapes, Variant] = field(default_factory=dict)
     seen: list[Shapes] = field(default_factory=list)
     refused: list[DimSpecs] = field(default_factory=list)
+    explained: bool = False
 
     def find(self, shapes: Shapes) -> Variant | None:
         """The variant that takes ``shapes``."""
@@ -159,6 +166,14 @@ class Family:
                 self.by_shapes[shapes] = variant
                 return variant
         return None
+
+    def why_another(self, shapes: Shapes) -> str | None:
+        """The condition by which the latest graph for sizes that vary does not take ``shapes``, once."""
+        sizes = next((v.built.interface.sizes for v in reversed(self.variants) if v.varies), None)
+        if sizes is None or self.explained:
+            return None
+        self.explained = True
+        return (sizes.mismatch(shapes) or "").partition("; export")[0]
 
     def varying(self, shapes: Shapes) -> list[DimSpecs]:
         """Choices of the dimensions to vary, per input: all, then those whose size was another earlier.

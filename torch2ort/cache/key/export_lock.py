@@ -19,7 +19,11 @@ from collections.abc import Iterator
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.sizes.unbacked_sizes import arithmetic_done_once, kernels_chosen_unconditionally
+from torch2ort.sizes.unbacked_sizes import (
+    arithmetic_done_once,
+    guards_with_lines,
+    kernels_chosen_unconditionally,
+)
 
 # A fork waits no longer for the exports of other threads: one of them may wait for what forks.
 _LONGEST_WAIT_TO_FORK = 60.0
@@ -76,6 +80,7 @@ class ExclusiveExport:
                     private.notes_of_this_thread(),
                     private.code_written_when_read(),
                     kernels_chosen_unconditionally(),
+                    guards_with_lines(),
                     arithmetic_done_once(),
                 ):
                     yield
