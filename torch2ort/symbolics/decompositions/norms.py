@@ -92,14 +92,31 @@ def batch_norm_without_stats(
 
 @decomposes(aten._native_batch_norm_legit_functional.default, table=EXPORTED)
 def whole_batch_norm(input: torch.Tensor, *args: Any) -> _Five:
-    """Whole where it goes by the statistics of the batch, in single precision."""
+    """Whole where it goes by statistics of the batch, but for a double: ONNX's epsilon is a float32."""
     *_, training, _, _ = args
-    if not training:
+    if not training or input.dtype is torch.float64:
         return batch_norm_functional(input, *args)
     if input.dtype not in (torch.float16, torch.bfloat16):
         return NotImplemented  # type: ignore[no-any-return]
     whole = in_single_precision(aten._native_batch_norm_legit_functional.default)
     return whole(input, *args)  # type: ignore[no-any-return]
+
+
+@decomposes(aten._native_batch_norm_legit_no_training.default, table=EXPORTED)
+def batch_norm_by_running_statistics(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Three:
+    """In double precision by operators of its own."""
+    if input.dtype is not torch.float64:
+        return NotImplemented  # type: ignore[no-any-return]
+    five = batch_norm_functional(input, weight, bias, running_mean, running_var, False, momentum, eps)
+    return five[:3]
 
 
 @decomposes(aten.instance_norm.default)

@@ -23,8 +23,16 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> ir.Value:
-    """With scale, bias and all three outputs, which its gradient reads."""
+    """With scale, bias and all three outputs, which its gradient reads.
+
+    ONNX's epsilon is a float32, so that a double is normalized by operators of its own.
+    """
     assert input.dtype is not None
+    if input.dtype == ir.DataType.DOUBLE:
+        centered, _, inverse = _centered(input, normalized_shape, eps)
+        result = op("Mul", centered, inverse)
+        result = result if weight is None else op("Mul", result, weight)
+        return result if bias is None else op("Add", result, bias)
     # ONNX's statistics are in the type that it computes in.
     statistics = ir.DataType.FLOAT if input.dtype == ir.DataType.FLOAT16 else input.dtype
     return ops(
@@ -55,15 +63,22 @@ def native_layer_norm(
     half = input.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     wide = ir.DataType.FLOAT if half else input.dtype
     values = op("Cast", input, dtype=wide, to=wide) if half else input
-    axes = constant(np.arange(-len(normalized_shape), 0))
-    mean = op("ReduceMean", values, axes, keepdims=1)
-    centered = op("Sub", values, mean)
-    variance = op("ReduceMean", op("Mul", centered, centered), axes, keepdims=1)
-    inverse = op("Reciprocal", op("Sqrt", op("Add", variance, float(eps))))
+    _, mean, inverse = _centered(values, normalized_shape, eps)
     # With weights in float32 eager PyTorch gives these in float32, too.
     narrow = half and (weight is None or weight.dtype == input.dtype)
     statistics = [op("Cast", v, dtype=input.dtype, to=input.dtype) if narrow else v for v in (mean, inverse)]
     return [layer_norm(input, normalized_shape, weight, bias, eps), *statistics]
+
+
+def _centered(
+    values: ir.Value, normalized_shape: Sequence[int | ir.Value], eps: float
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The values less their means, the means, and the inverse standard deviations."""
+    axes = constant(np.arange(-len(normalized_shape), 0))
+    mean = op("ReduceMean", values, axes, keepdims=1)
+    centered = op("Sub", values, mean)
+    variance = op("ReduceMean", op("Mul", centered, centered), axes, keepdims=1)
+    return centered, mean, op("Reciprocal", op("Sqrt", op("Add", variance, float(eps))))
 
 
 @translates(aten._native_batch_norm_legit_functional.default, table=EXPORTED)
