@@ -17,6 +17,7 @@ from torch2ort import io_schema
 from torch2ort.capture.dim_specs import flat_dim_specs
 from torch2ort.capture.plain_tensors import ordinary, refuse_tensors
 from torch2ort.capture.sample_call import Call
+from torch2ort.capture.torch_modes import Modes
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
@@ -80,7 +81,8 @@ def export(
     tensors, schema = io_schema.flatten(bound)
     refuse_tensors(tensors, schema)
     tensors = [ordinary(t) for t in tensors]
-    call = Call(signature, tensors, schema, flat_dim_specs(bound, dynamic_shapes, len(tensors)))
+    dim_specs = flat_dim_specs(bound, dynamic_shapes, len(tensors))
+    call = Call(signature, tensors, schema, Modes.now(), dim_specs)
     startup = Startup(type(model).__name__)
     with whole(model):
         with startup.recording(TRACE):

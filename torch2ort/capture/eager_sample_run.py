@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from torch2ort import io_schema
-from torch2ort.graph.identical_inputs import Identical, as_passed
+from torch2ort.capture.sample_call import Call
+from torch2ort.graph.identical_inputs import as_passed
 from torch2ort.graph.scalar_inputs import with_values
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
 from torch2ort.pythonop.abstract_run.sample_tensors import Sample
@@ -43,29 +44,17 @@ def run_on_sample(
 
 
 @contextlib.contextmanager
-def eager_runs(
-    model: torch.nn.Module,
-    signature: io_schema.Signature,
-    tensors: Sequence[torch.Tensor],
-    schema: io_schema.Schema,
-    *,
-    with_hooks: bool,
-    numbers: frozenset[int],
-    same: Identical,
-) -> Iterator[Callable[[], Any]]:
+def eager_runs(model: torch.nn.Module, call: Call, *, with_hooks: bool) -> Iterator[Callable[[], Any]]:
     """A function that runs ``model`` on its sample; what it writes to tensors is undone behind it.
 
     Args:
         model: in the mode that is exported.
-        signature: of its forward.
-        tensors: of the sample call; they are not written to.
-        schema: of the sample call.
+        call: the sample call; its tensors are not written to.
         with_hooks: whether hooks of the model itself run.
-        numbers: positions of the tensors that stand for numbers.
-        same: which of the tensors are the same object.
     """
-    copies = as_passed([t.detach().clone().requires_grad_(t.requires_grad) for t in tensors], same)
-    args, kwargs = signature.unbind(io_schema.unflatten(with_values(copies, numbers), schema))
+    copies = as_passed([t.detach().clone().requires_grad_(t.requires_grad) for t in call.tensors], call.same)
+    bound = io_schema.unflatten(with_values(copies, call.numbers), call.schema)
+    args, kwargs = call.signature.unbind(bound)
     with _other_buffers(model), Undone(copies):
         yield lambda: (model if with_hooks else model.forward)(*args, **kwargs)
 

@@ -1,6 +1,6 @@
 """From a model and one call of it to an ``ExportedProgram`` over flat tensors.
 
-The model is traced inside :class:`FlatCall`, whose inputs and outputs are tensors only. So nested data
+The model is traced inside :class:`FlatModel`, whose inputs and outputs are tensors only. So nested data
 is the business of ``io_schema`` alone, and torch.export's own pytrees are never involved.
 """
 
@@ -27,7 +27,7 @@ from torch2ort.capture.named_sizes import NamedSizes
 from torch2ort.capture.orphan_grad_outputs import DeadEnd, dead_ends_of, has_dead_end
 from torch2ort.capture.output_views import View, views_of
 from torch2ort.capture.plain_tensors import ordinary_tensors
-from torch2ort.capture.sample_call import DimSpec
+from torch2ort.capture.sample_call import Call
 from torch2ort.capture.tensor_attributes import TensorAttributes
 from torch2ort.capture.torch_modes import same_grad_mode
 from torch2ort.capture.unlift_constants import connect_constants
@@ -42,7 +42,7 @@ from torch2ort.effects import (
     tried,
 )
 from torch2ort.errors import ExportError, Torch2OrtError
-from torch2ort.graph.identical_inputs import Identical, as_passed
+from torch2ort.graph.identical_inputs import as_passed
 from torch2ort.graph.scalar_inputs import with_numbers
 from torch2ort.log import DEVINFO, logger
 from torch2ort.pythonop import Site, check_interception
@@ -67,7 +67,7 @@ from torch2ort.support.user_warnings import warn
 _DRAFT = "The error above occurred when calling torch.export.export"
 _LOGS = ' For more information, run with TORCH_LOGS="+dynamic".'
 
-PREFIX = "model."  # FlatCall's attribute: in front of every parameter's and buffer's name in the program
+PREFIX = "model."  # FlatModel's attribute: in front of every parameter's and buffer's name in the program
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Trace:
     effects: Effects
 
 
-class FlatCall(torch.nn.Module):
+class FlatModel(torch.nn.Module):
     """Calls ``model`` with arguments rebuilt from flat tensors, and flattens what it returns and leaves."""
 
     output_schema: io_schema.Schema | None = None
@@ -122,21 +122,17 @@ class FlatCall(torch.nn.Module):
     def __init__(
         self,
         model: torch.nn.Module,
-        signature: io_schema.Signature,
-        schema: io_schema.Schema,
+        call: Call,
         *,
         with_hooks: bool,
         leaves: bool,
-        numbers: frozenset[int] = frozenset(),
-        same: Identical = (),
     ) -> None:
         super().__init__()
         self.model = model
-        self._numbers, self._same = numbers, same
+        # Without its tensors, which torch.export would take for constants of the module.
+        self._call = call._replace(tensors=[])
         self._leaves = leaves
         self._with_hooks = with_hooks
-        self._signature = signature
-        self._schema = schema
         self._keeps_casts = torch.is_autocast_cache_enabled()
         self._attributes = TensorAttributes(model)
         self.code = TracedCode(model)
@@ -144,13 +140,13 @@ class FlatCall(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on ``tensors``, one per leaf of its input schema."""
-        tensors = tuple(as_passed(tensors, self._same))
+        tensors = tuple(as_passed(tensors, self._call.same))
         if self.capture is not None:
             self.capture.restart(tensors)
         self._attributes.hang_on(self.model)
-        bound = io_schema.unflatten(with_numbers(tensors, self._numbers), self._schema)
+        bound = io_schema.unflatten(with_numbers(tensors, self._call.numbers), self._call.schema)
         caches = io_schema.GivenCaches(bound)
-        args, kwargs = self._signature.unbind(bound)
+        args, kwargs = self._call.signature.unbind(bound)
         run = self.model if self._with_hooks else self.model.forward
         required = [t.requires_grad for t in tensors]
         with Watched(self.model, self.reads, left=self._leaves) as watched:
@@ -176,7 +172,7 @@ class FlatCall(torch.nn.Module):
 
     def _refuse_gradients_in_inputs(self, tensors: Sequence[torch.Tensor], before: Sequence[bool]) -> None:
         """Refuse a write that makes a tensor of the caller's depend on what requires a gradient."""
-        for leaf, tensor, required in zip(self._schema.leaves, tensors, before, strict=True):
+        for leaf, tensor, required in zip(self._call.schema.leaves, tensors, before, strict=True):
             if tensor.requires_grad and not required:
                 raise ExportError(
                     f"{type(self.model).__name__}: forward writes a value that requires a gradient into its "
@@ -216,20 +212,15 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def trace(
     model: torch.nn.Module,
-    signature: io_schema.Signature,
-    tensors: Sequence[torch.Tensor],
-    schema: io_schema.Schema,
-    dim_specs: Sequence[DimSpec],
+    call: Call,
     *,
     training: bool | None,
     with_hooks: bool = True,
-    numbers: frozenset[int] = frozenset(),
-    same: Identical = (),
     leaves: bool = False,
     fixed_sizes: bool = False,
     has_originals: bool = False,
 ) -> Trace:
-    """Trace ``model`` on ``tensors``; see :func:`torch2ort.export` for the arguments.
+    """Trace a call of ``model``; see :func:`torch2ort.export` for the arguments.
 
     What ``forward`` leaves in Python objects, runs of the graph leave if ``leaves`` says so; else there is a
     warning. ``fixed_sizes``: of what Functions give that nobody can trace, the sizes are those of the sample.
@@ -240,24 +231,20 @@ def trace(
             code arrives as it is.
     """
     check_interception()
-    sizes = NamedSizes(dim_specs)
+    sizes, tensors = NamedSizes(call.dim_specs), call.tensors
     sample = Sample()
     sample.sizes_needed, sample.has_originals = fixed_sizes, has_originals
 
-    def call() -> FlatCall:
-        return FlatCall(
-            model, signature, schema, with_hooks=with_hooks, leaves=leaves, numbers=numbers, same=same
-        )
+    def flat() -> FlatModel:
+        return FlatModel(model, call, with_hooks=with_hooks, leaves=leaves)
 
     def eager() -> contextlib.AbstractContextManager[Callable[[], Any]]:
-        return eager_runs(
-            model, signature, tensors, schema, with_hooks=with_hooks, numbers=numbers, same=same
-        )
+        return eager_runs(model, call, with_hooks=with_hooks)
 
     with _in_mode(model, training), _same_rng():
         while True:
             try:
-                traced = _trace(call(), tensors, sizes.dynamic, sample)
+                traced = _trace(flat(), tensors, sizes.dynamic, sample)
                 if sample.calls and not sample.sizes_needed and _guesses_a_size(traced):
                     sample.sizes_needed = True
                     continue
@@ -265,7 +252,7 @@ def trace(
                 if not traced.effects:
                     return traced
                 reads = Reads(traced.effects.writes)
-                effects = _with_reads(traced.effects, reads, call(), tensors, sizes.dynamic, sample)
+                effects = _with_reads(traced.effects, reads, flat(), tensors, sizes.dynamic, sample)
                 return replace(traced, effects=_tried(model, effects, eager))
             except NeedsSample as need:
                 sample.calls[need.function] = []
@@ -335,7 +322,7 @@ def _is_of_forward(error: Exception) -> bool:
     """Whether the model's forward raised it, and not a shape inferer that a user registered."""
     files = {(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)}
     registered = any(file == inferer_validation.__file__ for file, _ in files)
-    return not registered and (__file__, FlatCall.forward.__name__) in files
+    return not registered and (__file__, FlatModel.forward.__name__) in files
 
 
 def _guesses_a_size(traced: Trace) -> bool:
@@ -348,7 +335,7 @@ def _guesses_a_size(traced: Trace) -> bool:
 def _with_reads(
     effects: Effects,
     reads: Reads,
-    call: FlatCall,
+    call: FlatModel,
     tensors: Sequence[torch.Tensor],
     dynamic: Any,
     sample: Sample,
@@ -365,7 +352,7 @@ def _with_reads(
     return effects.with_reads(*reads.unread())
 
 
-def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:
+def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:
     """One trace.
 
     Raises:
@@ -416,7 +403,7 @@ def _trace(call: FlatCall, tensors: Sequence[torch.Tensor], dynamic: Any, sample
     return _described(program, call, capture)
 
 
-def _described(program: torch.export.ExportedProgram, call: FlatCall, capture: Capture) -> Trace:
+def _described(program: torch.export.ExportedProgram, call: FlatModel, capture: Capture) -> Trace:
     """The trace that gave ``program``; warns of what calls of it do not leave."""
     assert call.output_schema is not None
     if call.dropped:
@@ -442,7 +429,7 @@ def _described(program: torch.export.ExportedProgram, call: FlatCall, capture: C
     )
 
 
-def _failure(model: torch.nn.Module, call: FlatCall, error: Exception) -> ExportError | None:
+def _failure(model: torch.nn.Module, call: FlatModel, error: Exception) -> ExportError | None:
     """What to say of an export that failed with ``error``; ``None`` if the model's own code raised it."""
     name = type(model).__name__
     if isinstance(error, NotImplementedError) and "Sparse" in str(error):

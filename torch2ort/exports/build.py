@@ -13,7 +13,7 @@ from torch2ort.cache.key.key import INLINES_FUNCTIONS
 from torch2ort.capture.export_patches import backward_hook
 from torch2ort.capture.plain_tensors import refuse_untraceable
 from torch2ort.capture.sample_call import Call, DimSpec
-from torch2ort.capture.torch_modes import Modes, traceable_modes
+from torch2ort.capture.torch_modes import traceable_modes
 from torch2ort.capture.trace import Trace, trace
 from torch2ort.errors import ExportError
 from torch2ort.exports.export_cache import reuse_or_build
@@ -64,9 +64,8 @@ def build(
     hooked = backward_hook(model)
     if target.is_trained and hooked is not None:
         _refuse_hook(model, hooked)
-    modes = Modes.now()
     settings = {
-        "modes of PyTorch": modes.description(),
+        "modes of PyTorch": call.modes.description(),
         "opset": target.opset,
         "mode": training,
         "gradients": target.gradients.source.name,
@@ -83,7 +82,6 @@ def build(
             model,
             call,
             training=training,
-            modes=modes,
             target=target,
             options=options,
             with_hooks=with_hooks,
@@ -92,7 +90,7 @@ def build(
     # ORTModule, which runs the hooks itself, takes any graph that holds for the call.
     built = reuse_or_build(model, call, settings, options, afresh, any_sizes=any_sizes and not with_hooks)
     if target.is_trained and built.program is None:
-        again = replace(call, dim_specs=_dim_specs(built.interface.sizes))
+        again = call._replace(dim_specs=_dim_specs(built.interface.sizes))
         zeros = _zeros(again)
         built = replace(
             built,
@@ -105,11 +103,11 @@ def build(
 def _zeros(call: Call) -> Callable[[], Call]:
     """Makes a call of zeros that is like another one, and does not hold its tensors."""
     forms = [form_of(tensor) for tensor in call.tensors]
-    call = replace(call, tensors=())
+    call = call._replace(tensors=[])
 
     def make() -> Call:
         with torch.no_grad():
-            return replace(call, tensors=[form().zero_() for form in forms])
+            return call._replace(tensors=[form().zero_() for form in forms])
 
     return make
 
@@ -125,23 +123,17 @@ def _export(
     call: Call,
     *,
     training: bool | None,
-    modes: Modes,
     target: Target,
     options: Options,
     with_hooks: bool,
 ) -> Built:
     """Trace, translate and infer shapes."""
-    with phase(TRACE), quiet(), exclusive.exporting(), traceable_modes(modes):
+    with phase(TRACE), quiet(), exclusive.exporting(), traceable_modes(call.modes):
         traced = trace(
             model,
-            call.signature,
-            call.tensors,
-            call.schema,
-            call.dim_specs,
+            call,
             training=training,
             with_hooks=with_hooks,
-            numbers=call.numbers,
-            same=call.same,
             leaves=not with_hooks,
             fixed_sizes=target.is_trained,
             has_originals=not with_hooks,
@@ -149,11 +141,13 @@ def _export(
         if target.is_trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient,")
         # In a model that trains nothing of its own, too, a result of ORTModule would require no gradient.
-        lost = modes.gradients and not with_hooks and any(traced.tracked)
+        lost = call.modes.gradients and not with_hooks and any(traced.tracked)
         if traced.outside and (target.is_trained or lost):
             _refuse_outside(model, traced.outside)
         with off():
-            sites = settle_autocast(traced.program.graph_module, model, target, gradients=modes.gradients)
+            sites = settle_autocast(
+                traced.program.graph_module, model, target, gradients=call.modes.gradients
+            )
             traced.sites.update({site.key: site for site in sites})
             detach_bounds(traced.program.graph_module)
             return _built(model, call, traced, target, options)

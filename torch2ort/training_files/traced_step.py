@@ -30,7 +30,7 @@ from torch2ort.training_files.sdpa_decomposition import write_out
 
 
 @dataclass(frozen=True)
-class Given:
+class StepInput:
     """What an input of a traced step is.
 
     Attributes:
@@ -58,7 +58,7 @@ class TracedStep:
     """
 
     joint: Joint
-    given: Mapping[int, Given]
+    given: Mapping[int, StepInput]
     reached: frozenset[int]
     built: Built
     known: Conditions
@@ -152,26 +152,26 @@ def state_names(model: torch.nn.Module, within: torch.nn.Module) -> dict[int, st
 
 def _given(
     built: Built, source: Source, joint: Joint, required: Sequence[bool], names: Mapping[int, str]
-) -> dict[int, Given]:
-    found: dict[int, Given] = {}
+) -> dict[int, StepInput]:
+    found: dict[int, StepInput] = {}
     for position, feed in enumerate(source.feeds):
         origin = _origin(built, feed).removeprefix("model.")
         name = names.get(id(built.weights.get(feed)), origin) if isinstance(feed, str) else origin
         if isinstance(feed, str) and feed in built.signature.inputs:
-            found[position] = Given("batch", feed, None)
+            found[position] = StepInput("batch", feed, None)
             _refuse_write(joint, position, f"argument {feed!r}")
             continue
         value = feed.value if isinstance(feed, Constant) else built.weights[feed]
         if required[position]:
             _refuse_write(joint, position, f"parameter {name!r}")
-            found[position] = Given("parameter", name, value)
+            found[position] = StepInput("parameter", name, value)
         elif position in joint.written:
             if not name:
                 _refuse_write(joint, position, "a tensor that is no buffer")
-            found[position] = Given("buffer", name, value)
+            found[position] = StepInput("buffer", name, value)
         else:
             # A tied one may stand at several positions.
-            found[position] = Given("constant", f"constant.{position}.{name}", value)
+            found[position] = StepInput("constant", f"constant.{position}.{name}", value)
     _refuse_twice([given.name for given in found.values()])
     return found
 

@@ -16,7 +16,7 @@ from torch2ort.pythonop import Site
 from torch2ort.sizes.unbacked_sizes import added_conditions
 from torch2ort.support.user_warnings import warn
 from torch2ort.training_files.module_with_loss import WithLoss
-from torch2ort.training_files.traced_step import Given, TracedStep
+from torch2ort.training_files.traced_step import StepInput, TracedStep
 from torch2ort.training_files.training_models import updated
 
 _TRAINED = (torch.float32, torch.float64)
@@ -26,7 +26,7 @@ _KNOWN = (
 )  # fmt: skip
 
 
-def of_kind(step: TracedStep, kind: str) -> list[Given]:
+def of_kind(step: TracedStep, kind: str) -> list[StepInput]:
     """The inputs of a step of one kind, in their order.
 
     Raises:
@@ -87,7 +87,7 @@ def guards(step: TracedStep) -> list[str]:
     return [*step.built.interface.sizes.guards, *found]
 
 
-def _batch_nodes(step: TracedStep) -> list[tuple[torch.fx.Node, Given]]:
+def _batch_nodes(step: TracedStep) -> list[tuple[torch.fx.Node, StepInput]]:
     pairs = [(node, step.given[position]) for node, position in step.joint.inputs.items()]
     return [(node, given) for node, given in pairs if given.kind == "batch"]
 

@@ -9,6 +9,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
+from torch2ort.capture.sample_call import Call
 from torch2ort.capture.torch_modes import Modes
 from torch2ort.graph.identical_inputs import Identical, identical
 from torch2ort.graph.scalar_inputs import Numbers, ReadInPythonError
@@ -19,7 +20,7 @@ from torch2ort.support.startup_timing import DIFFERENTIATE, TRACE, Startup
 from torch2ort.support.user_warnings import warn
 from torch2ort.variants.export_variant import export_variant
 from torch2ort.variants.guarded_state import Assumed, Assumptions
-from torch2ort.variants.module_call import Direct, Given
+from torch2ort.variants.module_call import Direct
 from torch2ort.variants.shape_variants import Shapes, Variant
 
 # A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers,
@@ -96,30 +97,30 @@ class Choice:
         tensors = last.direct.tensors(args, kwargs)
         return None if tensors is None else last.again(tensors, modes)
 
-    def again(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
+    def again(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
         """As :meth:`of`, for a call that differs in nothing from the last one; ``None`` for others."""
         last = self._last
-        if last is None or given.schema is not last.schema:
+        if last is None or call.schema is not last.schema:
             return None
-        return last.again(given.tensors, given.modes)
+        return last.again(call.tensors, call.modes)
 
     def note(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], given: Given
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], call: Call
     ) -> None:
         """Note how the call was written that :meth:`of` was asked about."""
         last = self._last  # which another thread may replace meanwhile
-        if last is not None and last.schema is given.schema:
-            self._last = last._replace(direct=Direct.of(args, kwargs, bound, given))
+        if last is not None and last.schema is call.schema:
+            self._last = last._replace(direct=Direct.of(args, kwargs, bound, call))
 
-    def of(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
+    def of(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant]:
         """The tensors to feed, the present state and its graph: for numbers that vary, if there is one."""
-        if not given.schema.constants:
-            return self._noted(given)
-        tensors, schema, numbers = self._numbers.lift(given.tensors, given.schema)
-        if numbers and given.schema not in self._with_constants and not self.assumptions.asks_types:
+        if not call.schema.constants:
+            return self._noted(call)
+        tensors, schema, numbers = self._numbers.lift(call.tensors, call.schema)
+        if numbers and call.schema not in self._with_constants and not self.assumptions.asks_types:
             try:
                 assumed, variant = self._variant(
-                    given._replace(tensors=tensors, schema=schema, numbers=numbers)
+                    call._replace(tensors=tensors, schema=schema, numbers=numbers)
                 )
                 # What the engine cannot do with a number as an input shows when it is built.
                 if variant.requires_grad and not variant.started:
@@ -128,24 +129,24 @@ class Choice:
             except (Exception, ReadInPythonError) as error:
                 # Not only torch2ort's: a number that is an input breaks code that runs with any value.
                 logger.info("no graph for varying numbers (%s)", error or type(error).__name__)
-                self._numbers.refuse(given.schema)
+                self._numbers.refuse(call.schema)
             else:
                 return tensors, assumed, variant
-        self._with_constants.add(given.schema)
-        return self._noted(given)
+        self._with_constants.add(call.schema)
+        return self._noted(call)
 
-    def _noted(self, given: Given) -> tuple[list[torch.Tensor], Assumed, Variant]:
+    def _noted(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant]:
         """As :meth:`of`; kept for :meth:`again`, unless code may ask for more than the form of tensors."""
-        assumed, variant = self._variant(given)
-        form = None if self.assumptions.reads_memory else native.form(given.tensors, torch.nn.Parameter)
+        assumed, variant = self._variant(call)
+        form = None if self.assumptions.reads_memory else native.form(call.tensors, torch.nn.Parameter)
         self._last = None
         if form is not None:
-            self._last = _Last(None, given.schema, form, given.modes, assumed, variant)
-        return given.tensors, assumed, variant
+            self._last = _Last(None, call.schema, form, call.modes, assumed, variant)
+        return call.tensors, assumed, variant
 
-    def _variant(self, given: Given) -> tuple[Assumed, Variant]:
-        tensors, schema, same = given.tensors, given.schema, identical(given.tensors)
-        key = schema, tuple([t.requires_grad for t in tensors]), given.modes, given.numbers, same
+    def _variant(self, call: Call) -> tuple[Assumed, Variant]:
+        tensors, schema, same = call.tensors, call.schema, identical(call.tensors)
+        key = schema, tuple([t.requires_grad for t in tensors]), call.modes, call.numbers, same
         assumed, count = self.assumptions.now(key, tensors, schema)
         if count == 1:
             self._warn_of_constants(key)
@@ -158,17 +159,17 @@ class Choice:
         variant = assumed.family.find(shapes)
         if variant is not None:
             return assumed, variant
-        return self._exported(key, given._replace(same=same), shapes)
+        return self._exported(key, call._replace(same=same), shapes)
 
     @exclusive.looking()
-    def _exported(self, key: _Key, given: Given, shapes: Shapes) -> tuple[Assumed, Variant]:
+    def _exported(self, key: _Key, call: Call, shapes: Shapes) -> tuple[Assumed, Variant]:
         """As :meth:`_variant`, exported now, unless another thread did so while this one waited."""
-        tensors, schema = given.tensors, given.schema
+        tensors, schema = call.tensors, call.schema
         assumed, _ = self.assumptions.now(key, tensors, schema)
         variant = assumed.family.find(shapes)
         if variant is None:
             with self._startup.recording(TRACE):
-                variant = export_variant(self._model, self._options, assumed.family, given, shapes)
+                variant = export_variant(self._model, self._options, assumed.family, call, shapes)
             self.assumptions.after_export(assumed, tensors, schema, variant.built.effects.unread)
         return assumed, variant
 

@@ -18,12 +18,11 @@ from torch2ort.options import Options, with_arguments
 from torch2ort.training.device_providers import on_their_device
 from torch2ort.training.ort_targets import inference_target, training_target
 from torch2ort.variants.live_weights import PresentWeights
-from torch2ort.variants.module_call import Given
 from torch2ort.variants.shape_variants import Family, Shapes, Variant
 
 
 def export_variant(
-    model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes
+    model: torch.nn.Module, options: Options, family: Family, call: Call, shapes: Shapes
 ) -> Variant:
     """Export a graph that takes a call, and add it to the graphs of its state.
 
@@ -31,7 +30,7 @@ def export_variant(
         model: the model.
         options: the module's settings.
         family: the graphs of its state.
-        given: the call.
+        call: the call.
         shapes: of the call's tensors.
 
     Raises:
@@ -40,16 +39,16 @@ def export_variant(
         OptionError: the options do not fit the device of the tensors.
         RuntimeNotFoundError: nor does the installed onnxruntime.
     """
-    tensors = (*given.tensors, *named_tensors(model).values())
+    tensors = (*call.tensors, *named_tensors(model).values())
     options = on_their_device(options, tensors, type(model).__name__)
     why = family.why_another(shapes)
     if why:
         logger.warning(
             "%s: the graph for sizes that vary does not serve this call: %s", type(model).__name__, why
         )
-    variant = _for_varying_sizes(model, options, family, given, shapes)
+    variant = _for_varying_sizes(model, options, family, call, shapes)
     if variant is None:
-        variant = _for_these_sizes(model, options, given)
+        variant = _for_these_sizes(model, options, call)
     variant.built.effects.take()
     family.variants.append(variant)
     family.by_shapes[shapes] = variant
@@ -57,14 +56,14 @@ def export_variant(
 
 
 def _for_varying_sizes(
-    model: torch.nn.Module, options: Options, family: Family, given: Given, shapes: Shapes
+    model: torch.nn.Module, options: Options, family: Family, call: Call, shapes: Shapes
 ) -> Variant | None:
     """A variant for sizes that vary; ``None`` if none do, or there is none."""
     choices = [choice for choice in family.varying(shapes) if choice not in family.refused]
     family.seen.append(shapes)
     for varying in choices:
         try:
-            variant = _variant(model, options, given, varying)
+            variant = _variant(model, options, call, varying)
             if variant.built.interface.sizes.mismatch(shapes) is not None:
                 continue
             _try_engine(variant)
@@ -77,15 +76,15 @@ def _for_varying_sizes(
     return None
 
 
-def _for_these_sizes(model: torch.nn.Module, options: Options, given: Given) -> Variant:
+def _for_these_sizes(model: torch.nn.Module, options: Options, call: Call) -> Variant:
     """A variant for the call's sizes, whatever others it takes."""
-    fixed = [None] * len(given.tensors)
-    variant = _variant(model, options, given, fixed)
+    fixed = [None] * len(call.tensors)
+    variant = _variant(model, options, call, fixed)
     try:
         _try_engine(variant)
     except Exception as error:
         logger.info("the graph for varying sizes in the cache cannot be trained (%s)", error)
-        variant = _variant(model, options, given, fixed, any_sizes=False)
+        variant = _variant(model, options, call, fixed, any_sizes=False)
     return variant
 
 
@@ -98,13 +97,13 @@ def _try_engine(variant: Variant) -> None:
 def _variant(
     model: torch.nn.Module,
     options: Options,
-    given: Given,
+    call: Call,
     dim_specs: Sequence[DimSpec],
     *,
     any_sizes: bool = True,
 ) -> Variant:
-    tensors, modes = given.tensors, given.modes
-    built = _built(model, options, given, dim_specs, any_sizes=any_sizes)
+    tensors, modes = call.tensors, call.modes
+    built = _built(model, options, call, dim_specs, any_sizes=any_sizes)
     # A view of what requires a gradient requires one whether they are switched on or not.
     viewed = {end.output for end in built.dead_ends if end.leaf}
     if not modes.gradients and any(
@@ -132,13 +131,13 @@ def _variant(
 
 
 def _built(
-    model: torch.nn.Module, options: Options, given: Given, dim_specs: Sequence[DimSpec], *, any_sizes: bool
+    model: torch.nn.Module, options: Options, call: Call, dim_specs: Sequence[DimSpec], *, any_sizes: bool
 ) -> Built:
     # Of its own for each attempt: torch.export leaves marks on them when it fails.
-    samples = [ordinary(t) for t in given.tensors]
-    call = Call(given.signature, samples, given.schema, dim_specs, given.numbers, given.same)
+    samples = [ordinary(t) for t in call.tensors]
+    call = call._replace(tensors=samples, dim_specs=dim_specs)
     # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
-    trained = given.modes.gradients and any(
+    trained = call.modes.gradients and any(
         t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
     )
     target = training_target(options) if trained else inference_target(options)

@@ -1,35 +1,11 @@
-"""A call of an ORTModule, as a graph takes it."""
+"""How a call of an ORTModule was written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
-from torch2ort import io_schema
-from torch2ort.capture.torch_modes import Modes
-from torch2ort.graph.identical_inputs import Identical
-
-
-class Given(NamedTuple):
-    """A call, as a graph takes it.
-
-    Attributes:
-        signature: of the model's forward.
-        tensors: its tensors, flat.
-        schema: the structure around them.
-        modes: PyTorch's switches.
-        numbers: positions of the tensors that stand for numbers.
-        same: which of the tensors are the same object.
-    """
-
-    signature: io_schema.Signature
-    tensors: list[torch.Tensor]
-    schema: io_schema.Schema
-    modes: Modes
-    numbers: frozenset[int] = frozenset()
-    same: Identical = ()
+from torch2ort.capture.sample_call import Call
 
 
 class Direct(NamedTuple):
@@ -47,7 +23,7 @@ class Direct(NamedTuple):
 
     @classmethod
     def of(
-        cls, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], given: Given
+        cls, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], call: Call
     ) -> Direct | None:
         """How a call was written; ``None`` if it passes anything but tensors, or one of them twice.
 
@@ -55,17 +31,17 @@ class Direct(NamedTuple):
             args: of the call.
             kwargs: of the call.
             bound: both by name.
-            given: the call.
+            call: the call.
         """
         passed = [*args, *kwargs.values()]
         where = {id(value): position for position, value in enumerate(passed)}
-        if not len(where) == len(passed) == len(given.tensors):
+        if not len(where) == len(passed) == len(call.tensors):
             return None
         if any(id(value) not in where and type(value) not in _SETTLED for value in _laid_open(bound)):
             return None  # a default that may be written to
-        if any(id(tensor) not in where for tensor in given.tensors):
+        if any(id(tensor) not in where for tensor in call.tensors):
             return None
-        return cls(len(args), tuple(kwargs), tuple(where[id(tensor)] for tensor in given.tensors))
+        return cls(len(args), tuple(kwargs), tuple(where[id(tensor)] for tensor in call.tensors))
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """What a graph is fed with, if this call is written so; whether it is tensors is not looked at."""

@@ -15,6 +15,7 @@ from torch2ort.capture.aliased_outputs import put_back
 from torch2ort.capture.orphan_grad_outputs import put_dead_ends
 from torch2ort.capture.output_views import put_views
 from torch2ort.capture.plain_tensors import are_plain, refuse_tensors
+from torch2ort.capture.sample_call import Call
 from torch2ort.capture.torch_modes import Modes
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
@@ -26,7 +27,6 @@ from torch2ort.training import autograd_function
 from torch2ort.training.verification import Verification
 from torch2ort.variants.dispatch import Choice
 from torch2ort.variants.guarded_state import Assumed
-from torch2ort.variants.module_call import Given
 from torch2ort.variants.parallel.deepspeed import Parted, parted_by_deepspeed
 from torch2ort.variants.parallel.fsdp import gathered, may_be_parted, sharded_below
 from torch2ort.variants.profile import Profile
@@ -88,21 +88,21 @@ class Runner:
             return self._served(directly, None, modes, {}, parted)
         bound = self._signature.bind(args, kwargs)
         tensors, schema = self._flatten(bound)
-        given = Given(self._signature, tensors, schema, modes)
-        chosen = self._choice.again(given)
+        call = Call(self._signature, tensors, schema, modes)
+        chosen = self._choice.again(call)
         if chosen is None:
             if not are_plain(tensors) and any(isinstance(tensor, private.TRACED) for tensor in tensors):
                 # As a part of a model that is exported whole, it is the module that it wraps.
                 return self.model.forward(*args, **kwargs)
             refuse_tensors(tensors, schema)
-            chosen = self._choice.of(given)
-            self._choice.note(args, kwargs, bound, given)
-        return self._served(chosen, given, modes, bound, parted)
+            chosen = self._choice.of(call)
+            self._choice.note(args, kwargs, bound, call)
+        return self._served(chosen, call, modes, bound, parted)
 
     def _served(
         self,
         chosen: tuple[list[torch.Tensor], Assumed, Variant],
-        given: Given | None,
+        call: Call | None,
         modes: Modes,
         bound: dict[str, Any],
         parted: Parted | None,
@@ -111,7 +111,7 @@ class Runner:
 
         Args:
             chosen: the tensors to feed, the state that the model is in, and the graph.
-            given: the call; ``None`` for one like the last one.
+            call: the call; ``None`` for one like the last one.
             modes: PyTorch's switches.
             bound: the arguments by name; none where all are tensors.
             parted: what DeepSpeed has made of the model.
@@ -125,7 +125,7 @@ class Runner:
         if variant.written is not None:
             variant.written.refuse_shared(type(self.model).__name__, tensors, names, weights)
         feeds = [*tensors, *variant.pick(names, weights)]
-        verification = None if given is None else self._verification(variant, given)
+        verification = None if call is None else self._verification(variant, call)
         if self.profile is not None and variant.fetches:
             fetched = self._profiled(self.profile, variant, assumed, verification, feeds)
         elif variant.started:
@@ -197,12 +197,12 @@ class Runner:
         self.profile, self._watched = Profile(steps), {}
         return self.profile
 
-    def _verification(self, variant: Variant, given: Given) -> Verification | None:
+    def _verification(self, variant: Variant, call: Call) -> Verification | None:
         """The eager run that the first run of a graph is compared with, if that was asked for."""
         if not self.options.verify or variant.verified:
             return None
         variant.verified = True
-        return Verification(self.model, given.signature, given.schema, given.tensors)
+        return Verification(self.model, call.signature, call.schema, call.tensors)
 
     def _flatten(self, bound: dict[str, Any]) -> tuple[list[torch.Tensor], io_schema.Schema]:
         """The call's tensors and their schema; a call like the last one is only compared, not described."""
