@@ -33,9 +33,11 @@ from torch2ort.symbolics.reduction_axes import count_axes_from_the_front
 from torch2ort.symbolics.registered import user_operators
 from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MAPPED_CALL_GRAD
 from torch2ort.symbolics.translations import translation_table
+from torch2ort.symbolics.translations.basics import folded_view, view
 
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18
+aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _OPAQUE = (_PYTHON_OP, PYTHON_OP_GRAD, MAPPED_CALL, MAPPED_CALL_GRAD)
 # Errors that say themselves what is wrong: torch2ort's, and those of what users registered.
@@ -81,7 +83,10 @@ def translate(
         UnsupportedOperatorError: an operator fits into no graph.
     """
     program = prepared.program
+    views = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
     table: dict[Any, Callable[..., Any]] = {
+        # Beside kernels a view is a copy.
+        **dict.fromkeys(views, view if target.is_half else folded_view),
         **translation_table(target),
         **(others or {}),
         _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),

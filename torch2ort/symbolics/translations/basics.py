@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from torch2ort.symbolics.graph_builder import constant, op, shape_of
+from torch2ort._torch import onnx_exporter as private
+from torch2ort.symbolics.graph_builder import constant, op
 from torch2ort.symbolics.translations.registry import translates
 
 aten = torch.ops.aten
@@ -26,10 +27,21 @@ def permute(self: ir.Value, dims: Sequence[int]) -> ir.Value:
     return op("Transpose", self, perm=[d % rank for d in dims])
 
 
-@translates(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(self: ir.Value, size: Sequence[int | ir.Value]) -> ir.Value:
-    """The same elements with another shape; sizes that do not vary are one constant."""
-    return op("Reshape", self, shape_of(size), allowzero=1)
+    """The same elements with another shape, which is one constant where no size varies.
+
+    torch.onnx makes a constant of each size. A file has them as one initializer, once they are folded.
+    """
+    if all(isinstance(d, int) for d in size):
+        return op("Reshape", self, constant(list(size), ir.DataType.INT64), allowzero=1)
+    return folded_view(self, size)
+
+
+def folded_view(self: ir.Value, size: Sequence[int | ir.Value]) -> ir.Value:
+    """torch.onnx's translation, which takes no size of zero for that of the input."""
+    translation = private.torchlib_translation(aten.view.default)
+    assert translation is not None
+    return translation(self, size)  # type: ignore[no-any-return]
 
 
 @translates(aten.sym_numel.default)
