@@ -24,8 +24,9 @@ from torch2ort.capture.dim_specs import advice
 from torch2ort.capture.eager_sample_run import eager_runs, run_on_sample
 from torch2ort.capture.export_patches import TracedCode, assigned_buffers_written, traceable_modules
 from torch2ort.capture.named_sizes import NamedSizes
-from torch2ort.capture.orphan_grad_outputs import DeadEnd, dead_ends_of, has_dead_end
-from torch2ort.capture.output_views import View, views_of
+from torch2ort.capture.orphan_grad_outputs import dead_ends_of, has_dead_end
+from torch2ort.capture.output_ties import Ties
+from torch2ort.capture.output_views import views_of
 from torch2ort.capture.plain_tensors import ordinary_tensors
 from torch2ort.capture.sample_call import Call
 from torch2ort.capture.tensor_attributes import TensorAttributes
@@ -83,10 +84,7 @@ class Trace:
         hooked: where the model's code put a hook on a gradient; empty if nowhere.
         outside: where it used a tensor that requires a gradient and is none of the model's; empty if nowhere.
         returned: which caches among the outputs are caches of the call.
-        origins: what each output is if it is a tensor that was there before.
-        views: how each output is a view of such a tensor, or of another output.
-        tracked: whether each output requires a gradient.
-        dead_ends: which outputs require one that reaches no tensor of the caller's.
+        ties: what outputs are tied to.
         effects: what the call leaves in Python objects; its tensors are the last outputs.
     """
 
@@ -98,10 +96,7 @@ class Trace:
     hooked: str
     outside: str
     returned: io_schema.Returned
-    origins: tuple[Origin, ...]
-    views: tuple[View | None, ...]
-    tracked: tuple[bool, ...]
-    dead_ends: tuple[DeadEnd, ...]
+    ties: Ties
     effects: Effects
 
 
@@ -421,10 +416,12 @@ def _described(program: torch.export.ExportedProgram, call: FlatModel, capture: 
         line_in(call.code.hooked),
         line_in(call.code.outside),
         call.returned,
-        call.origins,
-        views_of(program, call.origins, call.tracked, PREFIX),
-        call.tracked,
-        dead_ends_of(program, call.ends_nowhere, call.leaves, PREFIX),
+        Ties(
+            call.origins,
+            views_of(program, call.origins, call.tracked, PREFIX),
+            call.tracked,
+            dead_ends_of(program, call.ends_nowhere, call.leaves, PREFIX),
+        ),
         call.effects,
     )
 

@@ -141,7 +141,7 @@ def _export(
         if target.is_trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient,")
         # In a model that trains nothing of its own, too, a result of ORTModule would require no gradient.
-        lost = call.modes.gradients and not with_hooks and any(traced.tracked)
+        lost = call.modes.gradients and not with_hooks and any(traced.ties.tracked)
         if traced.outside and (target.is_trained or lost):
             _refuse_outside(model, traced.outside)
         with off():
@@ -178,10 +178,7 @@ def _built(model: torch.nn.Module, call: Call, traced: Trace, target: Target, op
         weights,
         interface,
         target.training,
-        traced.origins,
-        traced.views,
-        traced.tracked,
-        traced.dead_ends,
+        traced.ties,
         effects=traced.effects,
         writer=_writer(signature, traced),
         program=None if source is None else Program(lambda: source),

@@ -22,8 +22,7 @@ from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import differences, nearest
 from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
 from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
-from torch2ort.capture.orphan_grad_outputs import DeadEnd
-from torch2ort.capture.output_views import View
+from torch2ort.capture.output_ties import Ties
 from torch2ort.capture.sample_call import Call
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
 from torch2ort.exports.export_result import Built
@@ -247,10 +246,7 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
         "training": built.training,
         "outputs": _stored_schema(interface.outputs),
         "weights": dict(graph.weights),
-        "origins": [None if o is None else list(o) for o in built.origins],
-        "views": [None if v is None else v.stored() for v in built.views],
-        "tracked": list(built.tracked),
-        "dead_ends": [list(end) for end in built.dead_ends],
+        **built.ties.stored(),
         "writer": built.writer,
     }
     if not isinstance(graph, Graph):
@@ -274,13 +270,7 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
         _weights(model, graph.weights),
         interface,
         bool(data["training"]),
-        tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
-        tuple(None if v is None else View.loaded(v) for v in data["views"]),
-        tuple(data["tracked"]),
-        tuple(
-            DeadEnd(output, leaf, tuple(inputs), tuple(weights))
-            for output, leaf, inputs, weights in data["dead_ends"]
-        ),
+        Ties.loaded(data),
         writer=data["writer"],
     )
 

@@ -9,9 +9,7 @@ import torch
 
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.graph_entries import Shelf
-from torch2ort.capture.aliased_outputs import Origin
-from torch2ort.capture.orphan_grad_outputs import DeadEnd
-from torch2ort.capture.output_views import View
+from torch2ort.capture.output_ties import Ties
 from torch2ort.effects import NO_EFFECTS, Effects
 from torch2ort.exports.lazy_graph import LazyGraph
 from torch2ort.graph.graph import Graph, GraphSignature
@@ -28,10 +26,7 @@ class Built:
         weights: graph input -> the model's tensor.
         interface: how a call maps to the graph's inputs and outputs.
         training: the mode that was exported.
-        origins: what each output is if it is a tensor that was there before.
-        views: how each output is a view of such a tensor, or of another output.
-        tracked: whether each output requires a gradient in eager PyTorch.
-        dead_ends: which outputs require one there that reaches no tensor of the caller's.
+        ties: what outputs are tied to in eager PyTorch.
         effects: what a run leaves in Python objects; its tensors are the last outputs.
         report: what the export cache did.
         shelf: where engines keep what they build from the graph.
@@ -44,10 +39,7 @@ class Built:
     weights: dict[str, torch.Tensor]
     interface: Interface
     training: bool
-    origins: tuple[Origin, ...]
-    views: tuple[View | None, ...]
-    tracked: tuple[bool, ...]
-    dead_ends: tuple[DeadEnd, ...]
+    ties: Ties
     report: CacheReport = field(default_factory=CacheReport)
     shelf: Shelf | None = None
     effects: Effects = NO_EFFECTS
@@ -65,5 +57,5 @@ class Built:
 
     @functools.cached_property
     def is_tied(self) -> bool:
-        """Whether an output is, views or requires a gradient of something that no run of the graph makes."""
-        return any(self.origins) or any(self.views) or bool(self.dead_ends)
+        """Whether outputs are tied to anything."""
+        return self.ties.exist()

@@ -73,7 +73,7 @@ def lower(
     refuse_mistyped(proto, translated.model)
     report_unmatched(site.function for site in traced.sites.values() if site.function is not None)
     outputs = tuple(value.name for value in proto.graph.output)
-    count = len(traced.tracked)
+    count = len(traced.ties.tracked)
     result = Graph(
         proto=proto,
         inputs=tuple(names),
@@ -115,7 +115,7 @@ def _wanted_names(
         for m in mutations
     ]
     returned = [leaf.name or "output" for leaf in traced.output_schema.leaves]
-    left = [f"left_{i}" for i in range(len(traced.tracked) - len(returned))]
+    left = [f"left_{i}" for i in range(len(traced.ties.tracked) - len(returned))]
     return names, [*returned, *left, *(f"{target}.updated" for target in targets)], targets
 
 
@@ -143,7 +143,7 @@ def signature_of(
     tensors = _tensors_of(model, program)
     read = [origin for origin in _origins(program) if origin in tensors]
     weights, outputs = interface_names(names, read, wanted, PREFIX)
-    count = len(traced.tracked)
+    count = len(traced.ties.tracked)
     signature = GraphSignature(
         inputs=tuple(names),
         weights={name: origin.removeprefix(PREFIX) for name, origin in zip(weights, read, strict=True)},

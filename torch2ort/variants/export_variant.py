@@ -104,14 +104,7 @@ def _variant(
 ) -> Variant:
     tensors, modes = call.tensors, call.modes
     built = _built(model, options, call, dim_specs, any_sizes=any_sizes)
-    # A view of what requires a gradient requires one whether they are switched on or not.
-    viewed = {end.output for end in built.dead_ends if end.leaf}
-    if not modes.gradients and any(
-        tracked and origin is None and view is None and i not in viewed
-        for i, (tracked, origin, view) in enumerate(
-            zip(built.tracked, built.origins, built.views, strict=True)
-        )
-    ):
+    if not modes.gradients and built.ties.any_requires_gradient_itself():
         raise ExportError(
             f"{type(model).__name__}: forward was called with gradients switched off, switches them "
             f"on itself and returns a tensor that requires one, which a graph cannot do. Call the model "

@@ -11,9 +11,6 @@ import torch
 from torch2ort import io_schema
 from torch2ort._native import Switches
 from torch2ort._torch import call_context as private
-from torch2ort.capture.aliased_outputs import put_back
-from torch2ort.capture.orphan_grad_outputs import put_dead_ends
-from torch2ort.capture.output_views import put_views
 from torch2ort.capture.plain_tensors import are_plain, refuse_tensors
 from torch2ort.capture.sample_call import Call
 from torch2ort.capture.torch_modes import Modes
@@ -142,9 +139,7 @@ class Runner:
         outputs = fetched[:count]
         if built.is_tied:
             known = dict(zip(names, weights, strict=True))
-            put_back(outputs, built.origins, tensors, known)
-            put_views(outputs, built.views, built.tracked, tensors, known, built.interface.sizes.dims)
-            put_dead_ends(outputs, built.dead_ends, tensors, known)
+            built.ties.put(outputs, tensors, known, built.interface.sizes.dims)
         if verification is not None:
             verification.check_outputs(outputs)
         returned = len(built.interface.outputs.leaves)

@@ -1,0 +1,80 @@
+"""The tensors that outputs of a call are tied to in eager PyTorch, beside their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torch2ort.capture.aliased_outputs import Origin, put_back
+from torch2ort.capture.orphan_grad_outputs import DeadEnd, put_dead_ends
+from torch2ort.capture.output_views import View, put_views
+
+
+class Ties(NamedTuple):
+    """Of the outputs of a call, what no run of a graph makes.
+
+    Attributes:
+        origins: what each output is if it is a tensor that was there before.
+        views: how each output is a view of such a tensor, or of another output.
+        tracked: whether each output requires a gradient.
+        dead_ends: which outputs require one that reaches no tensor of the caller's.
+    """
+
+    origins: tuple[Origin, ...]
+    views: tuple[View | None, ...]
+    tracked: tuple[bool, ...]
+    dead_ends: tuple[DeadEnd, ...]
+
+    def exist(self) -> bool:
+        """Whether an output is, views or requires a gradient of something that no run of a graph makes."""
+        return any(self.origins) or any(self.views) or bool(self.dead_ends)
+
+    def any_requires_gradient_itself(self) -> bool:
+        """Whether an output requires a gradient that is no tensor from before, nor a view of one."""
+        # A view of what requires a gradient requires one whether they are switched on or not.
+        viewed = {end.output for end in self.dead_ends if end.leaf}
+        outputs = zip(self.tracked, self.origins, self.views, strict=True)
+        return any(
+            tracked and origin is None and view is None and i not in viewed
+            for i, (tracked, origin, view) in enumerate(outputs)
+        )
+
+    def put(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        weights: Mapping[str, torch.Tensor],
+        dims: Sequence[Sequence[int | str]],
+    ) -> None:
+        """Tie the outputs of a run.
+
+        Args:
+            outputs: of the run; changed in place.
+            inputs: the call's tensors.
+            weights: the model's tensors by name.
+            dims: sizes of the inputs, as :class:`torch2ort.graph.accepted_sizes.Sizes` has them.
+        """
+        put_back(outputs, self.origins, inputs, weights)
+        put_views(outputs, self.views, self.tracked, inputs, weights, dims)
+        put_dead_ends(outputs, self.dead_ends, inputs, weights)
+
+    def stored(self) -> dict[str, Any]:
+        """The same as JSON can hold it."""
+        return {
+            "origins": [None if o is None else list(o) for o in self.origins],
+            "views": [None if v is None else v.stored() for v in self.views],
+            "tracked": list(self.tracked),
+            "dead_ends": [list(end) for end in self.dead_ends],
+        }
+
+    @classmethod
+    def loaded(cls, data: Mapping[str, Any]) -> Ties:
+        """What :meth:`stored` gave."""
+        return cls(
+            tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
+            tuple(None if v is None else View.loaded(v) for v in data["views"]),
+            tuple(data["tracked"]),
+            tuple(DeadEnd(output, leaf, tuple(i), tuple(w)) for output, leaf, i, w in data["dead_ends"]),
+        )
