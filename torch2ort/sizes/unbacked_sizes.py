@@ -72,28 +72,29 @@ def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[
 
 def line_of_last_condition(graph: torch.fx.Graph) -> str:
     """The last condition on sizes of inputs that was made, and the line of the model that it comes from."""
-    environment = _environment(graph)
-    condition, line = private.guards(environment)[-1], private.guard_lines(environment)[-1]
-    texts = {
-        symbol: readable_condition(source) for symbol, source in private.size_sources(environment).items()
-    }
-    with contextlib.suppress(KeyError):
-        condition = private.python_text(condition, texts)
+    condition, line = _conditions_with_lines(graph)[-1]
     return f"{condition}{' at ' * bool(line)}{line}"
 
 
 def lines_of_conditions(graph: torch.fx.Graph) -> dict[str, str]:
     """Conditions on sizes of inputs, over ``size(input, dimension)`` -> the line of the model of each."""
+    return dict(_conditions_with_lines(graph))
+
+
+def _conditions_with_lines(graph: torch.fx.Graph) -> list[tuple[str, str]]:
+    """Each condition, over torch's symbols where no input has one of its sizes, and its line."""
     environment = _environment(graph)
     if environment is None:
-        return {}
+        return []
     texts = {
         symbol: readable_condition(source) for symbol, source in private.size_sources(environment).items()
     }
-    found: dict[str, str] = {}
+    found: list[tuple[str, str]] = []
     for condition, line in zip(private.guards(environment), private.guard_lines(environment), strict=True):
+        text = str(condition)
         with contextlib.suppress(KeyError):
-            found[private.python_text(condition, texts)] = line
+            text = private.python_text(condition, texts)
+        found.append((text, line))
     return found
 
 

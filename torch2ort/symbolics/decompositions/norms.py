@@ -103,20 +103,12 @@ def whole_batch_norm(input: torch.Tensor, *args: Any) -> _Five:
 
 
 @decomposes(aten._native_batch_norm_legit_no_training.default, table=EXPORTED)
-def batch_norm_by_running_statistics(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> Three:
+def batch_norm_by_running_statistics(input: torch.Tensor, *args: Any) -> Three:
     """In double precision by operators of its own."""
     if input.dtype is not torch.float64:
         return NotImplemented  # type: ignore[no-any-return]
-    five = batch_norm_functional(input, weight, bias, running_mean, running_var, False, momentum, eps)
-    return five[:3]
+    weight, bias, mean, var, momentum, eps = args
+    return batch_norm_functional(input, weight, bias, mean, var, False, momentum, eps)[:3]
 
 
 @decomposes(aten.instance_norm.default)
