@@ -5,6 +5,7 @@
 | torch._functorch.aot_autograd.aot_export_joint_with_descriptors | 2.13.0, 2.15.0 |
 | torch._functorch._aot_autograd.descriptors (PlainAOTInput, TangentAOTInput, ...) | 2.13.0, 2.15.0 |
 | torch.fx._lazy_graph_module._LazyGraphModule | 2.13.0 |
+| torch.export.exported_program._create_graph_module_for_export | 2.13.0 |
 | torch._guards.tracing, TracingContext | 2.13.0, 2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.13.0, 2.15.0 |
 | torch.fx.experimental.symbolic_shapes (ShapeEnv, DimDynamic, StatelessSymbolicContext) | 2.13.0 |
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from torch2ort.support.replaced import replaced
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
@@ -39,6 +41,7 @@ with private_names("torch"):
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.export import exported_program
     from torch.fx._lazy_graph_module import _LazyGraphModule
     from torch.fx.experimental.symbolic_shapes import (
         DimDynamic,
@@ -48,6 +51,7 @@ with private_names("torch"):
     )
 
     need(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+    need(exported_program, "_create_graph_module_for_export")
 
 
 def is_of_transform(target: object) -> bool:
@@ -185,12 +189,13 @@ def program_of(
     given = pytree.tree_structure((tuple(inputs), {}))
     taken = pytree.tree_structure(tuple(outputs))
     call = ModuleCallSignature(inputs=[], outputs=[], in_spec=given, out_spec=taken)
-    return torch.export.ExportedProgram(
-        root=graph_module,
-        graph=graph_module.graph,
-        graph_signature=signature,
-        state_dict={},
-        range_constraints={},
-        module_call_graph=[ModuleCallEntry("", call)],
-        constants={},
-    )
+    with replaced(exported_program, _create_graph_module_for_export=_LazyGraphModule):
+        return torch.export.ExportedProgram(
+            root=graph_module,
+            graph=graph_module.graph,
+            graph_signature=signature,
+            state_dict={},
+            range_constraints={},
+            module_call_graph=[ModuleCallEntry("", call)],
+            constants={},
+        )

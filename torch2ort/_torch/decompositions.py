@@ -27,8 +27,9 @@ from typing import Any
 import torch
 
 from torch2ort._torch.fake_tensors import FakeTensorMode, sizes_of_zero
-from torch2ort._torch.onnx_exporter import Table, number_of_operators, remove_assertions, untranslated
+from torch2ort._torch.onnx_exporter import Table, number_of_operators, untranslated
 from torch2ort.errors import ExportError
+from torch2ort.support.replaced import replaced
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
@@ -58,17 +59,7 @@ with private_names("torch"):
 
 
 @contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
-@contextmanager
-def _composites_found_once() -> Iterator[None]:
+def composites_found_once() -> Iterator[None]:
     """Have torch.export find all composites once, and give each its kernels without ceremony.
 
     torch asks the dispatcher for them again for each of some thirty namespaces, three times a program,
@@ -78,9 +69,9 @@ def _composites_found_once() -> Iterator[None]:
     """
     found = functools.cache(_composites)
     with (
-        _replaced(exported_program, "_collect_all_valid_cia_ops", found),
-        _replaced(decomp_utils, "_collect_all_valid_cia_ops", found),
-        _replaced(exported_program, "_override_composite_implicit_decomp", _overridden),
+        replaced(exported_program, _collect_all_valid_cia_ops=found),
+        replaced(decomp_utils, _collect_all_valid_cia_ops=found),
+        replaced(exported_program, _override_composite_implicit_decomp=_overridden),
     ):
         yield
 
@@ -88,7 +79,7 @@ def _composites_found_once() -> Iterator[None]:
 def _composites() -> set[Any]:
     """All composites, for which the dispatcher was asked once instead of for each namespace."""
     _export_utils._materialize_cpp_cia_ops()
-    with _replaced(_export_utils, "_materialize_cpp_cia_ops", lambda: None):
+    with replaced(_export_utils, _materialize_cpp_cia_ops=lambda: None):
         return _export_utils._collect_all_valid_cia_ops()
 
 
@@ -256,11 +247,12 @@ def decomposition_table(
 
 
 @functools.lru_cache(maxsize=1)
+@composites_found_once()
 def _defaults(_: int) -> Mapping[OpOverload, Callable[..., Any]]:
     return dict(torch.export.default_decompositions().items())
 
 
-@_composites_found_once()
+@composites_found_once()
 def decompose(
     program: torch.export.ExportedProgram, decompositions: Mapping[Any, Callable[..., Any]]
 ) -> torch.export.ExportedProgram:
@@ -278,8 +270,28 @@ def decompose(
                 f"torch.export cannot decompose the program that it traced ({error}). One cause is a tensor "
                 f"that forward writes to and that is neither a buffer of a module nor an argument"
             ) from error
-    remove_assertions(program)
+    remove_assertions(program.graph_module)
     return program
+
+
+_ASSERTIONS = frozenset(
+    {
+        torch.ops.aten.sym_constrain_range_for_size.default,
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten._assert_scalar.default,
+        torch.ops.aten._assert_tensor_metadata.default,
+    }
+)
+
+
+def remove_assertions(program: torch.fx.GraphModule) -> None:
+    """Erase torch's own assertions from a program and the graphs within it."""
+    for module in program.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in list(module.graph.nodes):
+                if node.target in _ASSERTIONS:
+                    module.graph.erase_node(node)
 
 
 @functools.cache

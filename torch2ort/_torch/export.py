@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 
+from torch2ort.support.replaced import replaced
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
@@ -108,16 +109,11 @@ def without_fake_kernel(error: BaseException) -> str | None:
     return None if found is None else found[1]
 
 
-@contextlib.contextmanager
 def modes_set_by(
     gradients: Callable[[bool], None], inference: Callable[[bool], contextlib.AbstractContextManager[None]]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Let ``torch.no_grad``, ``enable_grad``, ``set_grad_enabled`` and ``inference_mode`` call these."""
-    torch._C._set_grad_enabled, torch._C._InferenceMode = gradients, inference  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        torch._C._set_grad_enabled, torch._C._InferenceMode = set_grad_enabled, InferenceMode  # type: ignore[assignment, misc]
+    return replaced(torch._C, _set_grad_enabled=gradients, _InferenceMode=inference)
 
 
 def size_guards(program: torch.export.ExportedProgram) -> list[str]:
@@ -141,8 +137,7 @@ def no_hooks_left() -> Iterator[None]:
                 del hooks[key]
 
 
-@contextlib.contextmanager
-def no_graph_printed() -> Iterator[None]:
+def no_graph_printed() -> contextlib.AbstractContextManager[None]:
     """Keep torch.export from printing to stderr, in this thread, how far it came where code reads a value."""
     thread = threading.get_ident()
     before = getattr(export_trace, "print", builtins.print)
@@ -151,11 +146,8 @@ def no_graph_printed() -> Iterator[None]:
         if threading.get_ident() != thread:
             before(*values, **settings)
 
-    export_trace.print = printed  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        export_trace.print = before  # type: ignore[attr-defined]
+    export_trace.print = before  # type: ignore[attr-defined]
+    return replaced(export_trace, print=printed)
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
@@ -164,20 +156,15 @@ def is_compiled(model: torch.nn.Module) -> bool:
     return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
-@contextlib.contextmanager
-def mask_is_a_mask() -> Iterator[None]:
+def mask_is_a_mask() -> contextlib.AbstractContextManager[None]:
     """Let transformers apply the masks that they get without looking whether they are causal."""
-    transformer = torch.nn.modules.transformer
-    detect = transformer._detect_is_causal_mask
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        transformer._detect_is_causal_mask = detect
+    return replaced(
+        torch.nn.modules.transformer,
+        _detect_is_causal_mask=lambda mask, is_causal=None, size=None: is_causal is True,
+    )
 
 
-@contextlib.contextmanager
-def nodes_noted(note: Callable[[torch.fx.Node], None]) -> Iterator[None]:
+def nodes_noted(note: Callable[[torch.fx.Node], None]) -> contextlib.AbstractContextManager[None]:
     """Have ``note`` called with each node that this thread's trace makes inside."""
     create = torch.fx.Graph.create_node
 
@@ -187,15 +174,10 @@ def nodes_noted(note: Callable[[torch.fx.Node], None]) -> Iterator[None]:
         note(node)
         return node
 
-    torch.fx.Graph.create_node = create_node  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.fx.Graph.create_node = create  # type: ignore[method-assign]
+    return replaced(torch.fx.Graph, create_node=create_node)
 
 
-@contextlib.contextmanager
-def no_autocast_nodes(ended: Callable[[], None]) -> Iterator[None]:
+def no_autocast_nodes(ended: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Keep a trace from recording where regions of autocast begin and end, which torch.export takes apart.
 
     Of a region without gradients inside of one it forgets that.
@@ -216,11 +198,7 @@ def no_autocast_nodes(ended: Callable[[], None]) -> Iterator[None]:
             ended()
         return result
 
-    PreDispatchTorchFunctionMode.__torch_function__ = torch_function  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        PreDispatchTorchFunctionMode.__torch_function__ = recorded  # type: ignore[method-assign]
+    return replaced(PreDispatchTorchFunctionMode, __torch_function__=torch_function)
 
 
 def all_modules_have_backward_hooks() -> bool:

@@ -30,7 +30,6 @@ import importlib
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from torch.nn.modules import module as _module
 
 from torch2ort._torch.autograd import version_of as version_of
 from torch2ort._torch.dispatch import schema_of as schema_of
+from torch2ort.support.replaced import replaced
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
@@ -116,8 +116,7 @@ def code_written_when_read() -> contextlib.AbstractContextManager[None]:
     return _use_lazy_graph_module(should_use=True)
 
 
-@contextlib.contextmanager
-def notes_of_this_thread() -> Iterator[None]:
+def notes_of_this_thread() -> contextlib.AbstractContextManager[None]:
     """Keep other threads from noting something about the nodes that this one traces.
 
     While torch.export works, whatever torch.compiler.disable wraps (optimizers, checkpoints, an ORTModule)
@@ -131,11 +130,7 @@ def notes_of_this_thread() -> Iterator[None]:
     def annotate_here(notes: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
         return annotate(notes) if threading.get_ident() == tracing else contextlib.nullcontext()
 
-    _notes.annotate = annotate_here  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        _notes.annotate = annotate
+    return replaced(_notes, annotate=annotate_here)
 
 
 def active_modes() -> tuple[Any, ...]:

@@ -7,7 +7,6 @@
 | torch.onnx._internal.exporter._errors.ConversionError (text of its message) | 2.11-2.15.0 |
 | onnxscript.evaluator.default(), a tracer: ``nodes``, ``constant_farm`` | 2.11-2.15.0 (onnxscript 0.7.2) |
 | torch.onnx._internal.exporter._core._exported_program_to_onnx_program | 2.11-2.15.0 |
-| torch.onnx._internal.exporter._fx_passes.remove_assertion_nodes | 2.11-2.15.0 |
 | torch.onnx._internal.fx.passes.type_promotion | 2.13.0 |
 | torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
 | ExportedProgram._graph_signature | 2.11-2.15.0 |
@@ -42,7 +41,6 @@ with private_names("torch"):
         _decomp,
         _dispatching,
         _errors,
-        _fx_passes,
         _registration,
     )
     from torch.onnx._internal.fx.passes import type_promotion as _type_promotion
@@ -53,7 +51,6 @@ with private_names("torch"):
     need(_decomp, "create_onnx_friendly_decomposition_table")
     need(_dispatching, "dispatch")
     need(_errors, "ConversionError")
-    need(_fx_passes, "remove_assertion_nodes")
     need(_type_promotion, "TypePromotionTable", "_TypePromotionInterpreter", "get_type_promotion_rule")
     need(_type_promotion._TypePromotionInterpreter, "_maybe_promote_node")
     need(_registration.ONNXRegistry, "from_torchlib", "functions", "get_decomps", "register_op")
@@ -255,11 +252,6 @@ def sync_output_names(program: torch.export.ExportedProgram) -> None:
             spec = dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))
         specs.append(spec)
     program._graph_signature = dataclasses.replace(signature, output_specs=specs)
-
-
-def remove_assertions(program: torch.export.ExportedProgram) -> None:
-    """Erase torch's own assertions from a program."""
-    _fx_passes.remove_assertion_nodes(program.graph_module)
 
 
 def untranslated(table: Table) -> Mapping[Any, Callable[..., Any]]:

@@ -24,7 +24,7 @@ import contextlib
 import functools
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -35,6 +35,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import get_current_meta
 
 from torch2ort.support.provenance import describe
+from torch2ort.support.replaced import replaced
 from torch2ort.support.source_lines import line_in
 from torch2ort.support.versions import need, private_names
 
@@ -117,8 +118,7 @@ def size_sources(environment: Any) -> dict[str, str]:
     return {str(symbol): str(source) for source, symbol in reversed(environment.source_to_var.items())}
 
 
-@contextlib.contextmanager
-def guards_with_lines() -> Iterator[None]:
+def guards_with_lines() -> contextlib.AbstractContextManager[None]:
     """Have each condition on sizes note the line of the model, and not that of torch's operator."""
     find = ShapeEnv._get_sloc
 
@@ -127,15 +127,10 @@ def guards_with_lines() -> Iterator[None]:
         line = describe(node) if node else line_in(traceback.extract_stack())
         return SLoc(find(self, framework_loc).framework_loc, line or None)
 
-    ShapeEnv._get_sloc = found  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ShapeEnv._get_sloc = find  # type: ignore[method-assign]
+    return replaced(ShapeEnv, _get_sloc=found)
 
 
-@contextlib.contextmanager
-def kernels_chosen_unconditionally() -> Iterator[None]:
+def kernels_chosen_unconditionally() -> contextlib.AbstractContextManager[None]:
     """Have this thread's traces note no condition on sizes for the kernel that eager gives a convolution to.
 
     A fake convolution asks for that kernel to lay its result out as the kernel does. With one thread a batch
@@ -150,17 +145,10 @@ def kernels_chosen_unconditionally() -> Iterator[None]:
         with contextlib.nullcontext() if known is None else known.suppress_guards():
             return choose(input, *args, **kwargs)
 
-    for name, choose in before.items():
-        setattr(torch._C, name, functools.partial(chosen, choose))
-    try:
-        yield
-    finally:
-        for name, choose in before.items():
-            setattr(torch._C, name, choose)
+    return replaced(torch._C, **{name: functools.partial(chosen, f) for name, f in before.items()})
 
 
-@contextlib.contextmanager
-def arithmetic_done_once() -> Iterator[None]:
+def arithmetic_done_once() -> contextlib.AbstractContextManager[None]:
     """Have traces compute each sum, product or comparison of two sizes that vary once.
 
     Each fake tensor asks for its number of elements, its strides and whether it is contiguous, and sympy
@@ -184,13 +172,7 @@ def arithmetic_done_once() -> Iterator[None]:
 
         return found
 
-    for name, compute in before.items():
-        setattr(SymNode, name, once(name, compute))
-    try:
-        yield
-    finally:
-        for name, compute in before.items():
-            setattr(SymNode, name, compute)
+    return replaced(SymNode, **{name: once(name, compute) for name, compute in before.items()})
 
 
 def asserts(environment: Any) -> int:

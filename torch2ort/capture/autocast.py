@@ -15,6 +15,7 @@ import torch
 
 from torch2ort._torch import export as private
 from torch2ort.pythonop.autocast import Autocast
+from torch2ort.support.replaced import replaced
 
 NOTE: Final = "torch2ort_autocast"  # in the meta of a node
 
@@ -57,10 +58,12 @@ def noted(cache: bool) -> Iterator[None]:
 
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(cache)
-    torch.clear_autocast_cache = cleared
     try:
-        with private.nodes_noted(note), private.no_autocast_nodes(ended):
+        with (
+            replaced(torch, clear_autocast_cache=cleared),
+            private.nodes_noted(note),
+            private.no_autocast_nodes(ended),
+        ):
             yield
     finally:
-        torch.clear_autocast_cache = clear
         torch.set_autocast_cache_enabled(before)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import export as private
+from torch2ort.support.replaced import replaced
 
 # Eager PyTorch's words.
 _UNWRITABLE = (
@@ -92,16 +93,18 @@ def traced_inference_mode(inside: bool) -> Iterator[None]:
         users = threading.get_ident() == thread and caller.partition(".")[0] != "torch"
         return shown.inference if users else mode()
 
-    with private.modes_set_by(
-        on_thread(shown.set_grad_enabled, private.set_grad_enabled),
-        on_thread(shown.switched, private.InferenceMode),
+    with (
+        private.modes_set_by(
+            on_thread(shown.set_grad_enabled, private.set_grad_enabled),
+            on_thread(shown.switched, private.InferenceMode),
+        ),
+        replaced(
+            torch,
+            is_grad_enabled=on_thread(shown.is_grad_enabled, grad_mode),
+            is_inference_mode_enabled=for_users,
+        ),
     ):
-        torch.is_grad_enabled = on_thread(shown.is_grad_enabled, grad_mode)
-        torch.is_inference_mode_enabled = for_users
-        try:
-            yield
-        finally:
-            torch.is_grad_enabled, torch.is_inference_mode_enabled = grad_mode, mode
+        yield
 
 
 @contextlib.contextmanager

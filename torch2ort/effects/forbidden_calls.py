@@ -14,6 +14,7 @@ import torch
 from torch2ort._torch import autograd as private
 from torch2ort.errors import ExportError
 from torch2ort.support.install_paths import is_pythons, real_path
+from torch2ort.support.replaced import replaced
 from torch2ort.support.source_lines import is_users, line_in
 
 _QUANTISES = frozenset(
@@ -73,14 +74,13 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
             )
         return enter(hooks)
 
-    random.default_generator = Seeded()
-    torch.autograd.graph.saved_tensors_hooks.__enter__ = entered  # type: ignore[method-assign]
-    try:
-        with _refused_settings(refuse), _refused_texts(refuse):
-            yield
-    finally:
-        random.default_generator = generator
-        torch.autograd.graph.saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+    with (
+        replaced(random, default_generator=Seeded()),
+        replaced(torch.autograd.graph.saved_tensors_hooks, __enter__=entered),
+        _refused_settings(refuse),
+        _refused_texts(refuse),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -101,13 +101,11 @@ def _refused_settings(refuse: Callable[[str, str], None]) -> Iterator[None]:
             )
         return dispatches(mode)
 
-    torch.set_default_dtype = set_default_dtype
-    private.TorchDispatchMode.__enter__ = entered  # type: ignore[method-assign]
-    try:
+    with (
+        replaced(torch, set_default_dtype=set_default_dtype),
+        replaced(private.TorchDispatchMode, __enter__=entered),
+    ):
         yield
-    finally:
-        torch.set_default_dtype = default
-        private.TorchDispatchMode.__enter__ = dispatches  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.fake_tensors import fake_mode
-from torch2ort._torch.onnx_exporter import remove_assertions, sync_output_names
+from torch2ort._torch.onnx_exporter import sync_output_names
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.support.provenance import origin_of
@@ -52,7 +52,7 @@ def decompose_nodes(
         elif node.target is _COUNT:
             _multiply_sizes(node)
     graph.eliminate_dead_code()
-    remove_assertions(program)
+    private.remove_assertions(program.graph_module)
     sync_output_names(program)
 
 

@@ -24,6 +24,7 @@ from torch2ort.sizes.unbacked_sizes import (
     guards_with_lines,
     kernels_chosen_unconditionally,
 )
+from torch2ort.support.interpreter import objects_uncollected, protocols_read_once
 
 # A fork waits no longer for the exports of other threads: one of them may wait for what forks.
 _LONGEST_WAIT_TO_FORK = 60.0
@@ -76,13 +77,7 @@ class ExclusiveExport:
             self._running += 1
             self.idle = None
             try:
-                with (
-                    private.notes_of_this_thread(),
-                    private.code_written_when_read(),
-                    kernels_chosen_unconditionally(),
-                    guards_with_lines(),
-                    arithmetic_done_once(),
-                ):
+                with contextlib.nullcontext() if self._running > 1 else _patched():
                     yield
             finally:
                 self._running -= 1
@@ -94,6 +89,21 @@ class ExclusiveExport:
         """Keep exports of other threads out while the block looks at a model."""
         with self._lock:
             yield
+
+
+@contextlib.contextmanager
+def _patched() -> Iterator[None]:
+    """Have PyTorch and the interpreter trace as this package needs it."""
+    with (
+        objects_uncollected(),
+        protocols_read_once(),
+        private.notes_of_this_thread(),
+        private.code_written_when_read(),
+        kernels_chosen_unconditionally(),
+        guards_with_lines(),
+        arithmetic_done_once(),
+    ):
+        yield
 
 
 exclusive = ExclusiveExport()
