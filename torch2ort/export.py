@@ -86,16 +86,16 @@ def export(
     startup = Startup(type(model).__name__)
     with whole(model):
         with startup.recording(TRACE):
-            built = build(model, call, training=training, target=target_of(options), options=options)
-        graph, weights = frozen(built.graph, built.weights)
+            program = build(model, call, training=training, target=target_of(options), options=options)
+        graph, weights = frozen(program.graph, program.weights)
     startup.tell(logging.INFO)
     return ExportedModel(
         graph,
         weights,
-        built.interface,
-        training=built.training,
+        program.interface,
+        training=program.training,
         options=options,
-        cache=built.report,
+        cache=program.report,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture.sample_call import Call
+from torch2ort.capture.sample_call import Call, Purpose
 from torch2ort.graph.identical_inputs import as_passed
 from torch2ort.graph.scalar_inputs import with_values
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
@@ -44,19 +44,18 @@ def run_on_sample(
 
 
 @contextlib.contextmanager
-def eager_runs(model: torch.nn.Module, call: Call, *, with_hooks: bool) -> Iterator[Callable[[], Any]]:
+def eager_runs(model: torch.nn.Module, call: Call) -> Iterator[Callable[[], Any]]:
     """A function that runs ``model`` on its sample; what it writes to tensors is undone behind it.
 
     Args:
         model: in the mode that is exported.
         call: the sample call; its tensors are not written to.
-        with_hooks: whether hooks of the model itself run.
     """
     copies = as_passed([t.detach().clone().requires_grad_(t.requires_grad) for t in call.tensors], call.same)
     bound = io_schema.unflatten(with_values(copies, call.numbers), call.schema)
     args, kwargs = call.signature.unbind(bound)
     with _other_buffers(model), Undone(copies):
-        yield lambda: (model if with_hooks else model.forward)(*args, **kwargs)
+        yield lambda: (model.forward if call.purpose is Purpose.MODULE else model)(*args, **kwargs)
 
 
 @contextlib.contextmanager

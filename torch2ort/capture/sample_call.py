@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,19 @@ from torch2ort.graph.identical_inputs import Identical
 DimSpec = Mapping[int, Any] | Sequence[Any] | None
 
 
+class Purpose(enum.Enum):
+    """What a graph of a call is for, which decides what of the call is in it.
+
+    Attributes:
+        FILE: a graph that stands by itself: the model's own hooks are part of it.
+        MODULE: one that runs inside of the model's call, whose ``__call__`` runs the hooks: Functions get the
+            tensors of each call themselves, and what forward leaves in Python objects is left again.
+    """
+
+    FILE = enum.auto()
+    MODULE = enum.auto()
+
+
 class Call(NamedTuple):
     """One call of a model.
 
@@ -26,6 +40,7 @@ class Call(NamedTuple):
         dim_specs: per tensor, which dimensions vary; empty for one that nobody has asked that of.
         numbers: positions of the tensors that stand for numbers.
         same: which of the tensors are the same object; by default each is an input of its own.
+        purpose: of the graph that is made of it.
     """
 
     signature: io_schema.Signature
@@ -35,3 +50,4 @@ class Call(NamedTuple):
     dim_specs: Sequence[DimSpec] = ()
     numbers: frozenset[int] = frozenset()
     same: Identical = ()
+    purpose: Purpose = Purpose.FILE

@@ -28,7 +28,7 @@ from torch2ort.capture.orphan_grad_outputs import dead_ends_of, has_dead_end
 from torch2ort.capture.output_ties import Ties
 from torch2ort.capture.output_views import views_of
 from torch2ort.capture.plain_tensors import ordinary_tensors
-from torch2ort.capture.sample_call import Call
+from torch2ort.capture.sample_call import Call, Purpose
 from torch2ort.capture.tensor_attributes import TensorAttributes
 from torch2ort.capture.torch_modes import same_grad_mode
 from torch2ort.capture.unlift_constants import connect_constants
@@ -118,16 +118,11 @@ class FlatModel(torch.nn.Module):
         self,
         model: torch.nn.Module,
         call: Call,
-        *,
-        with_hooks: bool,
-        leaves: bool,
     ) -> None:
         super().__init__()
         self.model = model
         # Without its tensors, which torch.export would take for constants of the module.
         self._call = call._replace(tensors=[])
-        self._leaves = leaves
-        self._with_hooks = with_hooks
         self._keeps_casts = torch.is_autocast_cache_enabled()
         self._attributes = TensorAttributes(model)
         self.code = TracedCode(model)
@@ -142,9 +137,10 @@ class FlatModel(torch.nn.Module):
         bound = io_schema.unflatten(with_numbers(tensors, self._call.numbers), self._call.schema)
         caches = io_schema.GivenCaches(bound)
         args, kwargs = self._call.signature.unbind(bound)
-        run = self.model if self._with_hooks else self.model.forward
+        is_module = self._call.purpose is Purpose.MODULE
+        run = self.model.forward if is_module else self.model
         required = [t.requires_grad for t in tensors]
-        with Watched(self.model, self.reads, left=self._leaves) as watched:
+        with Watched(self.model, self.reads, left=is_module) as watched:
             with (
                 refused_calls(self.model),
                 self.code,
@@ -210,16 +206,15 @@ def trace(
     call: Call,
     *,
     training: bool | None,
-    with_hooks: bool = True,
-    leaves: bool = False,
     fixed_sizes: bool = False,
-    has_originals: bool = False,
 ) -> Trace:
-    """Trace a call of ``model``; see :func:`torch2ort.export` for the arguments.
+    """Trace a call of ``model``.
 
-    What ``forward`` leaves in Python objects, runs of the graph leave if ``leaves`` says so; else there is a
-    warning. ``fixed_sizes``: of what Functions give that nobody can trace, the sizes are those of the sample.
-    ``has_originals``: Functions get the model's own tensors, and its caller's, as they are in each run.
+    Args:
+        model: the model.
+        call: the call.
+        training: the mode; ``None`` takes ``model.training``.
+        fixed_sizes: whether the sizes of what Functions give that nobody can trace are those of the sample.
 
     Raises:
         ExportError: the model cannot be traced; says where and why. An exception of the model's own
@@ -228,13 +223,13 @@ def trace(
     check_interception()
     sizes, tensors = NamedSizes(call.dim_specs), call.tensors
     sample = Sample()
-    sample.sizes_needed, sample.has_originals = fixed_sizes, has_originals
+    sample.sizes_needed, sample.has_originals = fixed_sizes, call.purpose is Purpose.MODULE
 
     def flat() -> FlatModel:
-        return FlatModel(model, call, with_hooks=with_hooks, leaves=leaves)
+        return FlatModel(model, call)
 
     def eager() -> contextlib.AbstractContextManager[Callable[[], Any]]:
-        return eager_runs(model, call, with_hooks=with_hooks)
+        return eager_runs(model, call)
 
     with _in_mode(model, training), _same_rng():
         while True:

@@ -18,15 +18,15 @@ from torch2ort._torch import aot as private
 from torch2ort.differentiate.assigned_buffers import to_memory
 from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.kernel_sites import is_random
-from torch2ort.program.traced_program import Constant, Source
+from torch2ort.program.traced_program import Constant, TracedProgram
 from torch2ort.sizes.symbols import has_hint
-from torch2ort.sizes.unbacked_sizes import forget_new_sizes
+from torch2ort.sizes.unbacked_sizes import conditions, forget_new_sizes
 
 aten = torch.ops.aten
 _SITES = torch.ops.torch2ort.python_op.default
 
 
-def fold_constants(source: Source) -> Source:
+def fold_constants(source: TracedProgram) -> TracedProgram:
     """``source``, or a copy in which sizes that constants decide are numbers.
 
     Args:
@@ -53,7 +53,7 @@ def _is_decided_by_values(node: torch.fx.Node) -> bool:
 class _Folding:
     """One program, changed in place."""
 
-    def __init__(self, program: torch.fx.GraphModule, source: Source) -> None:
+    def __init__(self, program: torch.fx.GraphModule, source: TracedProgram) -> None:
         self._program, self._source = program, source
         self._graph = program.graph
         self._inputs = self._graph.find_nodes(op="placeholder")
@@ -72,7 +72,7 @@ class _Folding:
         # Nodes behind what became a constant, whose values are to be found again.
         self._behind: set[torch.fx.Node] = set()
 
-    def run(self) -> Source:
+    def run(self) -> TracedProgram:
         """The program with its new constants."""
         if self._mode is None:
             return self._source
@@ -90,7 +90,9 @@ class _Folding:
                 self._find_again(node)
         self._graph.eliminate_dead_code(lambda node: node.op != "call_function" or self._has_effects(node))
         forget_new_sizes(self._graph)
-        return replace(self._source, graph_module=self._program, feeds=tuple(self._feeds))
+        # Some more were made about numbers that are constants by now.
+        known = max(self._source.conditions, conditions(self._graph))
+        return replace(self._source, graph_module=self._program, feeds=tuple(self._feeds), conditions=known)
 
     def _has_effects(self, node: torch.fx.Node) -> bool:
         return (

@@ -38,14 +38,14 @@ from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.runtime_assertions import drop_guesses
 from torch2ort.program.strides import draw_in_order_of_memory
 from torch2ort.program.tensor_index_select import select_by_tensors
-from torch2ort.program.traced_program import Source
+from torch2ort.program.traced_program import TracedProgram
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.symbols import is_number
 from torch2ort.sizes.unbacked_sizes import forget_assumed, forget_new_sizes
 from torch2ort.support.provenance import source_line
-from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MappedCall
+from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL
 
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 aten = torch.ops.aten
@@ -71,7 +71,7 @@ class Joint:
         written: position among the program's inputs -> node of its new value.
         gradients: position among the program's inputs -> node of its gradient.
         shared: positions of the outputs that are a view, an input or another output in eager PyTorch.
-        sites: the calls of PyTorch's kernels, and those with registered gradients, kept alive.
+        sites: the calls in it, which it owns.
         checked: what the trace took sizes for that a run of forward checks, as of
             :func:`torch2ort.differentiate.symbolic_shapes.without_names`.
     """
@@ -83,7 +83,7 @@ class Joint:
     written: dict[int, torch.fx.Node]
     gradients: dict[int, torch.fx.Node]
     shared: frozenset[int]
-    sites: Sequence[Site | MappedCall] = ()
+    sites: tuple[object, ...] = ()
     checked: frozenset[str] = frozenset()
 
 
@@ -130,7 +130,9 @@ def _shared(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) ->
 
 
 @exclusive.exporting()
-def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool = True) -> tuple[Joint, Reach]:
+def trace_joint(
+    source: TracedProgram, required: Sequence[bool], *, has_kernels: bool = True
+) -> tuple[Joint, Reach]:
     """Let autograd differentiate a program.
 
     Args:
@@ -173,7 +175,7 @@ def trace_joint(source: Source, required: Sequence[bool], *, has_kernels: bool =
         described,
         outputs=described.outputs[:own],
         written={**described.written, **new},
-        sites=sites,
+        sites=(*source.sites, *sites),
         checked=checked,
     )
     if set(described.tangents.values()) != {i for i, tracked in enumerate(reach.tracked) if tracked}:
@@ -204,7 +206,7 @@ def _named_errors() -> Iterator[None]:
 
 
 def _prepared(
-    source: Source, required: Sequence[bool], *, has_kernels: bool
+    source: TracedProgram, required: Sequence[bool], *, has_kernels: bool
 ) -> tuple[torch.fx.GraphModule, list[Site], list[int]]:
     """The program as autograd is to see it.
 
@@ -317,7 +319,7 @@ def refuse_write(feed: object) -> NoReturn:
 
 
 def _described(
-    graph_module: torch.fx.GraphModule, source: Source, shared: frozenset[int], count: int
+    graph_module: torch.fx.GraphModule, source: TracedProgram, shared: frozenset[int], count: int
 ) -> Joint:
     """A joint graph with what its descriptors say."""
     inputs: dict[torch.fx.Node, int] = {}

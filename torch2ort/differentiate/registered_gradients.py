@@ -20,7 +20,7 @@ from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.gradient_flow import carrying, is_float
 from torch2ort.program.target import Target
-from torch2ort.program.traced_program import Source
+from torch2ort.program.traced_program import TracedProgram
 from torch2ort.pythonop import site_by_key
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import exporter_of, gradients
@@ -32,7 +32,7 @@ _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _KERNELS = frozenset({"PythonOp", "ATen"})
 
 
-def map_calls(source: Source, required: Sequence[bool], target: Target) -> tuple[Source, list[MappedCall]]:
+def map_calls(source: TracedProgram, required: Sequence[bool], target: Target) -> TracedProgram:
     """Give the calls of a program the derivatives that users registered.
 
     Args:
@@ -41,13 +41,13 @@ def map_calls(source: Source, required: Sequence[bool], target: Target) -> tuple
         target: what graphs are for.
 
     Returns:
-        The program, or a copy with such calls; and those, which live as long as somebody holds them.
+        The program, or a copy with such calls.
 
     Raises:
         ExportError: what was registered describes no gradient.
     """
     if not gradients.entries():
-        return source, []
+        return source
     program = copy.deepcopy(source.graph_module)
     graph = program.graph
     inputs = graph.find_nodes(op="placeholder")
@@ -59,7 +59,9 @@ def map_calls(source: Source, required: Sequence[bool], target: Target) -> tuple
             if call is not None and call.is_registered:
                 needed.add(_replace(node, call))
                 calls.append(call)
-    return (replace(source, graph_module=program), calls) if calls else (source, [])
+    if not calls:
+        return source
+    return replace(source, graph_module=program, sites=(*source.sites, *calls))
 
 
 def _may_be_mapped(node: torch.fx.Node) -> bool:

@@ -12,13 +12,12 @@ from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import INLINES_FUNCTIONS
 from torch2ort.capture.export_patches import backward_hook
 from torch2ort.capture.plain_tensors import refuse_untraceable
-from torch2ort.capture.sample_call import Call, DimSpec
+from torch2ort.capture.sample_call import Call, DimSpec, Purpose
 from torch2ort.capture.torch_modes import traceable_modes
 from torch2ort.capture.trace import Trace, trace
 from torch2ort.errors import ExportError
 from torch2ort.exports.export_cache import reuse_or_build
-from torch2ort.exports.export_result import Built
-from torch2ort.exports.lazy_graph import LazyGraph, form_of, lazy_graph, log_graph
+from torch2ort.exports.graph_of_trace import form_of, graph_of_trace, log_graph
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.graph.graph import GraphSignature
@@ -27,9 +26,11 @@ from torch2ort.log import logger, quiet
 from torch2ort.options import Options
 from torch2ort.program.autocast_casts import settle_autocast
 from torch2ort.program.detach_range_bounds import detach_bounds
+from torch2ort.program.program import Program
 from torch2ort.program.target import Target
-from torch2ort.program.traced_program import Program, Source, kept_program, source_of
+from torch2ort.program.traced_program import TracedProgram, kept_program, traced_program
 from torch2ort.pythonop.autocast import off
+from torch2ort.support.later import Later
 from torch2ort.support.startup_timing import TRACE, TRANSLATE, phase
 from torch2ort.symbolics import check
 from torch2ort.symbolics.lowering import lower, signature_of, sizes_of
@@ -42,10 +43,9 @@ def build(
     training: bool | None,
     target: Target,
     options: Options,
-    with_hooks: bool = True,
     any_sizes: bool = True,
-) -> Built:
-    """The graph of one call, out of the export cache or exported: what ``export`` and ``ORTModule`` share.
+) -> Program:
+    """The program of one call, out of the export cache or exported: what ``export`` and ``ORTModule`` share.
 
     Args:
         model: the model.
@@ -53,7 +53,6 @@ def build(
         training: the mode; ``None`` takes ``model.training``.
         target: what the graph is for.
         options: cache and debugging.
-        with_hooks: whether hooks of the model itself are part of the graph.
         any_sizes: whether a graph of the cache serves an ORTModule in which more sizes vary than asked for.
 
     Raises:
@@ -71,33 +70,26 @@ def build(
         "gradients": target.gradients.source.name,
         "rounds as eager": target.rounds_as_eager,
         "operators of libraries": target.has_libraries,
-        "hooks of the model": with_hooks,
+        "hooks of the model": call.purpose is Purpose.FILE,
         "numbers as inputs": sorted(call.numbers),
         "identical inputs": list(call.same),
         INLINES_FUNCTIONS: target.inlines_functions,
     }
 
-    def afresh(call: Call = call) -> Built:
-        return _export(
-            model,
-            call,
-            training=training,
-            target=target,
-            options=options,
-            with_hooks=with_hooks,
-        )
+    def afresh(call: Call = call) -> Program:
+        return _export(model, call, training=training, target=target, options=options)
 
-    # ORTModule, which runs the hooks itself, takes any graph that holds for the call.
-    built = reuse_or_build(model, call, settings, options, afresh, any_sizes=any_sizes and not with_hooks)
-    if target.is_trained and built.program is None:
-        again = call._replace(dim_specs=_dim_specs(built.interface.sizes))
+    any_sizes &= call.purpose is Purpose.MODULE
+    program = reuse_or_build(model, call, settings, options, afresh, any_sizes=any_sizes)
+    if target.is_trained and program.traced is None:
+        again = call._replace(dim_specs=_dim_specs(program.interface.sizes))
         zeros = _zeros(again)
-        built = replace(
-            built,
-            program=Program(lambda: _traced_again(built, afresh(again))),
-            lazy=LazyGraph(lambda: afresh(zeros()).graph),
+        program = replace(
+            program,
+            traced=Later(lambda: _traced_again(program, afresh(again))),
+            onnx=Later(lambda: afresh(zeros()).graph),
         )
-    return built
+    return program
 
 
 def _zeros(call: Call) -> Callable[[], Call]:
@@ -125,23 +117,14 @@ def _export(
     training: bool | None,
     target: Target,
     options: Options,
-    with_hooks: bool,
-) -> Built:
+) -> Program:
     """Trace, translate and infer shapes."""
     with phase(TRACE), quiet(), exclusive.exporting(), traceable_modes(call.modes):
-        traced = trace(
-            model,
-            call,
-            training=training,
-            with_hooks=with_hooks,
-            leaves=not with_hooks,
-            fixed_sizes=target.is_trained,
-            has_originals=not with_hooks,
-        )
+        traced = trace(model, call, training=training, fixed_sizes=target.is_trained)
         if target.is_trained and traced.hooked:
             _refuse_hook(model, f"{traced.hooked} puts a hook on a gradient,")
         # In a model that trains nothing of its own, too, a result of ORTModule would require no gradient.
-        lost = call.modes.gradients and not with_hooks and any(traced.ties.tracked)
+        lost = call.modes.gradients and call.purpose is Purpose.MODULE and any(traced.ties.tracked)
         if traced.outside and (target.is_trained or lost):
             _refuse_outside(model, traced.outside)
         with off():
@@ -150,30 +133,30 @@ def _export(
             )
             traced.sites.update({site.key: site for site in sites})
             detach_bounds(traced.program.graph_module)
-            return _built(model, call, traced, target, options)
+            return _program(model, call, traced, target, options)
 
 
-def _built(model: torch.nn.Module, call: Call, traced: Trace, target: Target, options: Options) -> Built:
-    """The graph of a trace; of one that is trained the program, and the graph once somebody asks for it."""
+def _program(model: torch.nn.Module, call: Call, traced: Trace, target: Target, options: Options) -> Program:
+    """The program of a trace; the graph of one that is trained is translated once somebody asks for it."""
     name = type(model).__name__
-    program = source = lazy = None
+    copied = operators = onnx = None
     if target.is_trained:
         check(traced.program, target)
         signature, weights = signature_of(model, traced, call.schema)
-        program = kept_program(traced)
-    if program is None or options.save_onnx_dir is not None:
+        copied = kept_program(traced)
+    if copied is None or options.save_onnx_dir is not None:
         with phase(TRANSLATE):
             graph, weights = lower(model, traced, call.schema, target)
         save_stage(options, f"{name}_exported", graph.proto)
         log_graph(name, graph)
         signature = graph
     interface = _interface(call, traced, signature)
-    if program is not None:
-        source = source_of(program, traced, signature)
-        logger.info("traced %s: %d operators", name, len(program.graph.nodes))
+    if copied is not None:
+        operators = traced_program(copied, traced, signature)
+        logger.info("traced %s: %d operators", name, len(copied.graph.nodes))
         if options.save_onnx_dir is None:
-            lazy = lazy_graph(model, traced, call.schema, target)
-    return Built(
+            onnx = graph_of_trace(model, traced, call.schema, target)
+    return Program(
         signature,
         weights,
         interface,
@@ -181,8 +164,8 @@ def _built(model: torch.nn.Module, call: Call, traced: Trace, target: Target, op
         traced.ties,
         effects=traced.effects,
         writer=_writer(signature, traced),
-        program=None if source is None else Program(lambda: source),
-        lazy=lazy,
+        traced=None if operators is None else Later(lambda: operators),
+        onnx=onnx,
     )
 
 
@@ -197,23 +180,23 @@ def _interface(call: Call, traced: Trace, signature: GraphSignature) -> Interfac
     return Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned, call.same)
 
 
-def _traced_again(built: Built, again: Built) -> Source:
+def _traced_again(stored: Program, again: Program) -> TracedProgram:
     """The program of a second export, which must be that of the graph.
 
     Raises:
         ExportError: it is another one.
     """
-    assert again.program is not None
+    assert again.traced is not None
     for found, kept in (
-        (_accepted(again.interface.sizes), _accepted(built.interface.sizes)),
-        (again.signature, built.signature),
+        (_accepted(again.interface.sizes), _accepted(stored.interface.sizes)),
+        (again.signature, stored.signature),
     ):
         if found != kept:
             raise ExportError(
                 f"the export cache has another graph of this model than it is exported to ({kept} became "
                 f"{found}). Clear the cache with python -m torch2ort cache clear"
             )
-    return again.program.source()
+    return again.traced.get()
 
 
 def _accepted(sizes: Sizes) -> Any:

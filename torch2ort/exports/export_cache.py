@@ -25,13 +25,13 @@ from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Stor
 from torch2ort.capture.output_ties import Ties
 from torch2ort.capture.sample_call import Call
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
-from torch2ort.exports.export_result import Built
 from torch2ort.exports.function_lookup import bind_places, places_of
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface, recorded_signature
 from torch2ort.graph.graph_traversal import load_sites
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.program.program import Program
 from torch2ort.sizes.memory_layout import memory_form
 from torch2ort.support.startup_timing import LOOK_UP, timed
 from torch2ort.support.user_warnings import warn
@@ -49,10 +49,10 @@ def reuse_or_build(
     call: Call,
     settings: Mapping[str, Any],
     options: Options,
-    build: Callable[[], Built],
+    build: Callable[[], Program],
     *,
     any_sizes: bool,
-) -> Built:
+) -> Program:
     """The graph of ``call`` out of the cache of ``options``, or built and put there.
 
     Args:
@@ -92,14 +92,14 @@ def reuse_or_build(
         _log_miss(store, key)
         # Who takes any sizes has another way if an export with sizes that vary fails.
         failures = _Failures(store, keys[0]) if any_sizes and any(call.dim_specs) else None
-        built = build() if failures is None else failures.build(build)
+        program = build() if failures is None else failures.build(build)
         try:
-            kept = _pack(built, model, key)
+            kept = _pack(program, model, key)
         except Unkeyable as reason:
-            return _bypassed(built, f"{reason}.")
+            return _bypassed(program, f"{reason}.")
         if locked:
             keep(store, key, _KIND, kept)
-    return replace(built, report=CacheReport(False, key.digest), shelf=Shelf(store, key))
+    return replace(program, report=CacheReport(False, key.digest), shelf=Shelf(store, key))
 
 
 class _Failures:
@@ -114,7 +114,7 @@ class _Failures:
         self._store = store
         self._key = Key.of(key.name, {"graph": key.digest, "kind": _FAILED})
 
-    def build(self, build: Callable[[], Built]) -> Built:
+    def build(self, build: Callable[[], Program]) -> Program:
         """What ``build`` gives, unless it is known to fail.
 
         Raises:
@@ -130,9 +130,9 @@ class _Failures:
             raise
 
 
-def _bypassed(built: Built, reason: str) -> Built:
+def _bypassed(program: Program, reason: str) -> Program:
     logger.info("the export is not cached: %s", reason)
-    return replace(built, report=CacheReport(bypass_reason=reason))
+    return replace(program, report=CacheReport(bypass_reason=reason))
 
 
 def _keys(model: torch.nn.Module, call: Call, settings: Mapping[str, Any]) -> tuple[Key, ...]:
@@ -176,7 +176,7 @@ def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
 
 def _find(
     store: Store, keys: Sequence[Key], model: torch.nn.Module, call: Call, *, any_sizes: bool
-) -> tuple[Built | None, Key]:
+) -> tuple[Program | None, Key]:
     """The first entry that takes the call's sizes; else ``None``, and the first key that is free."""
     free = keys[-1]
     for key in keys:
@@ -206,16 +206,16 @@ def _relatives(store: Store, key: Key) -> Iterator[Key]:
             yield relative
 
 
-def _use(store: Store, entry: Entry, key: Key, model: torch.nn.Module, call: Call) -> Built | None:
+def _use(store: Store, entry: Entry, key: Key, model: torch.nn.Module, call: Call) -> Program | None:
     """What an entry holds, if it takes the call's sizes."""
     try:
-        built = _unpack(Kept(entry.manifest.data, entry.files), model, call, key)
+        program = _unpack(Kept(entry.manifest.data, entry.files), model, call, key)
     except (Torch2OrtError, Unkeyable) as error:
         logger.info("the cache entry %s does not fit this process: %s", key.digest, error)
         return None
-    if built.interface.sizes.mismatch([tensor.shape for tensor in call.tensors]) is not None:
+    if program.interface.sizes.mismatch([tensor.shape for tensor in call.tensors]) is not None:
         return None
-    return replace(built, report=CacheReport(True, key.digest), shelf=Shelf(store, key))
+    return replace(program, report=CacheReport(True, key.digest), shelf=Shelf(store, key))
 
 
 def _log_miss(store: Store, key: Key) -> None:
@@ -233,21 +233,21 @@ def _log_miss(store: Store, key: Key) -> None:
 # --- an entry's content
 
 
-def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
-    graph, interface = built.signature, built.interface
-    if built.effects:
-        raise Unkeyable(f"forward changes {built.effects.places[0]}, an object of this process")
+def _pack(program: Program, model: torch.nn.Module, key: Key) -> Kept:
+    graph, interface = program.signature, program.interface
+    if program.effects:
+        raise Unkeyable(f"forward changes {program.effects.places[0]}, an object of this process")
     for name, tensor in _weights(model, graph.weights).items():
-        if tensor.data_ptr() != built.weights[name].data_ptr():
+        if tensor.data_ptr() != program.weights[name].data_ptr():
             raise Unkeyable(f"the tensor {graph.weights[name]} is another one in the graph than in the model")
     data = {
         **record(graph, interface),
         "family": key.family,
-        "training": built.training,
+        "training": program.training,
         "outputs": _stored_schema(interface.outputs),
         "weights": dict(graph.weights),
-        **built.ties.stored(),
-        "writer": built.writer,
+        **program.ties.stored(),
+        "writer": program.writer,
     }
     if not isinstance(graph, Graph):
         return Kept(data, {})
@@ -255,7 +255,7 @@ def _pack(built: Built, model: torch.nn.Module, key: Key) -> Kept:
     return Kept({**data, "functions": functions}, {_FILE: graph.proto.SerializeToString()})
 
 
-def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
+def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Program:
     data = kept.data
     graph = recorded_signature(data, data["weights"])
     if _FILE in kept.files:
@@ -265,7 +265,7 @@ def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Built:
         graph = recorded_graph(data, proto, sites, data["weights"])
     outputs = io_schema.Schema.from_json(data["outputs"])
     interface = recorded_interface(data, call.signature, call.schema, outputs)
-    return Built(
+    return Program(
         graph,
         _weights(model, graph.weights),
         interface,

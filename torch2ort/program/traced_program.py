@@ -1,9 +1,8 @@
-"""The traced program behind a graph, for engines that differentiate it themselves."""
+"""The operators of a call as torch.export traced them, for those who differentiate them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from torch2ort.capture.trace import PREFIX, Trace
 from torch2ort.errors import ExportError
 from torch2ort.graph.graph import GraphSignature
-from torch2ort.pythonop import Site
+from torch2ort.sizes.unbacked_sizes import Conditions
 
 
 @dataclass(frozen=True)
@@ -28,40 +27,20 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Source:
+class TracedProgram:
     """A program as torch.export traced it: not functional yet, each call of a Function opaque.
 
     Attributes:
         graph_module: the program.
         feeds: one entry per placeholder: the name of the graph's feed, or a constant of the program.
-        sites: the calls of Functions, kept alive.
-        traced: all else that the trace found.
+        sites: the calls in it, which it owns.
+        conditions: how many conditions on sizes the graph's description holds; passes may add some.
     """
 
     graph_module: torch.fx.GraphModule
     feeds: tuple[str | Constant, ...]
-    sites: dict[str, Site]
-    traced: Trace
-
-
-class Program:
-    """The traced program behind a graph: at hand, or traced again once it is asked for.
-
-    Args:
-        again: traces it.
-    """
-
-    def __init__(self, again: Callable[[], Source]) -> None:
-        self._again: Callable[[], Source] | None = again
-
-    def source(self) -> Source:
-        """The program; only before :meth:`forget`."""
-        assert self._again is not None
-        return self._again()
-
-    def forget(self) -> None:
-        """Let go of the program, and of the call that it was traced with."""
-        self._again = None
+    sites: tuple[object, ...]
+    conditions: Conditions
 
 
 def kept_program(traced: Trace) -> torch.fx.GraphModule:
@@ -80,7 +59,7 @@ def origins_of(program: torch.export.ExportedProgram) -> dict[str, str]:
     }
 
 
-def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: GraphSignature) -> Source:
+def traced_program(graph_module: torch.fx.GraphModule, traced: Trace, graph: GraphSignature) -> TracedProgram:
     """What an engine needs to differentiate a program.
 
     Args:
@@ -105,7 +84,7 @@ def source_of(graph_module: torch.fx.GraphModule, traced: Trace, graph: GraphSig
             feeds.append(fed[origin.removeprefix(PREFIX)])
         else:
             feeds.append(_constant(traced.program, origin))
-    return Source(graph_module, tuple(feeds), traced.sites, traced)
+    return TracedProgram(graph_module, tuple(feeds), tuple(traced.sites.values()), traced.conditions)
 
 
 def _constant(program: torch.export.ExportedProgram, origin: str) -> Constant:

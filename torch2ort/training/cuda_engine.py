@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import onnx
 import torch
 
-from torch2ort.exports.export_result import Built
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.options import Options
+from torch2ort.program.program import Program
 from torch2ort.program.target import Target
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
@@ -109,7 +109,7 @@ class DeviceEngine(Engine):
     """As its base, for tensors that are on the device of the options' providers.
 
     Args:
-        built: see the base, as for the others.
+        program: see the base, as for the others.
         requires_grad: the graph inputs that require gradients.
         options: threads, providers and debugging.
         target: what graphs are for.
@@ -120,7 +120,7 @@ class DeviceEngine(Engine):
 
     def __init__(
         self,
-        built: Built,
+        program: Program,
         requires_grad: frozenset[str],
         options: Options,
         target: Target,
@@ -128,7 +128,7 @@ class DeviceEngine(Engine):
     ) -> None:
         device = device_of(options.providers)
         self._stream = streams.stream_of(device)
-        super().__init__(built, requires_grad, options, target, plans)
+        super().__init__(program, requires_grad, options, target, plans)
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
         """See the base."""

@@ -11,9 +11,9 @@ import torch
 
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.differentiate.grad_reachability import Edge
-from torch2ort.exports.export_result import Built
 from torch2ort.log import quiet
 from torch2ort.options import Options
+from torch2ort.program.program import Program
 from torch2ort.program.target import Target
 from torch2ort.pythonop.native import native
 from torch2ort.runtime.native_sites import OriginalFeeds, original_feeds
@@ -59,7 +59,7 @@ class Engine:
     """Forward and backward session for one graph and one set of tensors that require gradients.
 
     Args:
-        built: the graph, with the program behind it.
+        program: the program.
         requires_grad: the graph inputs (model inputs and weights) that require gradients.
         options: threads and debugging.
         target: what graphs are for.
@@ -84,17 +84,17 @@ class Engine:
 
     def __init__(
         self,
-        built: Built,
+        program: Program,
         requires_grad: frozenset[str],
         options: Options,
         target: Target,
         plans: Plans | None = None,
     ) -> None:
-        self._signature, self._options = built.signature, options
-        self._made_of = (built, requires_grad, options, target)
+        self._signature, self._options = program.signature, options
+        self._made_of = (program, requires_grad, options, target)
         self._startup = current()
         self._tracer = active_tracer()
-        self._plans = plans or Plans(built, requires_grad, options, target)
+        self._plans = plans or Plans(program, requires_grad, options, target)
         plan = self._plans.forward
         self._plan = plan
         fed = {

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch2ort.differentiate.step_target import is_left_to_pytorch
 from torch2ort.errors import OptionError, RuntimeNotFoundError
-from torch2ort.exports.export_result import Built
 from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.program.program import Program
 from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.providers import CPU, name_of
 from torch2ort.runtime import InferenceEngine, onnxruntime, version
@@ -101,32 +101,32 @@ def training_target(options: Options) -> Target:
     return replace(live_target(options), gradients=GradientRules(source=GradientSource.PROGRAM))
 
 
-def engine_of(built: Built, requires_grad: frozenset[str], options: Options) -> Engine:
+def engine_of(program: Program, requires_grad: frozenset[str], options: Options) -> Engine:
     """The engine that trains a graph.
 
     Args:
-        built: the graph.
+        program: the program.
         requires_grad: the graph inputs (model inputs and weights) that require gradients.
         options: threads, providers and debugging.
 
     Raises:
         UnsupportedOperatorError: the engine cannot train an operator.
     """
-    target = replace(live_target(options), training=built.training)
+    target = replace(live_target(options), training=program.training)
     engine = Engine if device_of(options.providers).type == "cpu" else DeviceEngine
-    return engine(built, requires_grad, options, target)
+    return engine(program, requires_grad, options, target)
 
 
-def inference_engine_of(built: Built, options: Options) -> InferenceEngine:
+def inference_engine_of(program: Program, options: Options) -> InferenceEngine:
     """The engine that runs a graph of an ORTModule forward only.
 
     Args:
-        built: the graph.
+        program: the program.
         options: threads and providers.
 
     Raises:
         EngineError: onnxruntime refuses it.
     """
     if device_of(options.providers).type == "cpu":
-        return InferenceEngine(built.graph, options, built.shelf)
-    return DeviceInference(built.graph, options)
+        return InferenceEngine(program.graph, options, program.shelf)
+    return DeviceInference(program.graph, options)

@@ -23,10 +23,9 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import GraphSignature
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.target import Target
-from torch2ort.program.traced_program import Constant, Source
+from torch2ort.program.traced_program import Constant, TracedProgram
 from torch2ort.pythonop import Site
 from torch2ort.sizes.unbacked_sizes import Conditions, conditions, line_of_last_condition
-from torch2ort.symbolics.registered.user_gradient_ops import MappedCall
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan, arguments_of
 
 # In front of the name of a model's tensor that the graph is not fed with.
@@ -62,14 +61,14 @@ class Planner:
         self.joint, self.feeds = joint, tuple(feeds)
         self._target, self._known, self._tuner = target, known, tuner
         self._split, self._fuses = Split(joint, fuses=fuses is not None), fuses
-        # Calls with registered gradients, fused regions and calls of kernels, kept alive.
-        self._made: list[MappedCall | Site] = []
+        # Fused regions and calls of kernels, kept alive.
+        self._made: list[Site] = []
 
     @classmethod
     def of_program(
         cls,
         signature: GraphSignature,
-        source: Source,
+        source: TracedProgram,
         requires_grad: frozenset[str],
         target: Target,
         fuses: Callable[[Sequence[str]], Collection[str]] | None = None,
@@ -88,13 +87,9 @@ class Planner:
         Raises:
             UnsupportedOperatorError: the program has something that the engine does not take.
         """
-        folded = fold_constants(source)
-        known = source.traced.conditions
-        if folded is not source:
-            # Some more were made about numbers that are constants by now.
-            source, known = folded, max(known, conditions(folded.graph_module.graph))
+        source = fold_constants(source)
         required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
-        source, mapped = map_calls(source, required, target)
+        source = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
         joint = inline(joint, every=target.inlines_functions)
         if tuner is not None and fuses is None:
@@ -102,12 +97,11 @@ class Planner:
             tuner.lay_out(joint.graph_module.graph)
         position = {name: i for i, name in enumerate(signature.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
-        planner = cls(joint, feeds, target, known, fuses, tuner)
-        planner._made.extend(mapped)
+        planner = cls(joint, feeds, target, source.conditions, fuses, tuner)
         fetched = (*joint.outputs, *_written(signature, source, joint, requires_grad))
         return planner, planner._forward(source, fetched, reach)
 
-    def _forward(self, source: Source, fetched: Sequence[torch.fx.Node], reach: Reach) -> ForwardPlan:
+    def _forward(self, source: TracedProgram, fetched: Sequence[torch.fx.Node], reach: Reach) -> ForwardPlan:
         joint, kept = self.joint, self._split.kept
         half = self._split.forward()
         made = {node: i for i, node in enumerate(half.outputs)}
@@ -177,7 +171,7 @@ class Planner:
 
 
 def _written(
-    signature: GraphSignature, source: Source, joint: Joint, requires_grad: frozenset[str]
+    signature: GraphSignature, source: TracedProgram, joint: Joint, requires_grad: frozenset[str]
 ) -> list[torch.fx.Node]:
     """The new value of each tensor that forward writes to, in the order of the graph's mutations.
 

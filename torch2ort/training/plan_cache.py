@@ -13,12 +13,12 @@ from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
-from torch2ort.exports.export_result import Built
 from torch2ort.fusion.compiled_regions import compiled
 from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.log import logger
 from torch2ort.options import Options
+from torch2ort.program.program import Program
 from torch2ort.program.target import Target
 from torch2ort.runtime.optimized_model import identity
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan
@@ -37,7 +37,7 @@ class Plans:
     """The plans of one graph and one set of tensors that require gradients.
 
     Args:
-        built: the graph, with the program behind it.
+        program: the program.
         requires_grad: the graph inputs (model inputs and weights) that require gradients.
         options: of the module.
         target: what graphs are for.
@@ -49,15 +49,17 @@ class Plans:
         UnsupportedOperatorError: the program has something that the engine does not take.
     """
 
-    def __init__(self, built: Built, requires_grad: frozenset[str], options: Options, target: Target) -> None:
+    def __init__(
+        self, program: Program, requires_grad: frozenset[str], options: Options, target: Target
+    ) -> None:
         self._target, self._options = target, options
         self._planner: Planner | None = None
         # The joint graph, where another process made it and a backward may still be wanted of it.
         self._stored = b""
-        self._shelf = built.shelf
-        self._store: Store | None = None if built.shelf is None else built.shelf.store
+        self._shelf = program.shelf
+        self._store: Store | None = None if program.shelf is None else program.shelf.store
         # Where no plan is for sizes that vary there is another way, which the next process takes at once.
-        self._remembers = any(isinstance(size, str) for dims in built.interface.sizes.dims for size in dims)
+        self._remembers = any(isinstance(size, str) for dims in program.interface.sizes.dims for size in dims)
         self._settings = {"requires_grad": json.dumps(sorted(requires_grad))}
         if self._shelf is not None:
             self._settings.update(identity(options))
@@ -67,20 +69,20 @@ class Plans:
             self._fuses = lambda texts: compiled(texts, self._store)
         if options.autotune:
             self._settings["autotune"] = json.dumps(machine(options))
-        program = built.program
-        assert program is not None
+        traced = program.traced
+        assert traced is not None
 
         def make() -> ForwardPlan:
             from torch2ort.training.plan_builder import Planner
 
             self._planner, plan = Planner.of_program(
-                built.signature, program.source(), requires_grad, target, self._fuses, self._tuner()
+                program.signature, traced.get(), requires_grad, target, self._fuses, self._tuner()
             )
             return plan
 
         self.forward = self._obtain("joint forward", {}, make, self._store_forward, self._load_forward)
         self._remembers = False
-        program.forget()
+        traced.forget()
 
     def backward(self, missing: Collection[int]) -> BackwardPlan:
         """The plan of the backward half.

@@ -45,18 +45,18 @@ def without_gradients(
         UnsupportedOperatorError: an operator has no translation to ONNX's own.
     """
     target = plain_target(options.opset, is_step=False)
-    built = build(model, call, training=False, target=target, options=options)
-    graph = built.graph
-    if graph.mutations or built.effects:
+    program = build(model, call, training=False, target=target, options=options)
+    graph = program.graph
+    if graph.mutations or program.effects:
         raise ExportError(
             f"{type(model).__name__}: forward changes its buffers in evaluation mode, too, which a file for "
             f"evaluation does not"
         )
     functions.update({site.key: site for site in graph.sites.values()})
-    origins = {name: names.get(id(built.weights[name]), origin) for name, origin in graph.weights.items()}
+    origins = {name: names.get(id(program.weights[name]), origin) for name, origin in graph.weights.items()}
     taken = [name for name in origins.values() if name in state]
     constants = {
-        f"constant.{origins[name]}": built.weights[name]
+        f"constant.{origins[name]}": program.weights[name]
         for name in graph.weights
         if origins[name] not in state
     }

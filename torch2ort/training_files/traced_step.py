@@ -7,7 +7,6 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -17,11 +16,11 @@ from torch2ort.differentiate.joint_trace import Joint, trace_joint
 from torch2ort.differentiate.registered_gradients import map_calls
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.exports.build import build
-from torch2ort.exports.export_result import Built
 from torch2ort.options import Options
+from torch2ort.program.program import Program
 from torch2ort.program.target import GradientRules, GradientSource
-from torch2ort.program.traced_program import Constant, Source
-from torch2ort.sizes.unbacked_sizes import Conditions, conditions
+from torch2ort.program.traced_program import Constant, TracedProgram
+from torch2ort.sizes.unbacked_sizes import Conditions
 from torch2ort.training.ort_targets import target_of
 from torch2ort.training_files.kernel_op_decompositions import take_apart
 from torch2ort.training_files.module_with_loss import WithLoss
@@ -52,17 +51,15 @@ class TracedStep:
         joint: the graph.
         given: what each input of it is, by its position.
         reached: positions of the inputs that the loss gives a gradient.
-        built: the export of the forward.
+        program: the export of the forward.
         known: how many conditions on sizes the description of the batch holds.
-        kept: what has to live as long as the graph.
     """
 
     joint: Joint
     given: Mapping[int, StepInput]
     reached: frozenset[int]
-    built: Built
+    program: Program
     known: Conditions
-    kept: Sequence[Any]
 
 
 def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options: Options) -> TracedStep:
@@ -81,24 +78,18 @@ def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options:
     rules = GradientRules(source=GradientSource.PROGRAM)
     target = replace(target_of(options), gradients=rules, training=wrapped.training)
     with requiring(wrapped, trained):
-        built = build(wrapped, call, training=None, target=target, options=options)
-    _refuse_effects(wrapped, built)
-    assert built.program is not None
-    traced = built.program.source()
-    folded = fold_constants(traced)
-    known = traced.traced.conditions
-    if folded is not traced:
-        # Some more were made about numbers that are constants by now.
-        known = max(known, conditions(folded.graph_module.graph))
-    source = _unrolled(folded)
+        program = build(wrapped, call, training=None, target=target, options=options)
+    _refuse_effects(wrapped, program)
+    assert program.traced is not None
+    source = _unrolled(fold_constants(program.traced.get()))
     wanted = {id(p) for name, p in wrapped.named_parameters(remove_duplicate=False) if name in trained}
-    required = [isinstance(feed, str) and id(built.weights.get(feed)) in wanted for feed in source.feeds]
-    source, mapped = map_calls(source, required, target)
+    required = [isinstance(feed, str) and id(program.weights.get(feed)) in wanted for feed in source.feeds]
+    source = map_calls(source, required, target)
     joint, reach = trace_joint(source, required, has_kernels=False)
-    given = _given(built, source, joint, required, state_names(wrapped.model, wrapped))
+    given = _given(program, source, joint, required, state_names(wrapped.model, wrapped))
     # Calls of Functions are as good as operators: what a run of theirs leaves out, no file sees.
     reached = reach.renamed(range(len(source.feeds)), {}, {}).inputs([0])
-    return TracedStep(joint, given, reached, built, known, (source, mapped))
+    return TracedStep(joint, given, reached, program, source.conditions)
 
 
 @contextlib.contextmanager
@@ -115,7 +106,7 @@ def requiring(module: torch.nn.Module, trained: Collection[str]) -> Iterator[Non
             parameter.requires_grad_(flag)
 
 
-def _unrolled(source: Source) -> Source:
+def _unrolled(source: TracedProgram) -> TracedProgram:
     program = copy.deepcopy(source.graph_module)
     unroll(program.graph)
     write_out(program.graph)
@@ -123,17 +114,17 @@ def _unrolled(source: Source) -> Source:
     return replace(source, graph_module=program)
 
 
-def _refuse_effects(wrapped: WithLoss, built: Built) -> None:
-    if built.effects:
+def _refuse_effects(wrapped: WithLoss, program: Program) -> None:
+    if program.effects:
         raise ExportError(
             f"{type(wrapped.model).__name__}: forward leaves something in Python objects besides its "
             f"buffers, which a file of a training step cannot. Make it a buffer, or return it"
         )
 
 
-def _origin(built: Built, feed: str | Constant) -> str:
+def _origin(program: Program, feed: str | Constant) -> str:
     """The name in the wrapper of what a feed is; empty for a batch's."""
-    return built.signature.weights.get(feed, "") if isinstance(feed, str) else feed.owner
+    return program.signature.weights.get(feed, "") if isinstance(feed, str) else feed.owner
 
 
 def state_names(model: torch.nn.Module, within: torch.nn.Module) -> dict[int, str]:
@@ -151,17 +142,17 @@ def state_names(model: torch.nn.Module, within: torch.nn.Module) -> dict[int, st
 
 
 def _given(
-    built: Built, source: Source, joint: Joint, required: Sequence[bool], names: Mapping[int, str]
+    program: Program, source: TracedProgram, joint: Joint, required: Sequence[bool], names: Mapping[int, str]
 ) -> dict[int, StepInput]:
     found: dict[int, StepInput] = {}
     for position, feed in enumerate(source.feeds):
-        origin = _origin(built, feed).removeprefix("model.")
-        name = names.get(id(built.weights.get(feed)), origin) if isinstance(feed, str) else origin
-        if isinstance(feed, str) and feed in built.signature.inputs:
+        origin = _origin(program, feed).removeprefix("model.")
+        name = names.get(id(program.weights.get(feed)), origin) if isinstance(feed, str) else origin
+        if isinstance(feed, str) and feed in program.signature.inputs:
             found[position] = StepInput("batch", feed, None)
             _refuse_write(joint, position, f"argument {feed!r}")
             continue
-        value = feed.value if isinstance(feed, Constant) else built.weights[feed]
+        value = feed.value if isinstance(feed, Constant) else program.weights[feed]
         if required[position]:
             _refuse_write(joint, position, f"parameter {name!r}")
             found[position] = StepInput("parameter", name, value)

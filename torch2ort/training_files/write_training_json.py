@@ -56,7 +56,7 @@ def batch(step: TracedStep) -> dict[str, Tensor]:
     Raises:
         ExportError: a tensor has no type of numpy's.
     """
-    sizes, signature = step.built.interface.sizes, step.built.signature
+    sizes, signature = step.program.interface.sizes, step.program.signature
     tensors = {given.name: node for node, given in _batch_nodes(step)}
     found = {}
     for name, dims in zip(signature.inputs, sizes.dims, strict=True):
@@ -72,7 +72,7 @@ def batch(step: TracedStep) -> dict[str, Tensor]:
 
 def ranges(step: TracedStep) -> dict[str, list[int | None]]:
     """The least and the most that each size that varies may be."""
-    return {name: list(bounds) for name, bounds in step.built.interface.sizes.ranges.items()}
+    return {name: list(bounds) for name, bounds in step.program.interface.sizes.ranges.items()}
 
 
 def guards(step: TracedStep) -> list[str]:
@@ -82,9 +82,9 @@ def guards(step: TracedStep) -> list[str]:
         UnsupportedOperatorError: the sizes of the batch do not tell whether one holds.
     """
     nodes = {given.name: node for node, given in _batch_nodes(step)}
-    inputs = [nodes[name].meta["val"] for name in step.built.signature.inputs]
+    inputs = [nodes[name].meta["val"] for name in step.program.signature.inputs]
     found = added_conditions(step.joint.graph_module.graph, step.known, inputs)
-    return [*step.built.interface.sizes.guards, *found]
+    return [*step.program.interface.sizes.guards, *found]
 
 
 def _batch_nodes(step: TracedStep) -> list[tuple[torch.fx.Node, StepInput]]:

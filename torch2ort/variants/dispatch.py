@@ -170,7 +170,7 @@ class Choice:
         if variant is None:
             with self._startup.recording(TRACE):
                 variant = export_variant(self._model, self._options, assumed.family, call, shapes)
-            self.assumptions.after_export(assumed, tensors, schema, variant.built.effects.unread)
+            self.assumptions.after_export(assumed, tensors, schema, variant.program.effects.unread)
         return assumed, variant
 
     def _warn_of_constants(self, key: _Key) -> None:

@@ -9,12 +9,12 @@ import torch
 
 from torch2ort.cache.key.key import named_tensors, tensor_of
 from torch2ort.capture.plain_tensors import ordinary
-from torch2ort.capture.sample_call import Call, DimSpec
+from torch2ort.capture.sample_call import Call, DimSpec, Purpose
 from torch2ort.errors import ExportError
 from torch2ort.exports.build import build
-from torch2ort.exports.export_result import Built
 from torch2ort.log import logger
 from torch2ort.options import Options, with_arguments
+from torch2ort.program.program import Program
 from torch2ort.training.device_providers import on_their_device
 from torch2ort.training.ort_targets import inference_target, training_target
 from torch2ort.variants.live_weights import PresentWeights
@@ -49,7 +49,7 @@ def export_variant(
     variant = _for_varying_sizes(model, options, family, call, shapes)
     if variant is None:
         variant = _for_these_sizes(model, options, call)
-    variant.built.effects.take()
+    variant.program.effects.take()
     family.variants.append(variant)
     family.by_shapes[shapes] = variant
     return variant
@@ -64,7 +64,7 @@ def _for_varying_sizes(
     for varying in choices:
         try:
             variant = _variant(model, options, call, varying)
-            if variant.built.interface.sizes.mismatch(shapes) is not None:
+            if variant.program.interface.sizes.mismatch(shapes) is not None:
                 continue
             _try_engine(variant)
         except Exception as error:
@@ -90,7 +90,7 @@ def _for_these_sizes(model: torch.nn.Module, options: Options, call: Call) -> Va
 
 def _try_engine(variant: Variant) -> None:
     """Build the engine of a graph whose sizes vary, where that tells whether it can be trained with them."""
-    if variant.varies and variant.requires_grad and variant.built.program is not None:
+    if variant.varies and variant.requires_grad and variant.program.traced is not None:
         variant.training_engine()
 
 
@@ -103,33 +103,32 @@ def _variant(
     any_sizes: bool = True,
 ) -> Variant:
     tensors, modes = call.tensors, call.modes
-    built = _built(model, options, call, dim_specs, any_sizes=any_sizes)
-    if not modes.gradients and built.ties.any_requires_gradient_itself():
+    program = _program(model, options, call, dim_specs, any_sizes=any_sizes)
+    if not modes.gradients and program.ties.any_requires_gradient_itself():
         raise ExportError(
             f"{type(model).__name__}: forward was called with gradients switched off, switches them "
             f"on itself and returns a tensor that requires one, which a graph cannot do. Call the model "
             f"with gradients switched on, or return the detach() of what needs none"
         )
-    requires_grad = {n for n, t in zip(built.signature.inputs, tensors, strict=True) if t.requires_grad}
-    requires_grad |= {n for n, t in built.weights.items() if t.requires_grad}
+    requires_grad = {n for n, t in zip(program.signature.inputs, tensors, strict=True) if t.requires_grad}
+    requires_grad |= {n for n, t in program.weights.items() if t.requires_grad}
     # The module's tensors are looked up in each call: other ones may stand in their place by then.
     constants = {
-        n: t for n, t in built.weights.items() if tensor_of(model, built.signature.weights[n]) is None
+        n: t for n, t in program.weights.items() if tensor_of(model, program.signature.weights[n]) is None
     }
-    weights = PresentWeights(model, built.signature.weights, constants)
-    built = replace(built, weights=constants)
+    weights = PresentWeights(model, program.signature.weights, constants)
+    program = replace(program, weights=constants)
     options = with_arguments(options, deterministic=True if modes.deterministic else None)
     wanted = frozenset(requires_grad) if modes.gradients else frozenset()
-    return Variant(built, weights, wanted, options)
+    return Variant(program, weights, wanted, options)
 
 
-def _built(
+def _program(
     model: torch.nn.Module, options: Options, call: Call, dim_specs: Sequence[DimSpec], *, any_sizes: bool
-) -> Built:
+) -> Program:
     # Of its own for each attempt: torch.export leaves marks on them when it fails.
     samples = [ordinary(t) for t in call.tensors]
-    call = call._replace(tensors=samples, dim_specs=dim_specs)
-    # The wrapper's own __call__ runs the model's hooks around forward, so the graph must not.
+    call = call._replace(tensors=samples, dim_specs=dim_specs, purpose=Purpose.MODULE)
     trained = call.modes.gradients and any(
         t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
     )
@@ -140,6 +139,5 @@ def _built(
         training=None,
         target=target,
         options=options,
-        with_hooks=False,
         any_sizes=any_sizes,
     )

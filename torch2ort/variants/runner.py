@@ -16,9 +16,9 @@ from torch2ort.capture.sample_call import Call
 from torch2ort.capture.torch_modes import Modes
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
-from torch2ort.exports.export_result import Built
 from torch2ort.log import apply_level
 from torch2ort.options import Options
+from torch2ort.program.program import Program
 from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
 from torch2ort.training import autograd_function
 from torch2ort.training.verification import Verification
@@ -116,9 +116,9 @@ class Runner:
         tensors, assumed, variant = chosen
         names, weights = self._choice.assumptions.weights(assumed)
         self._served_by = variant
-        built = variant.built
-        if built.writer is not None and private.in_checkpoint():
-            _refuse_to_write_twice(built, type(self.model).__name__)
+        program = variant.program
+        if program.writer is not None and private.in_checkpoint():
+            _refuse_to_write_twice(program, type(self.model).__name__)
         if variant.written is not None:
             variant.written.refuse_shared(type(self.model).__name__, tensors, names, weights)
         feeds = [*tensors, *variant.pick(names, weights)]
@@ -133,20 +133,20 @@ class Runner:
             fetched = self._first_run(variant, assumed, verification, feeds)
         if parted is not None:
             parted.gather_in_backward(fetched)
-        count = len(built.signature.outputs)
+        count = len(program.signature.outputs)
         if len(fetched) > count:
-            _write_back(built, tensors, dict(zip(names, weights, strict=True)), fetched[count:])
+            _write_back(program, tensors, dict(zip(names, weights, strict=True)), fetched[count:])
         outputs = fetched[:count]
-        if built.is_tied:
+        if program.is_tied:
             known = dict(zip(names, weights, strict=True))
-            built.ties.put(outputs, tensors, known, built.interface.sizes.dims)
+            program.ties.put(outputs, tensors, known, program.interface.sizes.dims)
         if verification is not None:
             verification.check_outputs(outputs)
-        returned = len(built.interface.outputs.leaves)
-        if built.effects:
-            built.effects.leave(outputs[returned:])
-            assumed.guards.accept_entries(built.effects.owners)
-        return built.interface.result(bound, outputs[:returned])
+        returned = len(program.interface.outputs.leaves)
+        if program.effects:
+            program.effects.leave(outputs[returned:])
+            assumed.guards.accept_entries(program.effects.owners)
+        return program.interface.result(bound, outputs[:returned])
 
     def _profiled(
         self,
@@ -210,14 +210,14 @@ class Runner:
 
 
 def _write_back(
-    built: Built,
+    program: Program,
     tensors: Sequence[torch.Tensor],
     buffers: Mapping[str, torch.Tensor],
     values: Sequence[torch.Tensor],
 ) -> None:
-    targets = dict(zip(built.signature.inputs, tensors, strict=True))
+    targets = dict(zip(program.signature.inputs, tensors, strict=True))
     with torch.no_grad():
-        for mutation, value in zip(built.signature.mutations, values, strict=True):
+        for mutation, value in zip(program.signature.mutations, values, strict=True):
             target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
             target.copy_(value)
 
@@ -283,20 +283,20 @@ def _refuse_surroundings() -> None:
         )
 
 
-def _refuse_to_write_twice(built: Built, model: str) -> None:
+def _refuse_to_write_twice(program: Program, model: str) -> None:
     """Refuse what a checkpoint runs again in backward, where eager PyTorch writes to the same places again.
 
     Args:
-        built: a graph that writes to buffers, arguments or Python objects.
+        program: a graph that writes to buffers, arguments or Python objects.
         model: the name of the model's class.
 
     Raises:
         ExportError: always.
     """
-    mutations = built.signature.mutations
+    mutations = program.signature.mutations
     where = repr(mutations[0].target) if mutations else "Python objects"
     raise ExportError(
         f"ORTModule was called inside torch.utils.checkpoint with use_reentrant=False, which runs forward "
-        f"again in backward, and {built.writer or model} writes to {where} each time it runs; a graph's "
+        f"again in backward, and {program.writer or model} writes to {where} each time it runs; a graph's "
         f"backward does not run forward again. Call the checkpoint in the model, or pass use_reentrant=True"
     )

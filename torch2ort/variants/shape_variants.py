@@ -11,10 +11,10 @@ import torch
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.capture.sample_call import DimSpec
 from torch2ort.exported_model import ExportedModel
-from torch2ort.exports.export_result import Built
 from torch2ort.graph.graph import with_outputs
 from torch2ort.log import quiet
 from torch2ort.options import Options
+from torch2ort.program.program import Program
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
 from torch2ort.runtime.memory_overlap import WrittenMemory
@@ -32,7 +32,7 @@ class Variant:
     """One exported graph with the engines built for it.
 
     Attributes:
-        built: the graph.
+        program: the program that it was exported to.
         weights: its weights as they are in the model at each access.
         requires_grad: the graph inputs that gradients are wanted of; empty if autograd does not record.
         options: threads and debugging.
@@ -40,7 +40,7 @@ class Variant:
         started: whether it has run.
     """
 
-    built: Built
+    program: Program
     weights: Mapping[str, torch.Tensor]
     requires_grad: frozenset[str]
     options: Options
@@ -62,7 +62,7 @@ class Variant:
             present = dict(zip(names, tensors, strict=True))
             picked = [
                 present[origin] if origin in present else self.weights[name]
-                for name, origin in self.built.signature.weights.items()
+                for name, origin in self.program.signature.weights.items()
             ]
             kept = self._picked = (tensors, picked)
         return kept[1]
@@ -70,14 +70,14 @@ class Variant:
     @functools.cached_property
     def exported(self) -> ExportedModel:
         """The same graph to the user."""
-        built = self.built
+        program = self.program
         return ExportedModel(
-            lambda: with_outputs(built.graph, len(built.interface.outputs.leaves)),
+            lambda: with_outputs(program.graph, len(program.interface.outputs.leaves)),
             self.weights,
-            built.interface,
-            training=built.training,
+            program.interface,
+            training=program.training,
             options=self.options,
-            cache=built.report,
+            cache=program.report,
         )
 
     def infer(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -90,7 +90,7 @@ class Variant:
         Raises:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
-        engine, graph, signature = self.inference_engine(), self.built.graph, self.built.signature
+        engine, graph, signature = self.inference_engine(), self.program.graph, self.program.signature
         if graph is not signature:
             assert graph.fetches == signature.fetches, "a translation has other outputs than its trace"
             given = dict(zip(signature.feeds, feeds, strict=True))
@@ -100,19 +100,19 @@ class Variant:
     @functools.cached_property
     def fetches(self) -> tuple[str, ...]:
         """Every output of the graph, in order."""
-        return self.built.signature.fetches
+        return self.program.signature.fetches
 
     @functools.cached_property
     def written(self) -> WrittenMemory | None:
         """What the graph writes to; ``None`` if it writes to nothing."""
-        mutations = self.built.signature.mutations
-        same = self.built.interface.same
-        return WrittenMemory(self.built.signature.inputs, mutations, same) if mutations else None
+        mutations = self.program.signature.mutations
+        same = self.program.interface.same
+        return WrittenMemory(self.program.signature.inputs, mutations, same) if mutations else None
 
     @functools.cached_property
     def varies(self) -> bool:
         """Whether a size that the graph accepts varies."""
-        return any(isinstance(size, str) for dims in self.built.interface.sizes.dims for size in dims)
+        return any(isinstance(size, str) for dims in self.program.interface.sizes.dims for size in dims)
 
     def anew(self) -> Variant:
         """The same graph, with an engine of its own whose sessions are made now; this one has its engine."""
@@ -126,7 +126,7 @@ class Variant:
             with exclusive.looking(), phase(DIFFERENTIATE), quiet(), off():
                 # Another thread may have built it while this one waited.
                 if self._training is None:
-                    self._training = engine_of(self.built, self.requires_grad, self.options)
+                    self._training = engine_of(self.program, self.requires_grad, self.options)
         return self._training
 
     def inference_engine(self) -> InferenceEngine:
@@ -134,7 +134,7 @@ class Variant:
         if self._inference is None:
             with exclusive.looking(), quiet(), off():
                 if self._inference is None:
-                    self._inference = inference_engine_of(self.built, self.options)
+                    self._inference = inference_engine_of(self.program, self.options)
         return self._inference
 
 
@@ -162,14 +162,14 @@ class Family:
         if known is not None:
             return known
         for variant in reversed(self.variants):
-            if variant.built.interface.sizes.mismatch(shapes) is None:
+            if variant.program.interface.sizes.mismatch(shapes) is None:
                 self.by_shapes[shapes] = variant
                 return variant
         return None
 
     def why_another(self, shapes: Shapes) -> str | None:
         """The condition by which the latest graph for sizes that vary does not take ``shapes``, once."""
-        sizes = next((v.built.interface.sizes for v in reversed(self.variants) if v.varies), None)
+        sizes = next((v.program.interface.sizes for v in reversed(self.variants) if v.varies), None)
         if sizes is None or self.explained:
             return None
         self.explained = True

@@ -1,4 +1,4 @@
-"""What comes out of an export."""
+"""A model's call as a graph: its interface, and all that a run needs besides."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.graph_entries import Shelf
 from torch2ort.capture.output_ties import Ties
 from torch2ort.effects import NO_EFFECTS, Effects
-from torch2ort.exports.lazy_graph import LazyGraph
 from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.interface import Interface
-from torch2ort.program.traced_program import Program
+from torch2ort.program.traced_program import TracedProgram
+from torch2ort.support.later import Later
 
 
 @dataclass(frozen=True)
-class Built:
-    """An exported graph whose weights are still the model's own.
+class Program:
+    """One call of a model, exported, whose weights are still the model's own.
 
     Attributes:
         signature: names of the graph's tensors; the graph itself where it is translated already.
@@ -31,8 +31,8 @@ class Built:
         report: what the export cache did.
         shelf: where engines keep what they build from the graph.
         writer: the first Function that writes to objects, empty where the model does; ``None`` if none does.
-        program: the traced program, for an engine that differentiates it itself.
-        lazy: makes the graph where it is not translated yet.
+        traced: the operators, for those who differentiate them; ``None`` where nobody does.
+        onnx: makes the graph where it is not translated yet.
     """
 
     signature: GraphSignature
@@ -44,16 +44,16 @@ class Built:
     shelf: Shelf | None = None
     effects: Effects = NO_EFFECTS
     writer: str | None = None
-    program: Program | None = None
-    lazy: LazyGraph | None = None
+    traced: Later[TracedProgram] | None = None
+    onnx: Later[Graph] | None = None
 
     @property
     def graph(self) -> Graph:
         """The graph, translated by now; its weights are graph inputs."""
         if isinstance(self.signature, Graph):
             return self.signature
-        assert self.lazy is not None
-        return self.lazy.graph()
+        assert self.onnx is not None
+        return self.onnx.get()
 
     @functools.cached_property
     def is_tied(self) -> bool:

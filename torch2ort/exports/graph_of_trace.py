@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,32 +17,13 @@ from torch2ort.graph.node_provenance import Origin
 from torch2ort.log import DEVINFO, logger, quiet
 from torch2ort.program.target import Target
 from torch2ort.pythonop.autocast import off
+from torch2ort.support.later import Later
 from torch2ort.symbolics.lowering import lower
 
 
-class LazyGraph:
-    """Makes a graph once.
-
-    Args:
-        make: gives the graph.
-    """
-
-    def __init__(self, make: Callable[[], Graph]) -> None:
-        self._make: Callable[[], Graph] | None = make
-        self._graph: Graph | None = None
-        self._lock = threading.RLock()
-
-    def graph(self) -> Graph:
-        """The graph."""
-        with self._lock:
-            if self._graph is None:
-                assert self._make is not None
-                self._graph = self._make()
-                self._make = None
-            return self._graph
-
-
-def lazy_graph(model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, target: Target) -> LazyGraph:
+def graph_of_trace(
+    model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, target: Target
+) -> Later[Graph]:
     """The graph of a trace, which holds no tensor of the model or of the call until it is asked for.
 
     Args:
@@ -68,7 +48,7 @@ def lazy_graph(model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, 
         log_graph(kind.__name__, graph)
         return graph
 
-    return LazyGraph(make)
+    return Later(make)
 
 
 def _forms(model: torch.nn.Module, values: Mapping[str, Any]) -> dict[str, Callable[[], torch.Tensor]]:

@@ -1,0 +1,37 @@
+"""Values that are made when somebody asks for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_Value = TypeVar("_Value")
+
+
+class Later(Generic[_Value]):
+    """A value that is made once, by the first thread that asks.
+
+    Args:
+        make: makes it; is let go of then, with all that it holds.
+    """
+
+    def __init__(self, make: Callable[[], _Value]) -> None:
+        self._make: Callable[[], _Value] | None = make
+        self._made: list[_Value] = []
+        self._lock = threading.RLock()
+
+    def get(self) -> _Value:
+        """The value; only before :meth:`forget`."""
+        with self._lock:
+            if not self._made:
+                assert self._make is not None, "the value was let go of"
+                self._made.append(self._make())
+                self._make = None
+            return self._made[0]
+
+    def forget(self) -> None:
+        """Let go of the value, and of what makes it."""
+        with self._lock:
+            self._make = None
+            self._made.clear()
