@@ -14,20 +14,26 @@ from torch2ort.support.replaced import replaced
 
 
 @contextlib.contextmanager
-def objects_uncollected() -> Iterator[None]:
+def old_objects_uncollected() -> Iterator[None]:
     """Keep the garbage collector from walking, inside of the block, what was there before.
 
-    Imports leave a million objects that live as long as the process, and a trace makes enough to have them
-    walked several times: a tenth of a start.
+    Imports leave hundreds of thousands of objects that live as long as the process, and a trace makes enough
+    to have them walked several times: a tenth of a small start.
     """
-    if gc.get_freeze_count():
-        yield  # somebody froze objects, and unfreeze() knows no one's
+    if _somebody_froze():
+        yield  # gc.unfreeze() would free theirs, too
         return
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+
+
+@functools.cache
+def _somebody_froze() -> bool:
+    """Whether the process had frozen objects before the first export; counting them takes long if it has."""
+    return gc.get_freeze_count() > 0
 
 
 def protocols_read_once() -> contextlib.AbstractContextManager[None]:

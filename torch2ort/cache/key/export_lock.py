@@ -24,7 +24,7 @@ from torch2ort.sizes.unbacked_sizes import (
     guards_with_lines,
     kernels_chosen_unconditionally,
 )
-from torch2ort.support.interpreter import objects_uncollected, protocols_read_once
+from torch2ort.support.interpreter import old_objects_uncollected, protocols_read_once
 
 # A fork waits no longer for the exports of other threads: one of them may wait for what forks.
 _LONGEST_WAIT_TO_FORK = 60.0
@@ -95,7 +95,7 @@ class ExclusiveExport:
 def _patched() -> Iterator[None]:
     """Have PyTorch and the interpreter trace as this package needs it."""
     with (
-        objects_uncollected(),
+        old_objects_uncollected(),
         protocols_read_once(),
         private.notes_of_this_thread(),
         private.code_written_when_read(),
