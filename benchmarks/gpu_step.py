@@ -101,7 +101,7 @@ def timed(step: Callable[[], torch.Tensor], *, on_gpu: bool) -> tuple[float, flo
 def compare(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
     """Check that both give the same losses, time them in turns, and print a line."""
     on_gpu = x.is_cuda
-    module = torch2ort.ORTModule(copy.deepcopy(model))
+    module = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(cache_dir=False))
     ways = {"eager": stepping(model, x), "ORTModule": stepping(module, x)}
     for _ in range(5):
         losses = {way: step() for way, step in ways.items()}

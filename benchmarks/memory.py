@@ -45,7 +45,7 @@ def peak(way: str, name: str, size: int, cache: str | None = None) -> int:
     torch.set_num_threads(1)
     torch2ort.ORTModule(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
     model, arguments = MODELS[name](), batch(name, size)
-    options = torch2ort.Options(cache_dir=cache)
+    options = torch2ort.Options(cache_dir=cache or False)
     module = model if way == "eager" else torch2ort.ORTModule(model, options=options)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     settle()

@@ -164,7 +164,9 @@ def _steps(module: nn.Module, batches: list[dict[str, Tensor]]) -> Iterator[floa
 def _module(model: nn.Module, batches: list[dict[str, Tensor]]) -> Iterator[float]:
     import torch2ort
 
-    return _steps(torch2ort.ORTModule(model, options=torch2ort.Options(log_level="error")), batches)
+    return _steps(
+        torch2ort.ORTModule(model, options=torch2ort.Options(cache_dir=False, log_level="error")), batches
+    )
 
 
 def _compiled(model: nn.Module, batches: list[dict[str, Tensor]]) -> Iterator[float]:

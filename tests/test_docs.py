@@ -77,6 +77,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return Square.apply(self.linear(x))
 
+    (folder / "train.py").write_text(
+        "import torch, torch2ort; torch2ort.export(torch.nn.ReLU(), torch.ones(2))"
+    )
     model, x = Model(), torch.randn(3, 4)
     exported = torch2ort.export(model, x, dynamic_shapes={"x": {0: "batch"}}, cache_dir=folder / "cache")
     exported.save(folder / "model.onnx")
@@ -90,9 +93,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_of_the_docs_runs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TORCH2ORT_CACHE_DIR", str(folder / "cache"))
-    arguments = [
-        "run_a" if word == "A" else "run_b" if word == "B" else word for word in shlex.split(command)
-    ]
+    stands_for = {"A": "run_a", "B": "run_b", "SCRIPT": "train.py"}
+    arguments = [stands_for.get(word, word) for word in shlex.split(command)]
     if "--version" in arguments:
         with pytest.raises(SystemExit, match=r"^0$"):
             main(["--version"])

@@ -18,6 +18,7 @@ BYTES = "an integer of at least 1 (bytes), or None for 1 GiB"
 OPSET = "an integer from 18 to 21, or None for 18"
 THREADS = "an integer of at least 1, or None for PyTorch's number of threads"
 LEVEL = "one of debug, devinfo, info, warning, error, critical, or None"
+CACHE = "the path of a folder as str or os.PathLike, False for no cache, or None for the user's cache folder"
 SWITCH = "True or False (in the environment 1/true/yes/on or 0/false/no/off)"
 
 
@@ -57,9 +58,10 @@ def test_log_level_has_no_case() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
-        ("cache_dir", 3, FOLDER),
-        ("cache_dir", "", FOLDER),
-        ("cache_dir", b"bytes", FOLDER),
+        ("cache_dir", 3, CACHE),
+        ("cache_dir", "", CACHE),
+        ("cache_dir", True, CACHE),
+        ("cache_dir", b"bytes", CACHE),
         ("save_onnx_dir", True, FOLDER),
         ("cache_limit", 0, BYTES),
         ("cache_limit", "1 GiB", BYTES),
@@ -117,7 +119,7 @@ def test_options_can_be_copied_and_pickled() -> None:
     ("variable", "text", "field", "value"),
     [
         ("TORCH2ORT_CACHE_DIR", "there", "cache_dir", Path("there")),
-        ("TORCH2ORT_CACHE_DIR", "", "cache_dir", None),
+        ("TORCH2ORT_CACHE_DIR", "", "cache_dir", False),
         ("TORCH2ORT_CACHE_LIMIT", "1000000", "cache_limit", 1000000),
         ("TORCH2ORT_CACHE_LIMIT", "", "cache_limit", None),
         ("TORCH2ORT_LOG_LEVEL", "Info", "log_level", "info"),

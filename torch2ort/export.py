@@ -39,7 +39,7 @@ def export(
     dynamic_shapes: Any = None,
     training: bool | None = None,
     opset: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | bool | None = None,
     options: Options | None = None,
 ) -> ExportedModel:
     """Export ``model`` to ONNX; every call of a custom Function becomes a ``PythonOp`` node.
@@ -57,7 +57,7 @@ def export(
             said at INFO; those of a ``Dim`` have to hold. ``None`` takes every size from the sample.
         training: export that mode; ``None`` takes ``model.training``.
         opset: ONNX opset, 18 to 21; 18 by default.
-        cache_dir: folder of the export cache.
+        cache_dir: folder of the export cache; ``None`` means the user's, and ``False`` keeps none.
         options: further settings.
 
     Returns:

@@ -33,8 +33,8 @@ class Options:
 
     The environment has the last word: a variable ``TORCH2ORT_<FIELD>`` (``TORCH2ORT_CACHE_DIR``)
     that is set while the object is made replaces the field. An empty variable means ``None`` where
-    the field allows it. A variable of that prefix that names no field is an error, as a misspelt
-    argument is.
+    the field allows it, and no cache for ``cache_dir``. A variable of that prefix that names no field is
+    an error, as a misspelt argument is.
 
     >>> Options(opset=20).opset
     20
@@ -44,7 +44,8 @@ class Options:
     torch2ort.errors.OptionError: Option 'opset' is 9; allowed is an integer from 18 to 21, or None for 18.
 
     Attributes:
-        cache_dir: Folder of the export cache; ``None`` keeps no cache. Stored as a
+        cache_dir: Folder of the export cache; ``None`` means the user's, ``$XDG_CACHE_HOME/torch2ort`` or
+            ``~/.cache/torch2ort``, and ``False``, or an empty variable, keeps none. Stored as a
             :class:`pathlib.Path` with ``~`` expanded.
         cache_limit: Bytes on disk beyond which the export cache drops what was not used for longest,
             at least 1; ``None`` means 1 GiB.
@@ -78,14 +79,14 @@ class Options:
         autotune: Have each large operator run in the way that is fastest here: ONNX Runtime's operator,
             PyTorch's kernel, or another form of it, timed while a model is built, for 10 seconds at most, and
             kept in the export cache. Results differ from those without by rounding. With ``deterministic`` it
-            needs ``cache_dir``, so that every process decides alike.
+            needs the export cache, so that every process decides alike.
 
     Raises:
         OptionError: An unknown field, or a value that is not allowed, in an argument or in the
             environment.
     """
 
-    cache_dir: str | os.PathLike[str] | None = None
+    cache_dir: str | os.PathLike[str] | bool | None = None
     cache_limit: int | None = None
     log_level: str | None = None
     opset: int | None = None
@@ -174,13 +175,15 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 class _Rule:
     """What one field accepts: `convert` returns the stored value, or raises ``ValueError``.
 
-    The error's text, if it has one, goes on with a sentence that the field's name begins.
+    The error's text, if it has one, goes on with a sentence that the field's name begins. An optional field
+    takes ``None``, and `empty` for an empty variable of the environment.
     """
 
     convert: Callable[[Any], Any]
     parse: Callable[[str], Any]
     allowed: str
     optional: bool
+    empty: object = None
 
     def check(self, value: object, source: str) -> object:
         if value is None and self.optional:
@@ -194,7 +197,7 @@ class _Rule:
     def from_text(self, name: str, text: str) -> object:
         source = f"Option {name!r} (from the environment variable {_ENV_PREFIX}{name.upper()})"
         if not text and self.optional:
-            return None
+            return self.empty
         try:
             value = self.parse(text)
         except ValueError:
@@ -209,6 +212,10 @@ def _path(value: Any) -> Path:
     if not isinstance(path, str):
         raise ValueError
     return Path(path).expanduser()
+
+
+def _cache_path(value: Any) -> Path | bool:
+    return False if value is False else _path(value)
 
 
 def _level(value: Any) -> str:
@@ -258,7 +265,13 @@ _SWITCH_RULE = _Rule(
     optional=False,
 )
 _RULES = {
-    "cache_dir": _FOLDER_RULE,
+    "cache_dir": _Rule(
+        _cache_path,
+        str,
+        "the path of a folder as str or os.PathLike, False for no cache, or None for the user's cache folder",
+        optional=True,
+        empty=False,
+    ),
     "cache_limit": _Rule(
         _integer(1), int, "an integer of at least 1 (bytes), or None for 1 GiB", optional=True
     ),

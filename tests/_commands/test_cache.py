@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,20 +84,63 @@ def test_clear(cache, capsys):
 @pytest.mark.parametrize("action", ["list", "clear", "explain"])
 def test_a_folder_is_needed(action, capsys, tmp_path):
     assert main(["cache", action]) == 1
-    assert capsys.readouterr().err == "no folder: pass --dir FOLDER, or set TORCH2ORT_CACHE_DIR\n"
+    assert capsys.readouterr().err == (
+        "the cache is switched off: pass --dir FOLDER, or unset TORCH2ORT_CACHE_DIR\n"
+    )
     assert main(["cache", "--dir", str(tmp_path / "none"), action]) == 1
     assert capsys.readouterr().err == f"{tmp_path / 'none'} is no folder\n"
 
 
-def test_a_miss_is_explained_at_debug_level(cache, caplog):
+def test_a_miss_is_explained_at_info_level(cache, caplog):
     with (
-        caplog.at_level(logging.DEBUG, "torch2ort"),
+        caplog.at_level(logging.INFO, "torch2ort"),
         imported(changed("SCALE = 2.0", "SCALE = 3.0")) as module,
     ):
-        torch2ort.export(module.make(), X)
+        key = torch2ort.export(module.make(), X).cache.key
     messages = [record.getMessage() for record in caplog.records]
-    assert any(m.startswith("no cache entry for Net (") for m in messages)
-    assert "  opset: 18" in messages
-    (explained,) = (m for m in messages if m.startswith("the nearest entry, "))
+    (explained,) = (
+        m for m in messages if m.startswith(f"the export cache has no entry for this Net ({key})")
+    )
     assert explained.endswith(("differs in global net.SCALE: float 2.0 -> float 3.0",
                                "differs in global net.SCALE: float 2.5 -> float 3.0"))  # fmt: skip
+
+
+def test_a_model_of_which_there_is_no_entry_is_logged(cache, caplog):
+    with caplog.at_level(logging.INFO, "torch2ort"):
+        key = torch2ort.export(torch.nn.Linear(4, 2), X).cache.key
+    assert f"the export cache has no entry for a Linear yet ({key})" in caplog.messages
+
+
+SCRIPT = """
+import sys, torch, torch2ort
+x = torch.ones(3, 4)
+torch2ort.export(torch.nn.Sequential(torch.nn.Linear(4, 2)), x)
+try:
+    torch2ort.export(torch.nn.Sequential(torch.nn.Linear(4, int(sys.argv[1]))), x)
+except Exception:
+    print("caught")
+print("the end")
+"""
+
+
+def test_explain_runs_a_script_to_its_first_miss(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+
+    def explain(*arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "torch2ort", "cache", "--dir", str(tmp_path / "cache"), "explain"]
+        done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
+        return done.stdout.splitlines()
+
+    subprocess.run(
+        [sys.executable, str(script), "2"],
+        check=True,
+        env={**os.environ, "TORCH2ORT_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    assert explain(str(script), "2") == [
+        "the end",
+        f"The export cache had an entry for every export of {script}.",
+    ]
+    (missed,) = explain(str(script), "5")
+    assert missed.startswith("the export cache has no entry for this Sequential (")
+    assert missed.endswith("; module 0: out_features = 2 -> 5")

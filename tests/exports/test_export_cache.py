@@ -76,8 +76,8 @@ def test_a_second_export_is_a_hit(cache, nothing_is_built):
     assert [site.function for site in second.python_ops] == [Affine, Constants, TwoOutputs]
 
 
-def test_without_a_folder_nothing_is_cached():
-    report = torch2ort.export(torch.nn.Linear(4, 2), X).cache
+def test_a_cache_that_is_switched_off_keeps_nothing():
+    report = torch2ort.export(torch.nn.Linear(4, 2), X, cache_dir=False).cache
     assert (report.hit, report.key, report.bypass_reason) == (False, None, None)
 
 
@@ -458,23 +458,33 @@ def test_a_damaged_entry_is_a_warning_and_made_again(cache, kind):
     assert module.exported.cache.hit
 
 
-def test_a_folder_that_others_can_write_to_is_a_warning(cache):
+def test_a_folder_that_others_can_write_to_keeps_nothing(cache, caplog):
     cache.mkdir()
     cache.chmod(0o777)
-    with pytest.warns(Torch2OrtWarning, match="can be written to by others") as caught:
+    with caplog.at_level("INFO", "torch2ort"):
         exported = torch2ort.export(torch.nn.Linear(4, 2), X)
-    assert exported.cache.bypass_reason == str(caught[0].message)
+    assert exported.cache.bypass_reason == (
+        f"the export cache is not used, because the directory {cache} can be written to by others (mode "
+        f"0777), expected 0700; run `chmod go-w` on it."
+    )
+    said = [record.message for record in caplog.records if "export cache" in record.message]
+    assert said == [f"the export is not cached: {exported.cache.bypass_reason}"]
     assert list(cache.iterdir()) == []
 
 
-def test_a_full_disk_is_a_warning(cache, monkeypatch):
+def test_a_full_disk_keeps_nothing(cache, monkeypatch, caplog):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     model = Around(Square.apply)
-    with pytest.warns(Torch2OrtWarning, match="could not be written, so the next start will export again"):
-        assert_trains_like_eager(model, [(torch.randn(5, 4),)], steps=2)
+    with caplog.at_level("INFO", "torch2ort"):
+        module = assert_trains_like_eager(model, [(torch.randn(5, 4),)], steps=2)
+    assert module.exported.cache.bypass_reason == (
+        "the export cache could not be written, so the next start will export again: [Errno 28] No space "
+        "left on device."
+    )
+    assert caplog.text.count("is not cached: the export cache could not be written") == 1
     assert entries(cache) == {}
 
 

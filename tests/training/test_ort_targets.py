@@ -24,11 +24,11 @@ def test_an_onnxruntime_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_decisions_that_no_other_process_knows_are_refused_where_all_are_to_be_alike() -> None:
-    options = Options(autotune=True, deterministic=True)
+    options = Options(autotune=True, deterministic=True, cache_dir=False)
     with pytest.raises(OptionError) as error:
         torch2ort.ORTModule(torch.nn.Linear(2, 2), options=options)(torch.ones(2))
     assert str(error.value) == (
-        "Options 'autotune' and 'deterministic' are True and 'cache_dir' is None; what one process "
-        "measures, another may decide otherwise. Set cache_dir, where decisions are kept, or leave one "
-        "of the two out."
+        "Options 'autotune' and 'deterministic' are True and 'cache_dir' is False; what one process "
+        "measures, another may decide otherwise. Leave out cache_dir=False, as the cache keeps "
+        "decisions, or one of the two."
     )

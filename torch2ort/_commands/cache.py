@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import runpy
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from torch2ort.cache.store.explain import differences, nearest
+from torch2ort.cache.store.explain import differences, nearest, on_miss
+from torch2ort.cache.store.location import cache_folder
 from torch2ort.cache.store.store import Listed, RefusedError, Store
 from torch2ort.options import Options
+from torch2ort.support.replaced import replaced
 
+_VARIABLE = "TORCH2ORT_CACHE_DIR"
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
@@ -23,7 +28,7 @@ def add_parser(commands: Any) -> None:
         metavar="FOLDER",
         # Before the action or behind it; the action's own parser must not forget what stood before.
         default=argparse.SUPPRESS,
-        help="folder of the cache (default: the variable TORCH2ORT_CACHE_DIR)",
+        help="folder of the cache (default: the variable TORCH2ORT_CACHE_DIR, else the user's cache folder)",
     )
     parser = commands.add_parser("cache", help="list, explain or clear the export cache", parents=[folder])
     actions = parser.add_subparsers(required=True, metavar="action")
@@ -32,12 +37,18 @@ def add_parser(commands: Any) -> None:
     actions.add_parser("clear", help="remove every entry", parents=[folder]).set_defaults(run=_clear)
     explain = actions.add_parser(
         "explain",
-        help="which parts of an entry's key differ from the nearest other entry of that model",
+        help="which parts of a key differ from the nearest other entry of that model",
         parents=[folder],
     )
     explain.add_argument(
-        "key", nargs="?", default="", help="first digits of the entry's key (default: the newest export)"
+        "key",
+        nargs="?",
+        default="",
+        metavar="KEY or SCRIPT",
+        help="first digits of the entry's key (default: the newest export); or a Python file, which is run "
+        "to its first export that the cache lacks",
     )
+    explain.add_argument("arguments", nargs="*", help="of the script; behind -- where they begin with a dash")
     explain.add_argument("--all", action="store_true", help="print every part of the key")
     explain.set_defaults(run=_explain)
 
@@ -63,6 +74,8 @@ def _clear(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
+    if arguments.key.endswith(".py"):
+        return _explain_script(arguments)
     store = _open(arguments)
     if store is None:
         return 1
@@ -87,6 +100,36 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _explain_script(arguments: argparse.Namespace) -> int:
+    """Run a script to its first miss; 0 where there is one, or none until the end."""
+    script = Path(arguments.key)
+    if not script.is_file():
+        print(f"{script} is no file", file=sys.stderr)
+        return 1
+    folder = getattr(arguments, "dir", None)
+    if folder:
+        os.environ[_VARIABLE] = folder
+
+    class Missed(BaseException):
+        """Ends the script; no ``except Exception`` of its catches it."""
+
+    def end(sentence: str) -> None:
+        print(sentence)
+        raise Missed
+
+    on_miss.append(end)
+    argv, path = [str(script), *arguments.arguments], [str(script.resolve().parent), *sys.path]
+    try:
+        with replaced(sys, argv=argv, path=path):
+            runpy.run_path(str(script), run_name="__main__")
+    except Missed:
+        return 0
+    finally:
+        on_miss.remove(end)
+    print(f"The export cache had an entry for every export of {script}.")
+    return 0
+
+
 def _choose(entries: list[Listed], start: str) -> Listed | None:
     """The graph whose key starts like that; the newest if nothing is asked for."""
     found = [
@@ -102,14 +145,17 @@ def _choose(entries: list[Listed], start: str) -> Listed | None:
 
 def _open(arguments: argparse.Namespace) -> Store | None:
     """The store of the folder that was named; ``None``, with a message, if there is none."""
-    folder = getattr(arguments, "dir", None) or Options().cache_dir
-    if folder is None:
-        print("no folder: pass --dir FOLDER, or set TORCH2ORT_CACHE_DIR", file=sys.stderr)
-        return None
-    if not Path(folder).is_dir():
-        print(f"{folder} is no folder", file=sys.stderr)
-        return None
+    given = getattr(arguments, "dir", None)
     try:
+        folder = Path(given) if given else cache_folder(Options())
+        if folder is None:
+            print(
+                "the cache is switched off: pass --dir FOLDER, or unset TORCH2ORT_CACHE_DIR", file=sys.stderr
+            )
+            return None
+        if not folder.is_dir():
+            print(f"{folder} is no folder", file=sys.stderr)
+            return None
         return Store(folder)
     except RefusedError as error:
         print(error, file=sys.stderr)

@@ -16,7 +16,8 @@ import torch
 from torch2ort._torch import dynamo as private
 from torch2ort.cache.key.key import Key, Unkeyable, code_components, surroundings
 from torch2ort.cache.store.graph_entries import Kept, Shelf
-from torch2ort.cache.store.store import DEFAULT_LIMIT, RefusedError, Store
+from torch2ort.cache.store.location import opened_store
+from torch2ort.cache.store.store import RefusedError
 from torch2ort.dynamo.fx_text import WrittenGraph
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.function_classes import bind_classes
@@ -28,7 +29,6 @@ from torch2ort.pythonop import Site, load_node
 from torch2ort.runtime.optimized_model import identity
 from torch2ort.sizes.unbacked_sizes import conditions
 from torch2ort.support.startup_timing import LOOK_UP, phase
-from torch2ort.support.user_warnings import warn
 from torch2ort.symbolics.registered import user_operators
 
 _FILE = "graph.onnx"
@@ -60,15 +60,16 @@ def kept_or_lowered(
         options: where the cache is.
         lower: makes the ONNX.
     """
-    if options.cache_dir is None:
-        return Obtained(lower())
-    if options.save_onnx_dir is not None:
-        return Obtained(lower(), bypass_reason="save_onnx_dir asks for the graph of every stage")
     made: list[Lowered] = []
     try:
+        store = opened_store(options)
+        if store is None:
+            return Obtained(lower())
+        if options.save_onnx_dir is not None:
+            return Obtained(lower(), bypass_reason="save_onnx_dir asks for the graph of every stage")
         with phase(LOOK_UP):
             written = WrittenGraph(graph)
-            shelf = _shelf(graph, written, opset, options)
+            shelf = Shelf(store, _key(graph, written, opset, options))
 
         def make() -> Kept:
             known = conditions(graph)
@@ -79,20 +80,15 @@ def kept_or_lowered(
 
         kept = shelf.obtain("graph of torch.compile", {}, make)
         return Obtained(made[0]) if made else Obtained(_unpacked(kept, written.sites), cached=True)
-    except RefusedError as error:
-        warn(str(error))
+    except (RefusedError, Unkeyable) as error:
         reason = str(error)
-    except Unkeyable as unkeyable:
-        reason = str(unkeyable)
-        logger.info("the graph of torch.compile is not cached: %s", reason)
     except ModelLoadError as error:
         reason = f"what the cache has does not fit this process: {error}"
-        logger.info("the graph of torch.compile is not cached: %s", reason)
+    logger.info("the graph of torch.compile is not cached: %s", reason)
     return Obtained(made[0] if made else lower(), bypass_reason=reason)
 
 
-def _shelf(graph: torch.fx.Graph, written: WrittenGraph, opset: int, options: Options) -> Shelf:
-    assert options.cache_dir is not None
+def _key(graph: torch.fx.Graph, written: WrittenGraph, opset: int, options: Options) -> Key:
     functions = dict.fromkeys(
         site.function for site in written.sites if site.function is not None and not site.internal
     )
@@ -105,8 +101,7 @@ def _shelf(graph: torch.fx.Graph, written: WrittenGraph, opset: int, options: Op
         "sizes": json.dumps(private.known_of_sizes(graph)),
         "graph": written.text,
     }
-    store = Store(options.cache_dir, options.cache_limit or DEFAULT_LIMIT)
-    return Shelf(store, Key.of("torch.compile", components))
+    return Key.of("torch.compile", components)
 
 
 def _packed(lowered: Lowered, sites: Sequence[Site]) -> Kept:

@@ -24,7 +24,7 @@ class CompiledHalf:
         kernels: PyTorch's kernel -> how many nodes call it.
         functions: autograd.Function -> how many nodes call it.
         cached: whether it came out of the export cache.
-        bypass_reason: why the cache does not keep it; ``None`` if it does, or no ``cache_dir`` is set.
+        bypass_reason: why the cache does not keep it; ``None`` if it does, or the cache is switched off.
     """
 
     kind: str

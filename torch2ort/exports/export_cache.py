@@ -19,9 +19,10 @@ from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import Key, Unkeyable, dependencies, tensor_of
 from torch2ort.cache.report import CacheReport
-from torch2ort.cache.store.explain import differences, nearest
+from torch2ort.cache.store.explain import on_miss, sentence_of_miss
 from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
-from torch2ort.cache.store.store import DEFAULT_LIMIT, Entry, RefusedError, Store
+from torch2ort.cache.store.location import opened_store
+from torch2ort.cache.store.store import Entry, RefusedError, Store
 from torch2ort.capture.output_ties import Ties
 from torch2ort.capture.sample_call import Call
 from torch2ort.errors import ExportError, SchemaError, Torch2OrtError
@@ -34,7 +35,6 @@ from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.sizes.memory_layout import memory_form
 from torch2ort.support.startup_timing import LOOK_UP, timed
-from torch2ort.support.user_warnings import warn
 
 _FILE = "graph.onnx"
 _KIND = "graph"
@@ -66,20 +66,19 @@ def reuse_or_build(
     Raises:
         ExportError: as ``build`` does.
     """
-    if options.cache_dir is None:
+    try:
+        store = opened_store(options)
+    except RefusedError as error:
+        return _bypassed(build(), str(error))
+    if store is None:
         return build()
     if options.save_onnx_dir is not None:
         reason = "save_onnx_dir asks for the graph of every stage, which only an export makes."
         return _bypassed(build(), reason)
     try:
-        store = Store(options.cache_dir, options.cache_limit or DEFAULT_LIMIT)
-    except RefusedError as error:
-        warn(str(error))
-        return _bypassed(build(), str(error))
-    try:
         keys = _keys(model, call, settings)
-    except Unkeyable as reason:
-        return _bypassed(build(), f"{reason}.")
+    except Unkeyable as unkeyable:
+        return _bypassed(build(), f"{unkeyable}.")
     found, key = _find(store, keys, model, call, any_sizes=any_sizes)
     if found is not None:
         return found
@@ -95,10 +94,11 @@ def reuse_or_build(
         program = build() if failures is None else failures.build(build)
         try:
             kept = _pack(program, model, key)
-        except Unkeyable as reason:
-            return _bypassed(program, f"{reason}.")
-        if locked:
-            keep(store, key, _KIND, kept)
+        except Unkeyable as unkeyable:
+            return _bypassed(program, f"{unkeyable}.")
+        refused = keep(store, key, _KIND, kept)
+    if refused is not None:
+        return replace(program, report=CacheReport(bypass_reason=refused))
     return replace(program, report=CacheReport(False, key.digest), shelf=Shelf(store, key))
 
 
@@ -219,15 +219,14 @@ def _use(store: Store, entry: Entry, key: Key, model: torch.nn.Module, call: Cal
 
 
 def _log_miss(store: Store, key: Key) -> None:
-    logger.info("no cache entry for %s (%s)", key.name, key.digest)
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
     for name, content in key.components.items():
         logger.debug("  %s: %s", name, content)
-    other = nearest(_KIND, key.name, key.components, store.listed())
-    if other is not None:
-        changes = "; ".join(map(str, differences(other.manifest.components, key.components)))
-        logger.debug("the nearest entry, %s, differs in %s", other.manifest.digest, changes)
+    if not (on_miss or logger.isEnabledFor(logging.INFO)):
+        return
+    sentence = sentence_of_miss(_KIND, key.name, key.digest, key.components, store)
+    logger.info(sentence)
+    for call in on_miss:
+        call(sentence)
 
 
 # --- an entry's content

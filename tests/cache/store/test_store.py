@@ -30,8 +30,8 @@ DIGEST = "a" * 64
 CONTENT = {"graph.onnx": bytes(range(256)) * 8, "more.bin": b"x" * 100}
 
 
-def write(store: Store, digest: str = DIGEST, content: dict[str, bytes] = CONTENT, **data) -> bool:
-    return store.write(manifest_of(digest, "graph", "Net", {"opset": "18"}, data), content)
+def write(store: Store, digest: str = DIGEST, content: dict[str, bytes] = CONTENT, **data) -> None:
+    store.write(manifest_of(digest, "graph", "Net", {"opset": "18"}, data), content)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_is_not_there_is_none(store):
 
 def test_the_first_writer_wins(store):
     write(store, writer="first")
-    assert write(store, writer="second")
+    write(store, writer="second")
     assert store.read(DIGEST).manifest.data == {"writer": "first"}
 
 
@@ -140,7 +140,7 @@ def test_a_flipped_bit_anywhere_is_damage(store, entry, name):
         with pytest.warns(Torch2OrtWarning, match="is damaged and is made again"):
             assert store.read(DIGEST) is None, f"bit {bit} of {name}"
         assert not entry.exists()
-        assert write(store)
+        write(store)
         assert store.read(DIGEST).files == CONTENT
 
 
@@ -154,7 +154,7 @@ def test_a_truncated_or_missing_file_is_damage(store, entry, name):
             (entry / name).write_bytes(original[:length])
         with pytest.warns(Torch2OrtWarning, match="is damaged and is made again"):
             assert store.read(DIGEST) is None, f"{name} cut to {length}"
-        assert write(store)
+        write(store)
 
 
 def test_an_entry_under_another_name_is_damage(store, entry):
@@ -210,7 +210,11 @@ def test_the_entry_that_was_not_used_for_longest_goes_first(tmp_path):
 
 def test_an_entry_over_the_limit_is_not_written(tmp_path):
     store = Store(tmp_path, limit=1000)
-    assert not write(store, content={"file": b"x" * 1001})
+    with pytest.raises(RefusedError) as caught:
+        write(store, content={"file": b"x" * 1001})
+    assert str(caught.value) == (
+        "the graph of Net has 1001 bytes, more than the export cache may take (1000); raise cache_limit."
+    )
     assert store.listed() == []
 
 
@@ -324,11 +328,11 @@ def test_a_writer_that_is_killed_leaves_nothing_that_is_read(store, tmp_path):
 # --- disks that do not take it
 
 
-def test_a_full_disk_is_a_warning(store, tmp_path):
+def test_a_full_disk_refuses_the_entry(store, tmp_path):
     def write_on_a_full_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-        with pytest.warns(Torch2OrtWarning, match="the export cache could not be written"):
-            assert not write(store)
+        with pytest.raises(RefusedError, match="the export cache could not be written"):
+            write(store)
         assert store.read(DIGEST) is None
 
     assert exit_code(in_child(write_on_a_full_disk)) == 0
@@ -351,8 +355,8 @@ def test_a_folder_that_is_only_read_serves_what_is_there(store, entry, tmp_path)
         assert reader.read(DIGEST).files == CONTENT
         with reader.lock("b" * 64, seconds=1) as locked:
             assert not locked
-        with pytest.warns(Torch2OrtWarning, match="the export cache could not be written"):
-            assert not write(reader, "b" * 64)
+        with pytest.raises(RefusedError, match="the export cache could not be written"):
+            write(reader, "b" * 64)
 
     folder.chmod(0o500)
     try:

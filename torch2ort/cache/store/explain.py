@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch2ort.cache.key.key_builder import NOTE
-from torch2ort.cache.store.store import Listed
+from torch2ort.cache.store.store import Listed, Store
 
 _SHOWN = 16  # digits of a digest that tell two of them apart at a glance
 
@@ -82,6 +82,30 @@ def nearest(kind: str, name: str, components: Mapping[str, str], entries: Iterab
     return min(
         candidates, key=lambda entry: len(differences(entry.manifest.components, components)), default=None
     )
+
+
+def sentence_of_miss(kind: str, name: str, digest: str, components: Mapping[str, str], store: Store) -> str:
+    """Why a store has no entry of a key: in which components the nearest entry of that model differs.
+
+    Args:
+        kind: what is kept.
+        name: class of the model.
+        digest: of the key.
+        components: of the key.
+        store: the store.
+    """
+    other = nearest(kind, name, components, store.listed())
+    if other is None:
+        return f"the export cache has no entry for a {name} yet ({digest})"
+    changes = "; ".join(map(str, differences(other.manifest.components, components)))
+    return (
+        f"the export cache has no entry for this {name} ({digest}); the nearest one, "
+        f"{other.manifest.digest}, differs in {changes}"
+    )
+
+
+# Is called with the sentence of each miss; see ``python -m torch2ort cache explain SCRIPT``.
+on_miss: list[Callable[[str], None]] = []
 
 
 def _shown(content: str | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import Key
-from torch2ort.cache.store.store import Store, manifest_of
+from torch2ort.cache.store.store import RefusedError, Store, manifest_of
 from torch2ort.log import logger
 from torch2ort.support.startup_timing import LOOK_UP, timed
 
@@ -57,8 +57,7 @@ class Shelf:
             kept = self._read(key) if locked else None
             if kept is None:
                 kept = make()
-                if locked:
-                    keep(self.store, key, kind, kept)
+                keep(self.store, key, kind, kept)
         return kept
 
     @timed(LOOK_UP)
@@ -68,7 +67,16 @@ class Shelf:
 
 
 @timed(LOOK_UP)
-def keep(store: Store, key: Key, kind: str, kept: Kept) -> None:
-    """Add an entry to the store."""
-    store.write(manifest_of(key.digest, kind, key.name, key.components, kept.data), kept.files)
+def keep(store: Store, key: Key, kind: str, kept: Kept) -> str | None:
+    """Add an entry to the store.
+
+    Returns:
+        Why the store does not take it; ``None`` if it is there now.
+    """
+    try:
+        store.write(manifest_of(key.digest, kind, key.name, key.components, kept.data), kept.files)
+    except RefusedError as error:
+        logger.info("the %s of %s is not cached: %s", kind, key.name, error)
+        return str(error)
     logger.debug("cached the %s of %s as %s", kind, key.name, key.digest)
+    return None

@@ -32,7 +32,7 @@ _LEFTOVER_SECONDS = 24 * 3600.0
 
 
 class RefusedError(Exception):
-    """A folder cannot serve as a store; the message is a sentence."""
+    """A folder cannot serve as a store, or cannot take an entry; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -137,31 +137,31 @@ class Store:
 
     # --- writing
 
-    def write(self, manifest: Manifest, content: Mapping[str, bytes]) -> bool:
-        """Add an entry; one that is there already stays. A disk that is full or read-only gives a warning.
+    def write(self, manifest: Manifest, content: Mapping[str, bytes]) -> None:
+        """Add an entry; one that is there already stays.
 
         Args:
             manifest: its ``files`` are filled in here.
             content: the files' content by name.
 
-        Returns:
-            Whether the entry is there now.
+        Raises:
+            RefusedError: it is over the limit, or the disk is full or read-only.
         """
         size = sum(map(len, content.values()))
         if size > self._limit:
-            logger.info(
-                "%s of %s is not cached: %d bytes are over the limit", manifest.kind, manifest.name, size
+            raise RefusedError(
+                f"the {manifest.kind} of {manifest.name} has {size} bytes, more than the export cache may "
+                f"take ({self._limit}); raise cache_limit."
             )
-            return False
         hashes = {name: sha256(data) for name, data in content.items()}
         manifest = Manifest(**{**vars(manifest), "files": hashes})
         try:
             self._write(manifest, content)
         except OSError as error:
-            warn(f"the export cache could not be written, so the next start will export again: {error}.")
-            return False
+            raise RefusedError(
+                f"the export cache could not be written, so the next start will export again: {error}."
+            ) from error
         self._evict(keep=manifest.digest)
-        return True
 
     def _write(self, manifest: Manifest, content: Mapping[str, bytes]) -> None:
         temporary = Path(tempfile.mkdtemp(prefix=f".{manifest.digest}.", suffix=".tmp", dir=self._root))
