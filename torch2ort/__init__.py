@@ -10,10 +10,13 @@ Names are imported when they are asked for: ``torch2ort.artifacts`` runs where t
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,22 +30,32 @@ if TYPE_CHECKING:
 _ROOMS = ("artifacts", "hooks", "trainer")
 
 
+@functools.cache
+def _places() -> dict[str, str]:
+    """Public name -> the module that has it, as ``_public.py`` imports it; it is read here, and never run.
+
+    A name costs its own module's imports alone: a start out of the cache needs no tracer.
+    """
+    statements = ast.parse(Path(__file__).with_name("_public.py").read_text(encoding="utf-8")).body
+    imports = [statement for statement in statements if isinstance(statement, ast.ImportFrom)]
+    return {alias.name: statement.module or "" for statement in imports for alias in statement.names}
+
+
 class _Package(ModuleType):
     """The package, in which a function keeps its name although the file that it is in has the same."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
-            return importlib.import_module(f"{self.__name__}._public").__all__
+            return sorted(_places())
         if name == "__version__":
             return importlib.metadata.version(self.__name__)
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         # A file goes first: what is public may be half imported by now, and what imports it asks for files.
         if importlib.util.find_spec(f"{self.__name__}.{name}") is None:
-            public = importlib.import_module(f"{self.__name__}._public")
-            if name not in public.__all__:
+            if name not in _places():
                 raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-            setattr(self, name, getattr(public, name))
+            setattr(self, name, getattr(importlib.import_module(_places()[name]), name))
             return vars(self)[name]
         module = importlib.import_module(f"{self.__name__}.{name}")
         return vars(self).get(name, module)
@@ -54,8 +67,7 @@ class _Package(ModuleType):
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        public = importlib.import_module(f"{self.__name__}._public")
-        return sorted({*super().__dir__(), *public.__all__, *_ROOMS, "__version__"})
+        return sorted({*super().__dir__(), *_places(), *_ROOMS, "__version__"})
 
 
 sys.modules[__name__].__class__ = _Package

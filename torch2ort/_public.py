@@ -1,4 +1,4 @@
-"""What ``torch2ort`` gives its users, imported with the first of these names that is asked for."""
+"""What ``torch2ort`` gives its users: each name is imported when it is asked for, see ``__init__.py``."""
 
 from torch2ort import io_schema, optim
 from torch2ort.cache.report import CacheReport

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +60,12 @@ class _Forward:
     """
 
     def __get__(self, module: ORTModule | None, kind: Any = None) -> Any:
-        function = kind._torch2ort_forward
+        function = kind._torch2ort_hidden
+        if function is None:
+            function = kind._torch2ort_forward
+            # It takes long to import, and compiles nothing before somebody has imported it.
+            if "torch._dynamo" in sys.modules:
+                function = kind._torch2ort_hidden = _hidden_from_dynamo(function)
         if module is None:
             return function
         own = kind._torch2ort_state.get("forward")
@@ -106,6 +112,7 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
     _torch2ort_runner: Runner
     _torch2ort_state: dict[str, Any]
     _torch2ort_forward: Callable[..., Any] = _no_model
+    _torch2ort_hidden: Callable[..., Any] | None = None
 
     forward: Any = _Forward()
 
@@ -127,6 +134,7 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
             "_torch2ort_runner": runner,
             "_torch2ort_state": {},
             "_torch2ort_forward": _forward_of(type(model), runner),
+            "_torch2ort_hidden": None,
         }
         named = type(model) if cls is ORTModule else cls
         kind = types.new_class(
@@ -223,13 +231,18 @@ def _forward_of(kind: type[torch.nn.Module], runner: Runner) -> Callable[..., An
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return runner.run(args, kwargs)
 
-    # torch.compile cannot look into a run of ONNX Runtime.
-    disabled: Callable[..., Any] = torch.compiler.disable(forward, reason="ORTModule runs on ONNX Runtime")
     # Code that takes wrappers off, as accelerate does with autocast's, stops here: below is no other wrapper,
     # but the model's own forward in eager PyTorch.
-    vars(disabled)["__signature__"] = inspect.signature(kind.forward)
-    del vars(disabled)["__wrapped__"]
-    return disabled
+    vars(forward)["__signature__"] = inspect.signature(kind.forward)
+    del vars(forward)["__wrapped__"]
+    return forward
+
+
+def _hidden_from_dynamo(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward`` as torch.compile calls it, which cannot look into a run of ONNX Runtime."""
+    hidden: Callable[..., Any] = torch.compiler.disable(forward, reason="ORTModule runs on ONNX Runtime")
+    del vars(hidden)["__wrapped__"]
+    return hidden
 
 
 def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

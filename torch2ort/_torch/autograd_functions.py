@@ -10,8 +10,6 @@
 | torch.utils._python_dispatch.TorchDispatchMode | 2.11-2.15.0 |
 | torch._C._functorch.is_functorch_wrapped_tensor | 2.11-2.15.0 |
 | torch._C._storage_Use_Count, UntypedStorage._cdata, Tensor._base, Tensor._is_view | 2.11-2.15.0 |
-| ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
-| torch.fx.experimental.symbolic_shapes.free_symbols, free_unbacked_symbols | 2.11-2.15.0 |
 | torch._C._ForceDispatchKeyGuard, _dispatch_tls_local_{include,exclude}_set, DispatchKey(Set) | 2.11-2.15.0 |
 | torch._subclasses.functional_tensor.FunctionalTensor, torch._is_functional_tensor | 2.13.0 |
 | torch.utils._python_dispatch._disable_current_modes, is_traceable_wrapper_subclass | 2.13.0 |
@@ -29,18 +27,16 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort import _native
 from torch2ort._torch.autograd import version_of
-from torch2ort._torch.symbolic_shapes import is_fake
+from torch2ort._torch.dispatch import is_fake
 from torch2ort.support.versions import need, private_names
 
 with private_names("torch"):
@@ -49,7 +45,6 @@ with private_names("torch"):
     from torch._subclasses.functional_tensor import FunctionalTensor
     from torch.autograd.function import _is_setup_context_defined
     from torch.fx.experimental.proxy_tensor import _AttrProxy
-    from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
     from torch.utils._python_dispatch import (
         TorchDispatchMode,
         _disable_current_modes,
@@ -60,7 +55,6 @@ with private_names("torch"):
     _apply = torch._C._FunctionBase.apply  # type: ignore[attr-defined]
     _custom_function_call = _function.custom_function_call
     need(OpOverload, "_schema")
-    need(ShapeEnv, "ignore_fresh_unbacked_symbols")
     need(torch.Tensor, "_base")
     _tensor: Any = torch.Tensor
     base_of, is_view = _tensor._base.__get__, _tensor._is_view
@@ -92,12 +86,9 @@ __all__ = [
     "is_fake",
     "is_functorch_wrapped",
     "is_plain",
-    "is_value",
     "makes_quantised",
     "positional",
     "storage_of",
-    "symbols_of",
-    "unbound_values",
     "use_count",
     "uses_setup_context",
     "version_of",
@@ -284,25 +275,6 @@ def fake_mode() -> AbstractContextManager[Any]:
     """Context in which new tensors are fake, and have sizes but no data."""
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     return mode
-
-
-def unbound_values(environment: Any) -> AbstractContextManager[Any]:
-    """Context in which values that are read out of fake tensors become no symbols of the trace."""
-    if environment is None:
-        return contextlib.nullcontext()
-    manager: AbstractContextManager[Any] = environment.ignore_fresh_unbacked_symbols()
-    return manager
-
-
-def symbols_of(sizes: Iterable[Any]) -> set[sympy.Symbol]:
-    """The symbols in some sizes."""
-    return {symbol for size in sizes for symbol in free_symbols(size)}
-
-
-def is_value(size: Any, known: Container[sympy.Symbol]) -> bool:
-    """Whether a number depends on a value inside a tensor, by a symbol that is not ``known``."""
-    symbolic = isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool))
-    return symbolic and any(symbol not in known for symbol in free_unbacked_symbols(size))
 
 
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:

@@ -54,6 +54,11 @@ KEEPS_WHAT_LIES_IN_ROWS = frozenset(
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data."""
+    return isinstance(tensor, FakeTensor)
+
+
 def recurrent(name: str) -> Callable[..., Any]:
     """The function behind a recurrent layer of torch.nn; ``name`` is one of :data:`RECURRENT`."""
     function: Callable[..., Any] = getattr(torch._VF, name)

@@ -7,7 +7,6 @@
 | torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.UnsupportedOperatorException, text of CustomOpDef's error | 2.11-2.15.0 |
 | torch.nn.modules.batchnorm._BatchNorm | 2.11-2.15.0 |
-| torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0, 2.15.0 |
 | torch.nn.modules.transformer._detect_is_causal_mask | 2.13.0, 2.15.0 |
 | torch._VF._pack_padded_sequence | 2.13.0, 2.15.0 |
 | torch._is_all_true, torch._assert_async | 2.11.0, 2.13.0 |
@@ -16,7 +15,6 @@
 | torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
 | torch.overrides._get_current_function_mode_stack | 2.11-2.15.0 |
 | torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.11-2.15.0 |
-| torch._C._set_grad_enabled, _InferenceMode, which torch.autograd.grad_mode calls | 2.11-2.15.0 |
 | torch._functorch._aot_autograd.utils, whose hook on buffers a failed export leaves there | 2.11.0 |
 | torch.export._trace, which prints how far a trace came | 2.13.0, 2.15.0 |
 """
@@ -27,7 +25,6 @@ import builtins
 import contextlib
 import functools
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,7 +48,6 @@ with private_names("torch"):
 
     need(OpOverload, "_schema")
     need(torch.amp, "_enter_autocast", "_exit_autocast")
-    need(torch._C, "_set_grad_enabled", "_InferenceMode")
     need(torch.overrides, "_get_current_function_mode_stack")
     need(torch._VF, "_pack_padded_sequence")
     need(torch, "_is_all_true", "_assert_async")
@@ -63,28 +59,21 @@ with private_names("torch"):
 __all__ = [
     "DATA_DEPENDENT",
     "BatchNorm",
-    "InferenceMode",
     "OpOverload",
     "assert_true",
     "is_all_true",
-    "is_compiled",
     "mask_is_a_mask",
-    "modes_set_by",
     "no_autocast_nodes",
     "no_graph_printed",
     "no_hooks_left",
     "nodes_noted",
     "pack_padded_sequence",
-    "set_grad_enabled",
     "size_guards",
     "without_fake_kernel",
 ]
 
 
 _ENTER, _EXIT = (getattr(torch.amp, name) for name in ("_enter_autocast", "_exit_autocast"))
-
-set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
-InferenceMode: Callable[[bool], contextlib.AbstractContextManager[None]] = torch._C._InferenceMode
 
 # What nn.utils.rnn.pack_padded_sequence calls.
 pack_padded_sequence = torch._VF._pack_padded_sequence
@@ -107,13 +96,6 @@ def without_fake_kernel(error: BaseException) -> str | None:
         return str(error.func.name())
     found = re.match(r"There was no fake impl registered for <CustomOpDef\((\S+)\)>", str(error))
     return None if found is None else found[1]
-
-
-def modes_set_by(
-    gradients: Callable[[bool], None], inference: Callable[[bool], contextlib.AbstractContextManager[None]]
-) -> contextlib.AbstractContextManager[None]:
-    """Let ``torch.no_grad``, ``enable_grad``, ``set_grad_enabled`` and ``inference_mode`` call these."""
-    return replaced(torch._C, _set_grad_enabled=gradients, _InferenceMode=inference)
 
 
 def size_guards(program: torch.export.ExportedProgram) -> list[str]:
@@ -148,12 +130,6 @@ def no_graph_printed() -> contextlib.AbstractContextManager[None]:
 
     export_trace.print = before  # type: ignore[attr-defined]
     return replaced(export_trace, print=printed)
-
-
-def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether ``model`` is what ``torch.compile`` returned."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
 def mask_is_a_mask() -> contextlib.AbstractContextManager[None]:
@@ -199,9 +175,3 @@ def no_autocast_nodes(ended: Callable[[], None]) -> contextlib.AbstractContextMa
         return result
 
     return replaced(PreDispatchTorchFunctionMode, __torch_function__=torch_function)
-
-
-def all_modules_have_backward_hooks() -> bool:
-    """Whether somebody registered a hook on the gradients of every module of the process."""
-    module = torch.nn.modules.module
-    return bool(module._global_backward_hooks or module._global_backward_pre_hooks)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-import sympy
 import torch
 
 from torch2ort.support.versions import private_names
@@ -22,7 +22,9 @@ with private_names("torch"):
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch._subclasses.functional_tensor import FunctionalTensor
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+if TYPE_CHECKING:
+    import sympy
 
 # What a trace gives in the place of a tensor.
 TRACED_TENSORS = (FakeTensor, FunctionalTensor)
@@ -52,6 +54,9 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode | None:
 
 def is_known(condition: bool | torch.SymBool) -> bool:
     """Whether ``condition`` holds for every size; ``False`` too where nobody can tell."""
+    with private_names("torch"):
+        # With sympy it is slow to import, and a start out of the cache needs neither.
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
     return bool(statically_known_true(condition))
 
 

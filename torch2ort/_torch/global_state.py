@@ -20,6 +20,8 @@
 | torch.fx.traceback.annotate, which torch.compiler.disable looks up at each call in an export | 2.11-2.15.0 |
 | torch._dynamo, which an export imports, and with it what takes annotate by name | 2.11-2.15.0 |
 | torch.fx._lazy_graph_module._use_lazy_graph_module | 2.13.0 |
+| torch._C._set_grad_enabled, _InferenceMode, which torch.autograd.grad_mode calls | 2.11-2.15.0 |
+| torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0, 2.15.0 |
 | torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
 """
 
@@ -30,6 +32,7 @@ import importlib
 import re
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,10 +55,14 @@ with private_names("torch"):
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+    need(torch._C, "_set_grad_enabled", "_InferenceMode")
     need(_config, "_config", "_is_default")
     need(_notes, "annotate")
     need(_module, "_global_forward_hooks", "_global_forward_pre_hooks")
     need(_module, "_global_backward_hooks", "_global_backward_pre_hooks")
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+InferenceMode: Callable[[bool], contextlib.AbstractContextManager[None]] = torch._C._InferenceMode
 
 # An id() that torch.compiler.disable leaves on the functions that it wraps.
 ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
@@ -133,6 +140,13 @@ def notes_of_this_thread() -> contextlib.AbstractContextManager[None]:
     return replaced(_notes, annotate=annotate_here)
 
 
+def modes_set_by(
+    gradients: Callable[[bool], None], inference: Callable[[bool], contextlib.AbstractContextManager[None]]
+) -> contextlib.AbstractContextManager[None]:
+    """Let ``torch.no_grad``, ``enable_grad``, ``set_grad_enabled`` and ``inference_mode`` call these."""
+    return replaced(torch._C, _set_grad_enabled=gradients, _InferenceMode=inference)
+
+
 def active_modes() -> tuple[Any, ...]:
     """Torch-function and dispatch modes that are entered on this thread."""
     if not _len_torch_function_stack() and not _len_torch_dispatch_stack():
@@ -148,6 +162,11 @@ def global_hook_tables() -> tuple[dict[int, Any], ...]:
         _module._global_backward_pre_hooks,
         _module._global_backward_hooks,
     )
+
+
+def all_modules_have_backward_hooks() -> bool:
+    """Whether somebody registered a hook on the gradients of every module of the process."""
+    return bool(_module._global_backward_hooks or _module._global_backward_pre_hooks)
 
 
 def global_hooks() -> list[Any]:
@@ -166,6 +185,12 @@ def changed_settings() -> list[str]:
         # A setting that was changed and put back counts as changed to torch.
         if not config._is_default(name) and getattr(config, name) != entry.default
     ]
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether ``model`` is what ``torch.compile`` returned."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
 def address_of(tensor: torch.Tensor) -> int:

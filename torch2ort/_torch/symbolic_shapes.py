@@ -15,6 +15,8 @@
 | ShapeEnv.backed_var_to_val, ShapeEnv.var_to_val where torch lacks that | 2.13.0 |
 | ShapeEnv.unbacked_symint_counter | 2.13.0 |
 | ShapeEnv.suppress_guards, ShapeEnv._get_sloc, torch._guards.SLoc | 2.13.0 |
+| ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
+| torch.fx.experimental.symbolic_shapes.free_symbols, free_unbacked_symbols | 2.11-2.15.0 |
 | the methods of SymNode that compute with two sizes, SymNode.fx_node, SymNode.pytype | 2.13.0 |
 """
 
@@ -24,16 +26,17 @@ import contextlib
 import functools
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_symbols, free_unbacked_symbols
 from torch.fx.traceback import get_current_meta
 
+from torch2ort._torch.dispatch import is_fake as is_fake
 from torch2ort.support.provenance import describe
 from torch2ort.support.replaced import replaced
 from torch2ort.support.source_lines import line_in
@@ -54,7 +57,7 @@ with private_names("torch"):
     need(FakeTensor, "fake_mode")
     need(FakeTensorMode, "shape_env")
     ASSERT = torch.ops.aten._assert_scalar.default
-    need(ShapeEnv, "_get_sloc")
+    need(ShapeEnv, "_get_sloc", "ignore_fresh_unbacked_symbols")
     need(ShapeEnv, "source_name_to_debug_name", "source_to_var", "create_symintnode", "suppress_guards")
     need(torch._C, "_select_conv_backend", "_conv_determine_backend_memory_format")
 
@@ -93,9 +96,23 @@ def environment(tensor: object) -> Any:
     return tensor.fake_mode.shape_env if isinstance(tensor, FakeTensor) else None
 
 
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no data."""
-    return isinstance(tensor, FakeTensor)
+def unbound_values(environment: Any) -> contextlib.AbstractContextManager[Any]:
+    """Context in which values that are read out of fake tensors become no symbols of the trace."""
+    if environment is None:
+        return contextlib.nullcontext()
+    manager: contextlib.AbstractContextManager[Any] = environment.ignore_fresh_unbacked_symbols()
+    return manager
+
+
+def symbols_of(sizes: Iterable[Any]) -> set[sympy.Symbol]:
+    """The symbols in some sizes."""
+    return {symbol for size in sizes for symbol in free_symbols(size)}
+
+
+def is_value(size: Any, known: Container[sympy.Symbol]) -> bool:
+    """Whether a number depends on a value inside a tensor, by a symbol that is not ``known``."""
+    symbolic = isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return symbolic and any(symbol not in known for symbol in free_unbacked_symbols(size))
 
 
 def decided_sizes(environment: Any) -> int:

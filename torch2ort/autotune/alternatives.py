@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.op_signature import signature
 from torch2ort.program.kernel_sites import SiteMaker
 from torch2ort.pythonop import Site

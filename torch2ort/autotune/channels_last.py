@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.autotune.alternatives import Rewriting
 from torch2ort.differentiate.op_signature import is_fixed
 from torch2ort.differentiate.split import Half

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.autotune.alternatives import ALTERNATIVES, Alternative, Rewriting
 from torch2ort.autotune.channels_last import arrange, laid, lay, region
 from torch2ort.autotune.hardware_key import machine

@@ -184,14 +184,3 @@ _LEAVES: tuple[Any, ...] = (
     torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
 )
 _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
-
-
-def backward_hook(model: torch.nn.Module) -> str | None:
-    """What has a hook on the gradients of a module below ``model``, or ``None``."""
-    if private.all_modules_have_backward_hooks():
-        return "every module has a backward hook, by torch.nn.modules.module,"
-    name: str
-    for name, module in model.named_modules():
-        if name and (module._backward_hooks or module._backward_pre_hooks):
-            return f"its module '{name}' has a backward hook,"
-    return None

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch import export as private
+from torch2ort._torch import global_state as private
 from torch2ort.support.replaced import replaced
 
 # Eager PyTorch's words.

@@ -8,29 +8,16 @@ memory.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import sympy
 import torch
 
-from torch2ort._torch import export as private
-from torch2ort.capture.aliased_outputs import Origin
-from torch2ort.capture.grad_mode_regions import Regions
+from torch2ort._torch import dispatch as private
 from torch2ort.pythonop.attributes import dump_constant, load_constant
-from torch2ort.sizes import expressions as sizes
-from torch2ort.sizes.symbols import named, program_size_names
 
-_ITEM: Final = "item"
-_STRIDED: Final = torch.ops.aten.as_strided.default
-# Those that take the sizes of another tensor, and those that are told the sizes.
-_LIKE_ANOTHER: Final[dict[Any, Any]] = {
-    torch.ops.aten.view_as.default: torch.ops.aten.view.default,
-    torch.ops.aten.reshape_as.default: torch.ops.aten.reshape.default,
-    torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
-}
+ITEM: Final = "item"
 
 
 @dataclass(frozen=True)
@@ -89,7 +76,7 @@ class View:
         result: Any = base
         for step in self.steps:
             args = _evaluated(step.args, values)
-            if step.operator == _ITEM:
+            if step.operator == ITEM:
                 result = result[args[0]]
                 continue
             kwargs = _evaluated(step.kwargs or {}, values)
@@ -112,166 +99,6 @@ def view_operator(name: str) -> Any:
     return found
 
 
-def views_of(
-    program: torch.export.ExportedProgram, origins: Sequence[Origin], tracked: Sequence[bool], prefix: str
-) -> tuple[View | None, ...]:
-    """How each output of ``program`` is a view; ``None`` for those that are none.
-
-    Args:
-        program: as torch.export gave it.
-        origins: the outputs that are whole tensors of the caller's, or of one another.
-        tracked: whether each output requires a gradient.
-        prefix: of the names of parameters and buffers in the program.
-    """
-    return _Search(program, origins, tracked, prefix).views()
-
-
-class _Search:
-    """Follows each output of a program to where its memory is from."""
-
-    def __init__(
-        self,
-        program: torch.export.ExportedProgram,
-        origins: Sequence[Origin],
-        tracked: Sequence[bool],
-        prefix: str,
-    ) -> None:
-        self._names = program_size_names(program)
-        self._tracked = tracked
-        signature = program.graph_signature
-        weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        self._given: dict[torch.fx.Node, tuple[str, int | str]] = {}
-        self._symbols: set[str] = set()
-        for node in program.graph.nodes:
-            if node.name in signature.user_inputs:
-                self._given[node] = ("input", signature.user_inputs.index(node.name))
-                dims = (named(size, self._names) for size in node.meta["val"].shape)
-                self._symbols |= {d for d in dims if isinstance(d, str)}
-            elif node.name in weights:
-                self._given[node] = ("weight", weights[node.name].removeprefix(prefix))
-        self._regions = Regions(program.graph_module)
-        (last,) = (node for node in program.graph.nodes if node.op == "output")
-        mutated = len(last.args[0]) - len(origins)
-        self._outputs = [self._regions.outside(node) for node in last.args[0][mutated:]]
-        self._written = {
-            _memory(node.args[0])
-            for node in self._regions.nodes
-            if self._regions.recorded(node) and _is_write(node) and isinstance(node.args[0], torch.fx.Node)
-        }
-        self._chains: list[list[tuple[torch.fx.Node, tuple[Step, ...]]]] = [
-            [] if origin is not None or not isinstance(node, torch.fx.Node) else list(self._chain(node))
-            for node, origin in zip(self._outputs, origins, strict=True)
-        ]
-        # What the walk from each output begins with is the output itself.
-        self._position = {chain[0][0]: i for i, chain in reversed([*enumerate(self._chains)]) if chain}
-
-    def views(self) -> tuple[View | None, ...]:
-        """One per output."""
-        found = [self._view(i) if chain else None for i, chain in enumerate(self._chains)]
-        bases = {v.base for v in found if v is not None}
-        return tuple(
-            self._sibling(i, found) if v is None and ("output", i) not in bases else v
-            for i, v in enumerate(found)
-        )
-
-    def _view(self, position: int) -> View | None:
-        chain = self._chains[position]
-        for node, steps in reversed(chain[1:]):
-            base: tuple[str, int | str] | None = self._given.get(node)
-            if base is not None and self._tracked[position] and _memory(node) in self._written:
-                # The write may carry a gradient, which the caller's tensor does not know of.
-                return None
-            if base is None and node in self._position and _holds_for_a_copy(steps, node):
-                base = ("output", self._position[node])
-            if base is not None and steps and _memory(node) == _memory(chain[0][0]):
-                return View(base, steps)
-        return None
-
-    def _sibling(self, position: int, views: Sequence[View | None]) -> View | None:
-        """The output as a part of another one that covers all of the memory that both are views of."""
-        chain = self._chains[position]
-        if not chain or len(chain) == 1:
-            return None
-        mine, root = chain[0][0], chain[-1][0]
-        if root in self._given or _memory(mine) != _memory(root):
-            return None
-        for other, their in enumerate(self._chains):
-            if views[other] is not None or not their or their[-1][0] is not root:
-                continue
-            if not _is_all_of(their[0][0], root):
-                continue
-            value = mine.meta["val"]
-            where = self._sizes((tuple(value.shape), value.stride(), value.storage_offset()))
-            # The first that covers it is the one that the others are views of.
-            if other == position or where is None:
-                return None
-            recorded = all(step.recorded for step in chain[-1][1])
-            return View(("output", other), (Step(str(_STRIDED), where, recorded=recorded),))
-        return None
-
-    def _chain(self, node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, tuple[Step, ...]]]:
-        """The tensors that ``node`` is a view of, itself first, and what makes it of each."""
-        steps: tuple[Step, ...] = ()
-        node = self._original(node)
-        yield node, steps
-        while (step := self._step(node)) is not None:
-            steps = (step, *steps)
-            inner = node.args[0]
-            assert isinstance(inner, torch.fx.Node)
-            if step.operator == _ITEM:
-                node = inner
-                continue
-            node = self._original(inner)
-            yield node, steps
-
-    def _original(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The tensor that an operator in place wrote to and returned, or that a region was given."""
-        while True:
-            found = _written_and_returned(self._regions.outside(node))
-            if found is node:
-                return node
-            node = found
-
-    def _step(self, node: torch.fx.Node) -> Step | None:
-        if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
-            return None
-        if node.target is operator.getitem:
-            return Step(_ITEM, (node.args[1],)) if makes_views(node.args[0].target) else None
-        if not makes_views(node.target):
-            return None
-        target, args = _LIKE_ANOTHER.get(node.target, node.target), node.args[1:]
-        if target is not node.target:
-            args = (tuple(node.meta["val"].shape),)
-        given, kwargs = self._sizes(args), self._sizes(dict(node.kwargs))
-        if given is None or kwargs is None:
-            return None
-        return Step(str(target), given, kwargs, self._regions.recorded(node))
-
-    def _sizes(self, value: Any) -> Any:
-        """``value`` with a text for each size that varies; ``None`` if a text cannot say it."""
-        try:
-            return self._said(value)
-        except ValueError:
-            return None
-
-    def _said(self, value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return tuple(map(self._said, value))
-        if isinstance(value, dict):
-            return {key: self._said(v) for key, v in value.items()}
-        if isinstance(value, torch.fx.Node):
-            value = value.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            text = named(value, self._names)
-            free: set[Any] = sizes.parse(str(text)).free_symbols
-            if not {s.name for s in free} <= self._symbols:
-                raise ValueError(text)
-            return text if isinstance(text, str) else int(text)
-        if value is None or isinstance(value, (bool, int, torch.dtype, torch.memory_format, torch.layout)):
-            return value
-        raise ValueError(value)
-
-
 def makes_views(target: Any) -> bool:
     """Whether an operator's results are views of its first argument, or may be, and it writes nothing."""
     if not isinstance(target, private.OpOverload):
@@ -282,58 +109,10 @@ def makes_views(target: Any) -> bool:
     return schema.arguments[0].alias_info is not None and schema.returns[0].alias_info is not None
 
 
-def _holds_for_a_copy(steps: Sequence[Step], base: torch.fx.Node) -> bool:
-    """Whether the steps give the same of ``base`` as a graph gives it, with its values in order in memory."""
-    value = base.meta["val"]
-    is_same = _in_order(value) and str(value.storage_offset()) == "0"
-    return is_same or all(step.operator != str(_STRIDED) for step in steps)
-
-
-def _is_write(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, private.OpOverload) and node.target._schema.is_mutable and bool(node.args)
-
-
-def _written_and_returned(node: torch.fx.Node) -> torch.fx.Node:
-    """The argument of an operator in place that returns it; of others ``node`` itself."""
-    inner = node.args[0] if _is_write(node) else None
-    alike = isinstance(inner, torch.fx.Node) and _geometry(inner) == _geometry(node)
-    return inner if alike else node  # type: ignore[return-value]
-
-
-def _geometry(node: torch.fx.Node) -> str:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return ""
-    return f"{_memory(node)} {value.shape} {value.stride()} {value.storage_offset()}"
-
-
-def _memory(node: Any) -> object:
-    """Equal for tensors of one memory in the trace."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else node
-
-
-def _is_all_of(whole: torch.fx.Node, root: torch.fx.Node) -> bool:
-    """Whether a view is every element of a contiguous tensor, in order."""
-    view, tensor = whole.meta.get("val"), root.meta.get("val")
-    if not isinstance(view, torch.Tensor) or not isinstance(tensor, torch.Tensor):
-        return False
-    # As texts: a size or an offset may be a number out of a tensor, of which nobody knows what it is.
-    in_order = _in_order(view) and _in_order(tensor) and str(view.storage_offset()) == "0"
-    return in_order and sympy.sympify(str(view.numel())) == sympy.sympify(str(tensor.numel()))
-
-
-def _in_order(tensor: torch.Tensor) -> bool:
-    expected: Any = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if str(stride) != str(expected):
-            return False
-        expected = expected * size
-    return True
-
-
 def _evaluated(value: Any, values: Mapping[str, int]) -> Any:
     if isinstance(value, str):
+        from torch2ort.sizes import expressions as sizes  # sympy is slow to import, and few outputs are views
+
         return sizes.evaluate(sizes.parse(value), values)
     if isinstance(value, tuple):
         return tuple(_evaluated(v, values) for v in value)

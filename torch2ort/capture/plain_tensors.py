@@ -14,7 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torch2ort import io_schema
-from torch2ort._torch import export as private
+from torch2ort._torch import global_state as private
 from torch2ort.errors import ExportError
 from torch2ort.pythonop import ONNX_TYPES
 

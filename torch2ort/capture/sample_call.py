@@ -16,6 +16,10 @@ from torch2ort.graph.identical_inputs import Identical
 DimSpec = Mapping[int, Any] | Sequence[Any] | None
 
 
+# In front of the name of each parameter and buffer in a program: the attribute of capture.trace.FlatModel.
+PREFIX = "model."
+
+
 class Purpose(enum.Enum):
     """What a graph of a call is for, which decides what of the call is in it.
 

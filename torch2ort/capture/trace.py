@@ -23,12 +23,12 @@ from torch2ort.capture.autocast import noted
 from torch2ort.capture.dim_specs import advice
 from torch2ort.capture.eager_sample_run import eager_runs, run_on_sample
 from torch2ort.capture.export_patches import TracedCode, assigned_buffers_written, traceable_modules
+from torch2ort.capture.find_views import views_of
 from torch2ort.capture.named_sizes import NamedSizes
 from torch2ort.capture.orphan_grad_outputs import dead_ends_of, has_dead_end
 from torch2ort.capture.output_ties import Ties
-from torch2ort.capture.output_views import views_of
 from torch2ort.capture.plain_tensors import ordinary_tensors
-from torch2ort.capture.sample_call import Call, Purpose
+from torch2ort.capture.sample_call import PREFIX, Call, Purpose
 from torch2ort.capture.tensor_attributes import TensorAttributes
 from torch2ort.capture.torch_modes import same_grad_mode
 from torch2ort.capture.unlift_constants import connect_constants
@@ -46,7 +46,7 @@ from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.graph.identical_inputs import as_passed
 from torch2ort.graph.scalar_inputs import with_numbers
 from torch2ort.log import DEVINFO, logger
-from torch2ort.pythonop import Site, check_interception
+from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run import inferer_validation
 from torch2ort.pythonop.abstract_run.fake_run import gives_size_of_one
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
@@ -54,6 +54,7 @@ from torch2ort.pythonop.abstract_run.object_rollback import untouched
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.sample_tensors import NeedsSample, Sample
 from torch2ort.pythonop.interception import Capture
+from torch2ort.pythonop.self_test import check_interception
 from torch2ort.sizes.unbacked_sizes import (
     Conditions,
     conditions,
@@ -67,8 +68,6 @@ from torch2ort.support.user_warnings import warn
 # What torch.export says of itself in its errors, and nobody can do who calls torch2ort.
 _DRAFT = "The error above occurred when calling torch.export.export"
 _LOGS = ' For more information, run with TORCH_LOGS="+dynamic".'
-
-PREFIX = "model."  # FlatModel's attribute: in front of every parameter's and buffer's name in the program
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.aliasing import VIEWS
 from torch2ort.differentiate.canonical_sizes import NamedSizes
 from torch2ort.differentiate.fusible_ops import MADE, POINTWISE, is_fusible, name_of

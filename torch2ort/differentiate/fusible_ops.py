@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.aliasing import VIEWS
 from torch2ort.sizes.symbols import bounds, has_hint
 

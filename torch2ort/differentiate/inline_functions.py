@@ -30,7 +30,8 @@ from torch2ort.program.inline_autograd_functions import (
 )
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.interception import suspended
-from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD, needed_inputs
+from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
+from torch2ort.pythonop.site import needed_inputs
 from torch2ort.support.provenance import origin_of
 
 # Constants that are equal where their texts are.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.kernels.custom_ops import is_foreign
 from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.program.aten_fallback_policy import CHECKING

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.aliasing import VIEWS, held_by_functions, owner_of
 from torch2ort.differentiate.fusible_ops import is_fusible
 from torch2ort.differentiate.joint_trace import Joint

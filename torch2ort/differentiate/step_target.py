@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from torch2ort._torch.aot import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.op_signature import signature
 from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.sizes.symbols import has_hint, size_hint

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD, needed_inputs
-from torch2ort.pythonop.site import site_by_key
+from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
+from torch2ort.pythonop.site import needed_inputs, site_by_key
 
 Edge = tuple[str, int]  # the key of a site and the position of an argument of its Function
 

@@ -215,6 +215,7 @@ def _use(store: Store, entry: Entry, key: Key, model: torch.nn.Module, call: Cal
         return None
     if program.interface.sizes.mismatch([tensor.shape for tensor in call.tensors]) is not None:
         return None
+    logger.debug("took the graph of %s out of the export cache (%s)", key.name, key.digest)
     return replace(program, report=CacheReport(True, key.digest), shelf=Shelf(store, key))
 
 

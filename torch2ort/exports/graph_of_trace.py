@@ -11,12 +11,14 @@ import torch
 from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import tensor_of
-from torch2ort.capture.trace import PREFIX, Trace
+from torch2ort.capture.sample_call import PREFIX
+from torch2ort.capture.trace import Trace
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.node_provenance import Origin
 from torch2ort.log import DEVINFO, logger, quiet
 from torch2ort.program.target import Target
 from torch2ort.pythonop.autocast import off
+from torch2ort.sizes.memory_layout import form_of
 from torch2ort.support.later import Later
 from torch2ort.symbolics.lowering import lower
 
@@ -55,18 +57,6 @@ def _forms(model: torch.nn.Module, values: Mapping[str, Any]) -> dict[str, Calla
     """What makes a tensor like each of the model's own: no number of theirs is in the graph."""
     own = {name: values[name] for name in values if tensor_of(model, name.removeprefix(PREFIX)) is not None}
     return {name: form_of(value) for name, value in own.items()}
-
-
-def form_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Makes a tensor of any numbers that is like another one, and does not hold that one."""
-    size, stride, dtype, device = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
-    is_parameter, requires_grad = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
-
-    def make() -> torch.Tensor:
-        like = torch.empty_strided(size, stride, dtype=dtype, device=device)
-        return torch.nn.Parameter(like, requires_grad) if is_parameter else like.requires_grad_(requires_grad)
-
-    return make
 
 
 def log_graph(name: str, graph: Graph) -> None:

@@ -8,8 +8,6 @@ import torch
 from torch.autograd import Function
 
 from torch2ort._torch import dispatch as private
-from torch2ort.fusion.compiled_regions import library_of
-from torch2ort.fusion.region import decode_region
 
 
 class FusedRegion(Function):
@@ -18,6 +16,10 @@ class FusedRegion(Function):
     @staticmethod
     def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs of the region that ``text`` describes."""
+        # They are slow to import, and most graphs have no region.
+        from torch2ort.fusion.compiled_regions import library_of
+        from torch2ort.fusion.region import decode_region
+
         region = decode_region(text)
         if private.is_abstract(tensors):
             return region.run(tensors)

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch2ort._torch.dispatch import schema_of
 from torch2ort.errors import ModelLoadError
-from torch2ort.fusion.region import calls_of
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.pythonop import Site
@@ -65,6 +64,8 @@ def check_region(site: Site) -> None:
     Raises:
         ModelLoadError: names the operator.
     """
+    from torch2ort.fusion.region import calls_of  # sympy is slow to import, and few files have regions
+
     for call in calls_of(text_of(site)):
         _check_text(call)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch.symbolic_shapes import is_fake
+from torch2ort._torch.dispatch import is_fake
 from torch2ort.errors import OptionError
 from torch2ort.hooks.statistics_records import Record, Writer, statistics, steps
 from torch2ort.hooks.subscriber import RunContext, SubscriberBase

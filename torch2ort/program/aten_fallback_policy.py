@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import fake_tensors as private
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.half_precision import HALF
 from torch2ort.program.kernel_sites import arguments_of, is_random
 

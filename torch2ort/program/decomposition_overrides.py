@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import decompositions as private
-from torch2ort._torch.decompositions import OpOverload
-from torch2ort._torch.dispatch import with_data
+from torch2ort._torch.dispatch import OpOverload, with_data
 
 aten = torch.ops.aten
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 
 Decomposition: TypeAlias = Callable[..., Any]
 Table: TypeAlias = dict[OpOverload, Decomposition]

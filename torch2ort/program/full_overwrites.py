@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from torch2ort._torch import fake_tensors as private
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.fx_insert import insert_call
 from torch2ort.program.gradient_storage import TrackedMemory, copied_from

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.decomposition_table import Table
 from torch2ort.program.kernel_sites import is_operator, operator_name
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.functions import encode_call
 from torch2ort.kernels.index_check import BOUNDLESS, Check

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.kernels.index_check import refuse_index
 from torch2ort.kernels.scalar_expressions import computed_number
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program import internal_ops
 from torch2ort.program.alias_analysis import writes_outside
 from torch2ort.program.aten_fallback_policy import may_raise

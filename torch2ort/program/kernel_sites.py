@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import fake_tensors as private
-from torch2ort._torch.decompositions import OpOverload
-from torch2ort._torch.dispatch import KEEPS_WHAT_LIES_IN_ROWS
+from torch2ort._torch.dispatch import KEEPS_WHAT_LIES_IN_ROWS, OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.custom_ops import is_of_library
 from torch2ort.kernels.functions import (

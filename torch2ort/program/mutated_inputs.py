@@ -12,7 +12,7 @@ from torch.export.graph_signature import OutputKind
 
 from torch2ort._torch.dispatch import OpOverload, has_effects
 from torch2ort._torch.storage import memory_of
-from torch2ort.capture.trace import PREFIX
+from torch2ort.capture.sample_call import PREFIX
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.graph.mutation import Mutation
 from torch2ort.program.alias_analysis import written_by

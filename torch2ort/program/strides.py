@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.recurrent import is_recurrent
 from torch2ort.program import internal_ops

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.decomposition_table import Table
 
 # (a node with all its attributes, ONNX element type of each input by name, and of each output) -> yes or no.

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from torch2ort.capture.trace import PREFIX, Trace
+from torch2ort.capture.sample_call import PREFIX
 from torch2ort.errors import ExportError
 from torch2ort.graph.graph import GraphSignature
-from torch2ort.sizes.unbacked_sizes import Conditions
+
+if TYPE_CHECKING:
+    # They take long to import, and a start out of the cache needs none.
+    from torch2ort.capture.trace import Trace
+    from torch2ort.sizes.unbacked_sizes import Conditions
 
 
 @dataclass(frozen=True)

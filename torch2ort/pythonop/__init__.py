@@ -12,7 +12,6 @@ from torch2ort.pythonop.attributes import (
     node_attributes,
     unstorable,
 )
-from torch2ort.pythonop.interception import Capture, internal_site
 from torch2ort.pythonop.registry import (
     Exporter,
     InplaceMap,
@@ -29,7 +28,6 @@ from torch2ort.pythonop.registry import (
     resolve,
     unregister,
 )
-from torch2ort.pythonop.self_test import check_interception
 from torch2ort.pythonop.site import (
     TENSOR,
     PythonOpSite,
@@ -48,7 +46,6 @@ __all__ = [
     "SITE_ATTRIBUTE",
     "SITE_META",
     "TENSOR",
-    "Capture",
     "Exporter",
     "InplaceMap",
     "PythonOpSite",
@@ -57,11 +54,9 @@ __all__ = [
     "Site",
     "TensorType",
     "UnstoredObject",
-    "check_interception",
     "classes_given",
     "dump_site",
     "handlers",
-    "internal_site",
     "load_node",
     "load_site",
     "makes_quantised",

@@ -33,15 +33,8 @@ from torch2ort.pythonop.abstract_run.per_call_arguments import find_fresh
 from torch2ort.pythonop.abstract_run.sample_tensors import Sample, place
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught_exceptions import Handler, handlers_around, places_above, refuse_caught
-from torch2ort.pythonop.site import TENSOR, Site, qualified_name, site_by_key
+from torch2ort.pythonop.site import TENSOR, UNSAVABLE, Site, qualified_name, site_by_key
 from torch2ort.support.versions import installed, remedy
-
-# Eager PyTorch's words.
-UNSAVABLE = (
-    "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in "
-    "computation tracked by autograd. To work around this, you can make a clone to get a normal tensor and "
-    "use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
-)
 
 _library = torch.library.Library("torch2ort", "DEF")
 _library.define("python_op(Tensor[] inputs, str site) -> Tensor[]")

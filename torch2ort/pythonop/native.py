@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -23,6 +24,20 @@ _exported: weakref.WeakKeyDictionary[_native.Site, Site] = weakref.WeakKeyDictio
 _savings: weakref.WeakKeyDictionary[_native.Site, set[tuple[str, int, int]]] = weakref.WeakKeyDictionary()
 # Per exported site: the aliasing that it was warned of.
 _warned: weakref.WeakKeyDictionary[Site, set[tuple[str, int]]] = weakref.WeakKeyDictionary()
+
+
+def backward_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What computes the gradients of a Function, called with its context and gradients."""
+    # `vjp` and `backward` are one: a class may define either.
+    base = torch.autograd.Function
+    overrides_backward = function.backward is not base.backward
+    backward: Callable[..., Any] = function.backward
+    if not overrides_backward and function.vjp is not base.vjp:
+        backward = function.vjp
+    # From torch 2.14 on a Function may ask for its gradients in one list, which it may empty.
+    if getattr(base, "boxed_grads_call", None) is None or not getattr(function, "boxed_grads_call", False):
+        return backward
+    return lambda ctx, *gradients: backward(ctx, list(gradients))
 
 
 def note_exported(site: _native.Site, exported: Site) -> None:

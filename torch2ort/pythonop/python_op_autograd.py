@@ -13,7 +13,7 @@ import torch
 
 from torch2ort.pythonop.abstract_run.fake_run import fake_outputs
 from torch2ort.pythonop.interception import suspended
-from torch2ort.pythonop.site import Site, site_by_key
+from torch2ort.pythonop.site import needed_inputs, site_by_key
 
 _library = torch.library.Library("torch2ort", "FRAGMENT")
 _library.define("differentiable_python_op(Tensor[] inputs, str site) -> Tensor[]")
@@ -22,11 +22,6 @@ DIFFERENTIABLE_PYTHON_OP = torch.ops.torch2ort.differentiable_python_op.default
 PYTHON_OP_GRAD = torch.ops.torch2ort.python_op_grad.default
 for _operator in (DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD):
     torch.fx.node.has_side_effect(_operator)
-
-
-def needed_inputs(site: Site) -> tuple[int, ...]:
-    """Which of the site's tensor arguments, counted among themselves, need a gradient."""
-    return tuple(i for i, p in enumerate(site.tensor_positions) if site.needs_input_grad[p])
 
 
 @torch.library.register_fake("torch2ort::differentiable_python_op", lib=_library)

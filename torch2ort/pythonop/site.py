@@ -22,6 +22,14 @@ from torch2ort.pythonop.caught_exceptions import Handler
 Size = int | tuple[int, int] | None
 
 
+# Eager PyTorch's words.
+UNSAVABLE = (
+    "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in "
+    "computation tracked by autograd. To work around this, you can make a clone to get a normal tensor and "
+    "use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
+)
+
+
 @final
 class _TensorMarker:
     """Type of :data:`TENSOR`, a singleton that stands for "a tensor goes here"."""
@@ -214,3 +222,8 @@ def site_by_key(key: str) -> Site:
 # The opaque operator's string argument finds its site here. Weak, because the export owns its sites.
 _live: weakref.WeakValueDictionary[str, Site] = weakref.WeakValueDictionary()
 _serial = itertools.count()
+
+
+def needed_inputs(site: Site) -> tuple[int, ...]:
+    """Which of the site's tensor arguments, counted among themselves, need a gradient."""
+    return tuple(i for i, p in enumerate(site.tensor_positions) if site.needs_input_grad[p])

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import onnx
-import onnx_ir as ir
 
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.random_nodes import drawn_sites, leaves_more
-from torch2ort.program.effect_order import keep_order, run_unread
 from torch2ort.pythonop import Site, node_attributes
 
 _DOMAINS = ("com.microsoft", "org.pytorch.aten")
@@ -64,6 +62,10 @@ def _call(node: onnx.NodeProto, site: Site) -> None:
 
 def _order(model: onnx.ModelProto, sites: Mapping[str, Site]) -> None:
     """Keep the calls in the order of the nodes, and have those run that nobody reads, in place."""
+    import onnx_ir as ir  # slow to import, and few graphs draw
+
+    from torch2ort.program.effect_order import keep_order, run_unread
+
     # Without the weights, which may be large.
     bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     bare.graph.name = model.graph.name

@@ -7,27 +7,28 @@ by a key of its own, to a native site that holds the class, the exact constants 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
 
 from torch2ort.errors import ExportError, UnsupportedOperatorError
-from torch2ort.fusion.compiled_regions import native_of
-from torch2ort.fusion.library_loader import NativeRegion
-from torch2ort.fusion.region import Size
 from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.kernels.functions import AtenKernel
 from torch2ort.kernels.library import LibraryKernel
 from torch2ort.kernels.native_calls import DirectArguments, direct_arguments
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
-from torch2ort.pythonop.abstract_run.backward_probe import backward_of
 from torch2ort.pythonop.abstract_run.per_call_arguments import anew
 from torch2ort.pythonop.autocast import under
 from torch2ort.pythonop.caught_exceptions import told
-from torch2ort.pythonop.native import native, note_exported
+from torch2ort.pythonop.native import backward_of, native, note_exported
 from torch2ort.pythonop.runtime_checks import watched
 from torch2ort.runtime.custom_op.in_place import InplacePlan
+
+if TYPE_CHECKING:
+    # With sympy they are slow to import, and most graphs have no region.
+    from torch2ort.fusion.library_loader import NativeRegion
+    from torch2ort.fusion.region import Size
 
 # What a node calls.
 Callee = native.Site | native.Chain | native.DirectCall
@@ -179,6 +180,8 @@ def _native_region(site: Site) -> NativeRegion | None:
     """The fused region that the call is, if a library of this process has it for the site's very types."""
     if site.function is not FusedRegion:
         return None
+    from torch2ort.fusion.compiled_regions import native_of
+
     found = native_of(site.arguments[0])
     if found is None:
         return None

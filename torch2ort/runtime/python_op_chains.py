@@ -16,7 +16,7 @@ import onnx
 
 from torch2ort.graph.graph_traversal import values_read
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.python_op_autograd import needed_inputs
+from torch2ort.pythonop.site import needed_inputs
 
 # Functions of the user's, and PyTorch's own kernels.
 _CALLS = frozenset({"PythonOp", "ATen"})

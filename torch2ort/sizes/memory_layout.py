@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -53,3 +53,15 @@ def _form(tensor: torch.Tensor) -> Hashable:
         [(axis, inner) for axis, _, step in places for inner, size, stride in places if step == size * stride]
     )
     return order, beside, tuple([(axis, stride) for axis, _, stride in places if stride < 2])
+
+
+def form_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Makes a tensor of any numbers that is like another one, and does not hold that one."""
+    size, stride, dtype, device = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
+    is_parameter, requires_grad = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
+
+    def make() -> torch.Tensor:
+        like = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return torch.nn.Parameter(like, requires_grad) if is_parameter else like.requires_grad_(requires_grad)
+
+    return make

@@ -17,8 +17,11 @@ environment_of = private.environment
 expression_of = private.expression
 guards_of = private.guards
 has_hint = private.has_hint
+is_value = private.is_value
 raw_expression = private.raw_expression
 size_hint = private.size_hint
+symbols_of = private.symbols_of
+unbound_values = private.unbound_values
 
 # Per trace: sizes that a shape inferer gave a name to -> the key of the site that made it, and the size.
 _named: weakref.WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = weakref.WeakKeyDictionary()

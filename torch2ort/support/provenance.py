@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
 import torch
 
 from torch2ort.support.source_lines import is_users
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 # Code that was typed into an interpreter has no text.
 _FRAME = re.compile(

@@ -10,7 +10,8 @@ import onnx_ir as ir
 import torch
 
 from torch2ort import io_schema, shape_infer, symbolics
-from torch2ort.capture.trace import PREFIX, Trace
+from torch2ort.capture.sample_call import PREFIX
+from torch2ort.capture.trace import Trace
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.mutation import Mutation

@@ -12,10 +12,9 @@ import onnxscript.version_converter
 import torch
 
 from torch2ort._torch import onnx_exporter as private
-from torch2ort._torch.decompositions import OpOverload
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.errors import Torch2OrtError
 from torch2ort.graph.mutation import Mutation
-from torch2ort.kernels.index_check import define_checks
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.mutated_inputs import add_mutation_outputs
 from torch2ort.program.target import Target
@@ -23,6 +22,7 @@ from torch2ort.program.unrepresentable_tensors import refuse_complex_arguments, 
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
+from torch2ort.symbolics.checked_index_functions import define_checks
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.dtype_widening import fit_types
 from torch2ort.symbolics.empty_matmul import guard_products

@@ -21,8 +21,8 @@ from torch2ort.pythonop import (
     node_attributes,
     site_by_key,
 )
-from torch2ort.pythonop.python_op_autograd import needed_inputs
 from torch2ort.pythonop.registry import exporter_of
+from torch2ort.pythonop.site import needed_inputs
 from torch2ort.symbolics.graph_builder import constant, op, ops
 from torch2ort.symbolics.registered import map_site
 

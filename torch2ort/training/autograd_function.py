@@ -13,7 +13,7 @@ from torch2ort._torch import autograd as private
 from torch2ort.errors import EngineError
 from torch2ort.kernels.zero_tensors import all_with_memory
 from torch2ort.pythonop.autocast import Autocast, off
-from torch2ort.pythonop.interception import UNSAVABLE
+from torch2ort.pythonop.site import UNSAVABLE
 from torch2ort.training import batched_grads
 from torch2ort.training.engine import Engine
 from torch2ort.training.saved_tensor_checks import Saved

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch2ort.differentiate.step_target import is_left_to_pytorch
 from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.options import DEFAULT_OPSET, Options
 from torch2ort.program.program import Program
@@ -86,6 +85,8 @@ def inference_target(options: Options) -> Target:
     target = replace(live_target(options), rounds_as_eager=True)
     if device_of(options.providers).type == "cpu":
         return target
+    from torch2ort.differentiate.step_target import is_left_to_pytorch  # slow to import
+
     # As in training: CUDA's kernels of onnxruntime need not look at indices, as the CPU's do.
     return replace(target, gradients=GradientRules(needs_kernel=is_left_to_pytorch))
 

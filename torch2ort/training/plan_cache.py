@@ -13,7 +13,6 @@ from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
-from torch2ort.fusion.compiled_regions import compiled
 from torch2ort.fusion.region_function import FusedRegion
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.log import logger
@@ -66,6 +65,8 @@ class Plans:
         self._fuses: Callable[[Sequence[str]], Collection[str]] | None = None
         if options.fuse:
             self._settings["fuse"] = "regions"
+            from torch2ort.fusion.compiled_regions import compiled
+
             self._fuses = lambda texts: compiled(texts, self._store)
         if options.autotune:
             self._settings["autotune"] = json.dumps(machine(options))

@@ -88,6 +88,19 @@ def test_the_first_use_is_logged_once(home: Path, caplog: pytest.LogCaptureFixtu
     ]
 
 
+TRAINS = """
+import sys, torch, torch2ort
+torch2ort.ORTModule(torch.nn.Linear(4, 2))(torch.randn(3, 4)).sum().backward()
+print(sorted({"onnx_ir", "onnxscript", "sympy", "torch._dynamo", "torch.onnx"} & set(sys.modules)))
+"""
+
+
+def test_a_warm_start_imports_nothing_that_traces() -> None:
+    command = [sys.executable, "-c", TRAINS]
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ) for _ in "ab"]
+    assert runs[1].stdout == "[]\n"
+
+
 def test_the_second_start_is_warm() -> None:
     command = [sys.executable, "-c", EXPORTS_AND_TRAINS]
     runs = [subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ) for _ in "ab"]

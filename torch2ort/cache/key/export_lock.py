@@ -19,11 +19,6 @@ from collections.abc import Iterator
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.sizes.unbacked_sizes import (
-    arithmetic_done_once,
-    guards_with_lines,
-    kernels_chosen_unconditionally,
-)
 from torch2ort.support.interpreter import old_objects_uncollected, protocols_read_once
 
 # A fork waits no longer for the exports of other threads: one of them may wait for what forks.
@@ -94,6 +89,13 @@ class ExclusiveExport:
 @contextlib.contextmanager
 def _patched() -> Iterator[None]:
     """Have PyTorch and the interpreter trace as this package needs it."""
+    # What traces takes long to import, and a start out of the cache does not trace.
+    from torch2ort.sizes.unbacked_sizes import (
+        arithmetic_done_once,
+        guards_with_lines,
+        kernels_chosen_unconditionally,
+    )
+
     with (
         old_objects_uncollected(),
         protocols_read_once(),

@@ -63,7 +63,12 @@ class Shelf:
     @timed(LOOK_UP)
     def _read(self, key: Key) -> Kept | None:
         entry = self.store.read(key.digest)
-        return None if entry is None else Kept(entry.manifest.data, entry.files)
+        if entry is None:
+            return None
+        logger.debug(
+            "took the %s of %s out of the export cache (%s)", entry.manifest.kind, key.name, key.digest
+        )
+        return Kept(entry.manifest.data, entry.files)
 
 
 @timed(LOOK_UP)

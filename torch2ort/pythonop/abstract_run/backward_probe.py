@@ -23,27 +23,13 @@ from torch2ort.pythonop.abstract_run.forward_probe import (
 )
 from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside
 from torch2ort.pythonop.abstract_run.layout_queries import Questions, is_alike, refuse_history
-from torch2ort.pythonop.native import native
+from torch2ort.pythonop.native import backward_of, native
 from torch2ort.pythonop.site import TENSOR, Result, Site
 
 _Tensors = Sequence[torch.Tensor]
 # A backward of more operators than these is not looked at to its end.
 _MOST_OPERATORS = 5_000
 _WAY_OUT = "Write to a buffer that forward only reads, or return the value from forward"
-
-
-def backward_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """What computes the gradients of a Function, called with its context and gradients."""
-    # `vjp` and `backward` are one: a class may define either.
-    base = torch.autograd.Function
-    overrides_backward = function.backward is not base.backward
-    backward: Callable[..., Any] = function.backward
-    if not overrides_backward and function.vjp is not base.vjp:
-        backward = function.vjp
-    # From torch 2.14 on a Function may ask for its gradients in one list, which it may empty.
-    if getattr(base, "boxed_grads_call", None) is None or not getattr(function, "boxed_grads_call", False):
-        return backward
-    return lambda ctx, *gradients: backward(ctx, list(gradients))
 
 
 def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors) -> tuple[bool, bool]:

@@ -49,8 +49,10 @@ from torch2ort.sizes.symbols import (
     guards_of,
     has_hint,
     is_constant,
+    is_value,
     other_numbers,
     size_hint,
+    symbols_of,
 )
 
 _Numbers = Callable[["int | torch.SymInt"], int]
@@ -131,14 +133,16 @@ def _refuse_other_answers(site: Site, inputs: Sequence[torch.Tensor], seen: Obse
     refuse_history(site, seen.asked)
     if seen.asked.layout and not all(map(is_contiguous, inputs)):
         with private.without_fake_mode():
-            refuse_layout(site, [real_like(t) for t in inputs], lambda tensors: results(site, tensors))
+            refuse_layout(
+                site, [real_like(t, size_hint) for t in inputs], lambda tensors: results(site, tensors)
+            )
     if seen.backward[1]:
 
         def gradients(tensors: list[torch.Tensor], laid_out: Any) -> list[torch.Tensor]:
             return results(site, tensors, lambda s, given: gradients_of(s, given, seen.result, laid_out))
 
         with private.without_fake_mode():
-            refuse_gradient_layout(site, [real_like(t) for t in inputs], gradients)
+            refuse_gradient_layout(site, [real_like(t, size_hint) for t in inputs], gradients)
 
 
 def _laid_out(sizes: Sequence[int | torch.SymInt], seen: torch.Tensor) -> torch.Tensor:
@@ -181,9 +185,9 @@ def _run(site: Site, inputs: Sequence[torch.Tensor], again: Callable[[Site], Non
     """
     seen = _fake_run(site, inputs, again) if runs_on_fake_tensors(site) else None
     if seen is not None:
-        known = private.symbols_of(size for t in inputs for size in t.shape)
+        known = symbols_of(size for t in inputs for size in t.shape)
         sizes = tuple(
-            tuple(None if private.is_value(size, known) else size for size in t.shape) for t in seen.outputs
+            tuple(None if is_value(size, known) else size for size in t.shape) for t in seen.outputs
         )
         return _Run(seen, sizes, _described(inputs))
     seen = _real_run(site, inputs)
@@ -293,7 +297,7 @@ def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
 def _made_up(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     known = known_arguments(site)
     return [
-        known[position].detach().clone() if position in known else real_like(tensor)
+        known[position].detach().clone() if position in known else real_like(tensor, size_hint)
         for position, tensor in zip(site.tensor_positions, inputs, strict=True)
     ]
 

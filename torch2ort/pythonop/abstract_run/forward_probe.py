@@ -20,7 +20,6 @@ from torch2ort.pythonop.abstract_run.tensor_rollback import memory
 from torch2ort.pythonop.autocast import entered
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
-from torch2ort.sizes.symbols import decided_sizes, size_hint
 
 # What operators give of a quantised tensor is quantised, too, but for these.
 _PLAIN_AGAIN = frozenset(
@@ -153,7 +152,7 @@ def fresh_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def real_like(tensor: torch.Tensor, number: Callable[[int | torch.SymInt], int] = size_hint) -> torch.Tensor:
+def real_like(tensor: torch.Tensor, number: Callable[[int | torch.SymInt], int]) -> torch.Tensor:
     """Made-up data of the sizes, and where it is in memory, that ``tensor`` has in a sample.
 
     Args:
@@ -258,6 +257,8 @@ def _describe(
     around: AbstractContextManager[Any],
 ) -> tuple[Observation, list[weakref.ref[torch.Tensor]]]:
     """Run ``forward`` and describe what it did; nothing of the run is held afterwards but ``context``."""
+    from torch2ort.sizes.symbols import decided_sizes, is_value  # sympy is slow to import
+
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
     by_position = dict(zip(positions, tensors, strict=True))
@@ -265,7 +266,7 @@ def _describe(
     with watch.ending(), watch, asked, around:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
-    if any(private.is_value(v, ()) for v in values):
+    if any(is_value(v, ()) for v in values):
         raise TypeError("forward returns a number that depends on values")
     refuse_backpropagation(site, by_position, "forward")
     _refuse_nested_tensors(site, values)

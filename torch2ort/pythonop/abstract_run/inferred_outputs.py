@@ -101,7 +101,7 @@ def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
             logger.debug("%s: forward does not run on fake tensors (%s)", site.func_name, str(error))
             try:
                 with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-                    sample = sample_of(site, inputs) or [real_like(t) for t in inputs]
+                    sample = sample_of(site, inputs) or [real_like(t, size_hint) for t in inputs]
                     observation = observed(site, sample)
             except Torch2OrtError:
                 raise

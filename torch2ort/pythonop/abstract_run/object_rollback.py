@@ -27,7 +27,6 @@ from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.tensor_rollback import Undone, places
 from torch2ort.pythonop.site import TENSOR, Site
-from torch2ort.sizes.symbols import environment_of
 
 
 class Unknown:
@@ -231,6 +230,8 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
     """:func:`~torch2ort.pythonop.abstract_run.forward_probe.observe`, which leaves no trace."""
     if site.internal:
         return observe(site, tensors)[0]
+    from torch2ort.sizes.symbols import environment_of, unbound_values  # sympy is slow to import
+
     traces = _open.get(site)
     if traces is None:
         traces = Traces()
@@ -239,7 +240,7 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
     given = traces.originals.stand_ins(site, tensors)
     tensors.clear()
     with (
-        private.unbound_values(next((environment_of(t) for t in given), None)),
+        unbound_values(next((environment_of(t) for t in given), None)),
         private.untraced_modules(),
         contextlib.nullcontext() if fake else traces.originals.put_back(),
         traces.running(site) as (written, state),

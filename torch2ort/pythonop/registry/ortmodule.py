@@ -18,7 +18,6 @@ from torch2ort.pythonop.attributes import ONNX_TYPES, call_attributes
 from torch2ort.pythonop.registry.inferers import Inferer
 from torch2ort.pythonop.registry.inplace import InplaceMap
 from torch2ort.pythonop.site import TENSOR, PythonOpSite, Site
-from torch2ort.sizes import expressions as sizes
 
 _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
@@ -30,6 +29,8 @@ def own_inferer(function: type | None) -> Inferer | None:
         return None
 
     def infer(node: PythonOpSite, shapes: list[Any], dtypes: list[torch.dtype]) -> Any:
+        from torch2ort.sizes import expressions as sizes  # sympy is slow to import
+
         given = [
             None if s is None else [d if isinstance(d, int) else sizes.text(d) for d in s] for s in shapes
         ]

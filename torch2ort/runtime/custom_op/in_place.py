@@ -17,8 +17,7 @@ import onnx
 from torch2ort.graph.graph_traversal import graphs_in, values_read
 from torch2ort.providers import CPU, name_of
 from torch2ort.pythonop import ONNX_TYPES, TENSOR, Site
-from torch2ort.pythonop.python_op_autograd import needed_inputs
-from torch2ort.pythonop.site import TensorType
+from torch2ort.pythonop.site import TensorType, needed_inputs
 
 # `kind`, key and value of a pair of an in-place map.
 Pair = tuple[str, int, int]

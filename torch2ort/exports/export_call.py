@@ -1,0 +1,117 @@
+"""A call of a model, traced and translated."""
+
+from __future__ import annotations
+
+import torch
+
+from torch2ort.cache.key.export_lock import exclusive
+from torch2ort.capture.gradient_hooks import hook_refused
+from torch2ort.capture.sample_call import Call, Purpose
+from torch2ort.capture.torch_modes import traceable_modes
+from torch2ort.capture.trace import Trace, trace
+from torch2ort.errors import ExportError
+from torch2ort.exports.graph_of_trace import graph_of_trace, log_graph
+from torch2ort.graph.debug_dumps import save_stage
+from torch2ort.graph.graph import GraphSignature
+from torch2ort.graph.interface import Interface
+from torch2ort.log import logger, quiet
+from torch2ort.options import Options
+from torch2ort.program.autocast_casts import settle_autocast
+from torch2ort.program.detach_range_bounds import detach_bounds
+from torch2ort.program.program import Program
+from torch2ort.program.target import Target
+from torch2ort.program.traced_program import kept_program, traced_program
+from torch2ort.pythonop.autocast import off
+from torch2ort.support.later import Later
+from torch2ort.support.startup_timing import TRACE, TRANSLATE, phase
+from torch2ort.symbolics import check
+from torch2ort.symbolics.lowering import lower, signature_of, sizes_of
+
+
+def export_call(
+    model: torch.nn.Module,
+    call: Call,
+    *,
+    training: bool | None,
+    target: Target,
+    options: Options,
+) -> Program:
+    """Export a call: trace it, and translate what is not translated when somebody asks.
+
+    Args:
+        model: the model.
+        call: the call.
+        training: the mode; ``None`` takes ``model.training``.
+        target: what the graph is for.
+        options: debugging.
+
+    Raises:
+        ExportError: see :func:`torch2ort.export`.
+    """
+    with phase(TRACE), quiet(), exclusive.exporting(), traceable_modes(call.modes):
+        traced = trace(model, call, training=training, fixed_sizes=target.is_trained)
+        if target.is_trained and traced.hooked:
+            raise hook_refused(model, f"{traced.hooked} puts a hook on a gradient,")
+        # In a model that trains nothing of its own, too, a result of ORTModule would require no gradient.
+        lost = call.modes.gradients and call.purpose is Purpose.MODULE and any(traced.ties.tracked)
+        if traced.outside and (target.is_trained or lost):
+            _refuse_outside(model, traced.outside)
+        with off():
+            sites = settle_autocast(
+                traced.program.graph_module, model, target, gradients=call.modes.gradients
+            )
+            traced.sites.update({site.key: site for site in sites})
+            detach_bounds(traced.program.graph_module)
+            return _program(model, call, traced, target, options)
+
+
+def _program(model: torch.nn.Module, call: Call, traced: Trace, target: Target, options: Options) -> Program:
+    """The program of a trace; the graph of one that is trained is translated once somebody asks for it."""
+    name = type(model).__name__
+    copied = operators = onnx = None
+    if target.is_trained:
+        check(traced.program, target)
+        signature, weights = signature_of(model, traced, call.schema)
+        copied = kept_program(traced)
+    if copied is None or options.save_onnx_dir is not None:
+        with phase(TRANSLATE):
+            graph, weights = lower(model, traced, call.schema, target)
+        save_stage(options, f"{name}_exported", graph.proto)
+        log_graph(name, graph)
+        signature = graph
+    interface = _interface(call, traced, signature)
+    if copied is not None:
+        operators = traced_program(copied, traced, signature)
+        logger.info("traced %s: %d operators", name, len(copied.graph.nodes))
+        if options.save_onnx_dir is None:
+            onnx = graph_of_trace(model, traced, call.schema, target)
+    return Program(
+        signature,
+        weights,
+        interface,
+        target.training,
+        traced.ties,
+        effects=traced.effects,
+        writer=_writer(signature, traced),
+        traced=None if operators is None else Later(lambda: operators),
+        onnx=onnx,
+    )
+
+
+def _writer(signature: GraphSignature, traced: Trace) -> str | None:
+    """The first Function that writes to objects, empty where the model writes; ``None`` if none does."""
+    functions = (site.func_name for site in traced.sites.values() if site.known_result.effects)
+    return "" if signature.mutations else next(functions, "" if traced.effects else None)
+
+
+def _interface(call: Call, traced: Trace, signature: GraphSignature) -> Interface:
+    sizes = sizes_of(traced, signature.inputs)
+    return Interface(call.signature, call.schema, traced.output_schema, sizes, traced.returned, call.same)
+
+
+def _refuse_outside(model: torch.nn.Module, what: str) -> None:
+    raise ExportError(
+        f"{type(model).__name__}: {what} uses a tensor that requires a gradient and is no "
+        f"parameter of the model, so that a graph would give it none. Make it a parameter of the "
+        f"model, or pass it as an argument"
+    )
