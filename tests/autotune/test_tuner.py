@@ -276,7 +276,7 @@ def test_another_machine_measures_for_itself(other, tmp_path, monkeypatch):
     store = Store(tmp_path)
     tune(store, faster("kernel"))
     if other == "processor":
-        monkeypatch.setattr(machines, "_processor", lambda: "another one")
+        monkeypatch.setattr(machines, "processor_name", lambda: "another one")
     options = Options(intra_op_threads=7 if other == "threads" else None)
     assert not is_kernel(tune(store, faster(RULE), options))
 

@@ -201,7 +201,7 @@ def test_a_module_out_of_the_cache_infers_like_eager(cache, nothing_is_built, mo
     ("owner", "name", "value"),
     [
         pytest.param(onnxruntime, "__version__", "99.1", id="version of the engine"),
-        pytest.param(optimized_model, "_machine", lambda: "another processor", id="machine"),
+        pytest.param(optimized_model, "processor_features", lambda: "another processor", id="machine"),
     ],
 )
 def test_what_another_engine_optimised_is_a_miss(cache, nothing_is_built, monkeypatch, owner, name, value):

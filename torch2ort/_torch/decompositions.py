@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -213,7 +213,7 @@ def decomposition_table(
     adapted: Callable[[dict[Any, Callable[..., Any]]], dict[Any, Callable[..., Any]]],
     *,
     decomposed: Iterable[OpOverload],
-    whole: Container[Any],
+    whole: Iterable[Any],
     over_fixed_sizes: Mapping[OpOverload, int],
     composites_only: bool,
 ) -> dict[Any, Callable[..., Any]]:
@@ -229,14 +229,37 @@ def decomposition_table(
         composites_only: leave every operator that is no composite as it is, unless ``own`` decomposes it:
             nobody made torch's decompositions for being differentiated afterwards.
     """
+    return _table(
+        frozenset(table),
+        frozenset(own.items()),
+        adapted,
+        frozenset(decomposed),
+        frozenset(whole),
+        frozenset(over_fixed_sizes.items()),
+        composites_only,
+        number_of_operators(),
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _table(
+    translated: frozenset[Any],
+    own: frozenset[tuple[Any, Callable[..., Any]]],
+    adapted: Callable[[dict[Any, Callable[..., Any]]], dict[Any, Callable[..., Any]]],
+    decomposed: frozenset[OpOverload],
+    whole: frozenset[Any],
+    over_fixed_sizes: frozenset[tuple[OpOverload, int]],
+    composites_only: bool,
+    operators: int,
+) -> dict[Any, Callable[..., Any]]:
     decompositions = {
         target: function
-        for target, function in untranslated(table).items()
+        for target, function in untranslated(translated, operators).items()
         if target not in whole and not _is_left(target, function, composites_only=composites_only)
     }
-    defaults = _defaults(number_of_operators())
+    defaults = _defaults(operators)
     decompositions.update({target: defaults[target] for target in decomposed})
-    for target, count in over_fixed_sizes.items():
+    for target, count in over_fixed_sizes:
         if target in decompositions:
             decompositions[target] = functools.partial(_of_fixed_sizes, decompositions[target], count)
     for bucketize in (torch.ops.aten.bucketize.Tensor, torch.ops.aten.bucketize.Scalar):

@@ -10,6 +10,7 @@
 | torch.onnx._internal.fx.passes.type_promotion | 2.13.0 |
 | torch.onnx._internal.exporter._decomp.create_onnx_friendly_decomposition_table | 2.11-2.15.0 |
 | ExportedProgram._graph_signature | 2.11-2.15.0 |
+| torch.library._defs, torch._C._dispatch_get_all_op_names | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import onnxscript.evaluator
@@ -46,6 +48,7 @@ with private_names("torch"):
     from torch.onnx._internal.fx.passes import type_promotion as _type_promotion
 
     need(torch.export.ExportedProgram, "_graph_signature")
+    need(torch.library, "_defs")
     need(_building.OpRecorder, "nodes")
     need(_core, "_exported_program_to_onnx_program")
     need(_decomp, "create_onnx_friendly_decomposition_table")
@@ -69,26 +72,54 @@ def _torchlib() -> _registration.ONNXRegistry:
 
 def registry(table: Table) -> _registration.ONNXRegistry:
     """Translations of torch.onnx with those of ``table`` in front of them."""
+    return _in_front([_registered(*entry).plain for entry in table.items()], _torchlib().functions)
+
+
+class _Registered(NamedTuple):
+    """A translation as torch.onnx has it, which reads its signature.
+
+    Attributes:
+        plain: the key that torch.onnx finds it by, and the translation.
+        apart: the same, as of :func:`_with_own_results`.
+    """
+
+    plain: tuple[Any, _registration.OnnxDecompMeta]
+    apart: tuple[Any, _registration.OnnxDecompMeta]
+
+    @classmethod
+    def of(cls, target: Any, function: Callable[..., Any]) -> _Registered:
+        """A translation of an operator."""
+        alone = _registration.ONNXRegistry()
+        with quiet():
+            alone.register_op(target, function, is_complex=getattr(function, OF_COMPLEX, False))
+        ((key, (meta,)),) = alone.functions.items()
+        return cls((key, meta), (key, _with_own_results(meta)))
+
+
+# A translation that is the same for many programs is registered once.
+_registered = functools.lru_cache(maxsize=4096)(_Registered.of)
+
+
+def _in_front(
+    own: Iterable[tuple[Any, _registration.OnnxDecompMeta]],
+    others: Mapping[Any, list[_registration.OnnxDecompMeta]],
+) -> _registration.ONNXRegistry:
     result = _registration.ONNXRegistry()
-    result.functions = {target: list(metas) for target, metas in _torchlib().functions.items()}
-    with quiet():
-        for target, function in table.items():
-            result.register_op(target, function, is_complex=getattr(function, OF_COMPLEX, False))
+    result.functions = {**others, **{key: [meta, *others.get(key, ())] for key, meta in own}}
     return result
 
 
-def _with_results_of_its_own(known: _registration.ONNXRegistry) -> _registration.ONNXRegistry:
+@functools.cache
+def _torchlib_with_own_results() -> dict[Any, list[_registration.OnnxDecompMeta]]:
+    return {target: list(map(_with_own_results, metas)) for target, metas in _torchlib().functions.items()}
+
+
+def _with_own_results(meta: _registration.OnnxDecompMeta) -> _registration.OnnxDecompMeta:
     """Keep a translation that has nothing to do from returning its argument.
 
     torch.onnx names a result after the operator, and would rename the argument.
     """
-    wrapped = _registration.ONNXRegistry()
-    for target, metas in known.functions.items():
-        wrapped.functions[target] = [
-            dataclasses.replace(meta, onnx_function=_fresh(meta.onnx_function), skip_signature_inference=True)
-            for meta in metas
-        ]
-    return wrapped
+    return dataclasses.replace(meta, onnx_function=_fresh(meta.onnx_function), skip_signature_inference=True)
 
 
 def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,13 +174,21 @@ def has_translation(node: torch.fx.Node, known: _registration.ONNXRegistry) -> b
     return _dispatching.dispatch(node, known)[0] is not None
 
 
-def to_onnx(program: torch.export.ExportedProgram, table: Table) -> ir.Model:
+def to_onnx(program: torch.export.ExportedProgram, table: Table, calls: Table) -> ir.Model:
     """Translate a decomposed program, with nothing pruned or optimised.
 
     ``torch.onnx.export`` would decompose a second time, and drop the values that only a mutation
     needs and the outputs that only a gradient reads.
+
+    Args:
+        program: the program.
+        table: translations that are the same for many programs.
+        calls: those of this program alone.
     """
-    known = _with_results_of_its_own(registry(table))
+    own = [_registered(*entry).apart for entry in table.items()]
+    # Nothing keeps what holds a program.
+    own += [_Registered.of(*entry).apart for entry in calls.items()]
+    known = _in_front(own, _torchlib_with_own_results())
     dtypes = {node: _dtype(node) for node in program.graph.nodes}
     with quiet():
         # torch 2.11 takes the first operator that runs here for the promoted one, and where an input
@@ -254,17 +293,25 @@ def sync_output_names(program: torch.export.ExportedProgram) -> None:
     program._graph_signature = dataclasses.replace(signature, output_specs=specs)
 
 
-def untranslated(table: Table) -> Mapping[Any, Callable[..., Any]]:
-    """Torch's decompositions of what neither torch.onnx nor ``table`` translates."""
-    return _untranslated(frozenset(table), number_of_operators())
-
-
 @functools.lru_cache(maxsize=16)
-def _untranslated(targets: frozenset[Any], _: int) -> Mapping[Any, Callable[..., Any]]:
+def untranslated(targets: frozenset[Any], operators: int) -> Mapping[Any, Callable[..., Any]]:
+    """Torch's decompositions of what neither torch.onnx nor we translate.
+
+    Args:
+        targets: the operators of our translations.
+        operators: of :func:`number_of_operators`.
+    """
     known: Any = {*targets, *(meta.fx_target for metas in _torchlib().functions.values() for meta in metas)}
     return _decomp.create_onnx_friendly_decomposition_table(known)
 
 
 def number_of_operators() -> int:
     """How many operators there are: a library that is imported later brings some, and decompositions."""
-    return len(torch._C._dispatch_get_all_op_names()) + len(torch._decomp.decomposition_table)
+    # Operators in C++ come with a module or a library. Their names are a list of thousands.
+    brought = len(sys.modules), len(torch.ops.loaded_libraries), len(torch.library._defs)
+    return _names_of_operators(brought) + len(torch._decomp.decomposition_table)
+
+
+@functools.lru_cache(maxsize=1)
+def _names_of_operators(_: tuple[int, ...]) -> int:
+    return len(torch._C._dispatch_get_all_op_names())

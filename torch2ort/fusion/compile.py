@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +35,7 @@ from torch2ort.fusion.region import (
     shapes_as_json,
 )
 from torch2ort.log import logger, quiet
+from torch2ort.support.processor import processor_features
 from torch2ort.support.startup_timing import SESSION, timed
 
 _LIBRARY = "regions.so"
@@ -109,7 +109,7 @@ def surroundings() -> dict[str, str]:
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "threads": str(_threads()),
         # The compiler writes for the very processor that it runs on.
-        "processor": _processor(),
+        "processor": processor_features(),
         "form": _FORM,
     }
 
@@ -228,13 +228,3 @@ def _decoded(text: str) -> Program:
 def _threads() -> int:
     """One, or as many as there are when it runs."""
     return 1 if torch.get_num_threads() == 1 else -1
-
-
-def _processor() -> str:
-    """What instructions there are."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    flags = next((line for line in lines if line.startswith("flags")), platform.processor())
-    return hashlib.sha256(flags.encode()).hexdigest()

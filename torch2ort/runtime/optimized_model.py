@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
-import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +13,7 @@ from torch2ort.options import Options
 from torch2ort.providers import session_providers
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers
+from torch2ort.support.processor import processor_features
 
 MODEL_FILE = "model.onnx"
 
@@ -66,19 +64,8 @@ def identity(options: Options) -> Mapping[str, str]:
     onnxruntime = private.onnxruntime()
     return {
         "onnxruntime": f"{onnxruntime.__version__} {onnxruntime.get_build_info()}",
-        "machine": _machine(),
+        # Optimised layouts depend on the width of the vectors: on another processor they would be wrong.
+        "machine": processor_features(),
         "deterministic": str(options.deterministic),
         "providers": json.dumps(session_providers(options.providers)),
     }
-
-
-@functools.cache
-def _machine() -> str:
-    # Optimised layouts depend on the width of the processor's vectors: on another one they would be wrong.
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as stream:
-            lines = stream.read(1 << 14).splitlines()
-        features = next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        features = platform.processor()
-    return f"{platform.machine()} {hashlib.sha256(features.encode()).hexdigest()}"

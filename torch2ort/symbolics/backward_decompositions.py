@@ -41,14 +41,16 @@ def _if_small(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return decompose
 
 
+_SMALL_DERIVATIVES: Table = {
+    aten.tanh_backward.default: _if_small(_tanh),
+    aten.sigmoid_backward.default: _if_small(_sigmoid),
+    aten.threshold_backward.default: _if_small(_threshold),
+}
+
+
 def with_small_derivatives(table: Table) -> Table:
     """``table`` with derivatives that are taken apart where the sample's tensors were small."""
-    return {
-        **table,
-        aten.tanh_backward.default: _if_small(_tanh),
-        aten.sigmoid_backward.default: _if_small(_sigmoid),
-        aten.threshold_backward.default: _if_small(_threshold),
-    }
+    return {**table, **_SMALL_DERIVATIVES}
 
 
 def _is_large(tensor: torch.Tensor) -> bool:

@@ -88,12 +88,11 @@ def translate(
         # Beside kernels a view is a copy.
         **dict.fromkeys(views, view if target.is_half else folded_view),
         **translation_table(target),
-        **(others or {}),
-        _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site),
     }
+    calls = {**(others or {}), _PYTHON_OP: lambda inputs, site: python_op(list(inputs), site)}
     given_up: set[str] = set()
     while True:
-        model, mutations = _to_onnx(prepared, target, table, given_up)
+        model, mutations = _to_onnx(prepared, target, table, calls, given_up)
         refuse_complex_values(model, program)
         cleanup(model)
         count_axes_from_the_front(model)
@@ -109,12 +108,16 @@ def translate(
 
 
 def _to_onnx(
-    prepared: Prepared, target: Target, table: Mapping[Any, Callable[..., Any]], given_up: set[str]
+    prepared: Prepared,
+    target: Target,
+    table: Mapping[Any, Callable[..., Any]],
+    calls: Mapping[Any, Callable[..., Any]],
+    given_up: set[str],
 ) -> tuple[ir.Model, tuple[Mutation, ...]]:
     program = prepared.program
     while True:
         try:
-            model = private.to_onnx(program, table)
+            model = private.to_onnx(program, table, calls)
             break
         except private.ConversionError as error:
             cause = _innermost(error)
