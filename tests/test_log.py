@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bdb
 import logging
+import os
 import subprocess
 import sys
 import warnings
@@ -99,7 +100,12 @@ def test_other_ranks_speak_to_developers_alone(name, shown, caplog, monkeypatch)
 def test_the_records_of_two_ranks(tmp_path):
     address = f"file://{tmp_path / 'meeting'}"
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANKS, str(n), address], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS, str(n), address],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TORCH2ORT_CACHE_DIR": ""},
+        )
         for n in (0, 1)
     ]
     texts = [rank.communicate(timeout=100)[1] for rank in ranks]

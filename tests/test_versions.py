@@ -11,8 +11,9 @@ from torch2ort.support.versions import TESTED, Tested, installed, need
 
 
 def imported_with(change: str) -> str:
-    """What a new process prints that changes something of a package and then imports from torch2ort."""
-    script = f"import warnings\nwarnings.simplefilter('always')\n{change}\nfrom torch2ort import export\n"
+    """What a new process prints that changes something of a package and then imports what exports."""
+    imports = "from torch2ort.exports import export_call"
+    script = f"import warnings\nwarnings.simplefilter('always')\n{change}\n{imports}\n"
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
     ).stderr

@@ -17,6 +17,7 @@ from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
 from torch2ort.providers import CUDA
+from torch2ort.support.later import Later
 from torch2ort.support.legacy_env_vars import warn_of_former_names
 from torch2ort.training.device_providers import refuse_untried
 from torch2ort.training.ort_targets import refuse_providers
@@ -60,12 +61,11 @@ class _Forward:
     """
 
     def __get__(self, module: ORTModule | None, kind: Any = None) -> Any:
-        function = kind._torch2ort_hidden
-        if function is None:
-            function = kind._torch2ort_forward
-            # It takes long to import, and compiles nothing before somebody has imported it.
-            if "torch._dynamo" in sys.modules:
-                function = kind._torch2ort_hidden = _hidden_from_dynamo(function)
+        function = kind._torch2ort_forward
+        # It takes long to import, and compiles nothing before somebody has imported it.
+        runner = getattr(kind, "_torch2ort_runner", None)
+        if runner is not None and "torch._dynamo" in sys.modules:
+            function = runner.hidden_forward.get()
         if module is None:
             return function
         own = kind._torch2ort_state.get("forward")
@@ -112,7 +112,6 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
     _torch2ort_runner: Runner
     _torch2ort_state: dict[str, Any]
     _torch2ort_forward: Callable[..., Any] = _no_model
-    _torch2ort_hidden: Callable[..., Any] | None = None
 
     forward: Any = _Forward()
 
@@ -126,6 +125,8 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         refuse_untried(options)
         refuse_providers(options, CUDA)
         runner = Runner(model, options)
+        forward = _forward_of(type(model), runner)
+        runner.hidden_forward = Later(lambda: _hidden_from_dynamo(forward))
         namespace: dict[str, Any] = {
             "__doc__": type(model).__doc__,
             "__module__": type(model).__module__,
@@ -133,8 +134,7 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
             **_attributes_of(type(model), cls),
             "_torch2ort_runner": runner,
             "_torch2ort_state": {},
-            "_torch2ort_forward": _forward_of(type(model), runner),
-            "_torch2ort_hidden": None,
+            "_torch2ort_forward": forward,
         }
         named = type(model) if cls is ORTModule else cls
         kind = types.new_class(

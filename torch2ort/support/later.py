@@ -23,12 +23,13 @@ class Later(Generic[_Value]):
 
     def get(self) -> _Value:
         """The value; only before :meth:`forget`."""
-        with self._lock:
-            if not self._made:
-                assert self._make is not None, "the value was let go of"
-                self._made.append(self._make())
-                self._make = None
-            return self._made[0]
+        if not self._made:
+            with self._lock:
+                if not self._made:
+                    assert self._make is not None, "the value was let go of"
+                    self._made.append(self._make())
+                    self._make = None
+        return self._made[0]
 
     def forget(self) -> None:
         """Let go of the value, and of what makes it."""

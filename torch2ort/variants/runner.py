@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level
 from torch2ort.options import Options
 from torch2ort.program.program import Program
+from torch2ort.support.later import Later
 from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
 from torch2ort.training import autograd_function
 from torch2ort.training.verification import Verification
@@ -38,10 +39,12 @@ class Runner:
         options: settings.
         startup: what exports and first runs took.
         profile: what watches the next calls; ``None`` if nothing does.
+        hidden_forward: the wrapper's ``forward`` as torch.compile calls it.
         counted_in_keys: the attributes that an export's key has, where the code of a model reaches its own
             ORTModule, as it does inside of accelerate's autocast; the others change with every call.
     """
 
+    hidden_forward: Later[Callable[..., Any]]
     counted_in_keys = frozenset({"model", "options"})
 
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
