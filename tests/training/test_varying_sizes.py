@@ -274,6 +274,38 @@ def test_a_third_graph_says_which_line_takes_a_size_for_a_number(caplog) -> None
     ]
 
 
+class Shortcut(torch.nn.Module):
+    """Its derivative tells maps of one pixel from others, which forward does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(1, 2, 3, stride=2, padding=1)
+        self.block = torch.nn.Conv2d(2, 2, 3, stride=2, padding=1)
+        self.short = torch.nn.Conv2d(2, 2, 1, stride=2)
+
+    def forward(self, x):
+        h = F.max_pool2d(self.first(x).relu(), 3, 2, 1)
+        return (self.block(h) + self.short(h)).mean((2, 3))
+
+
+def images(batch: int, width: int) -> tuple[torch.Tensor]:
+    return (torch.randn(batch, 1, width, width),)
+
+
+IMAGES = ((4, 16), (3, 16), (5, 24), (2, 4), (3, 12), (4, 16))
+
+
+def test_sizes_that_the_derivative_alone_tells_apart_have_graphs_of_their_own() -> None:
+    assert graphs_of(Shortcut(), IMAGES, images) == [0, 1, 1, 2, 1, 0]
+
+
+def test_a_graph_out_of_the_cache_serves_the_sizes_of_its_derivative(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCH2ORT_CACHE_DIR", str(tmp_path))
+    graphs_of(Shortcut(), IMAGES[1:3], images)
+    found = graphs_of(Shortcut(), IMAGES[1:], images)
+    assert found[2] not in (found[0], found[1], found[3])
+
+
 # One engine has a graph for all sizes, and the other for each: it computes with no fraction of a size, or
 # what PyTorch's derivative assumes does not hold for all of them.
 EITHER = {

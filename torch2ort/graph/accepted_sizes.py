@@ -77,6 +77,11 @@ class Sizes:
         self._compiled = [(text, _compile(text)) for text in guards]
         self._accepted: set[tuple[tuple[int, ...], ...]] = set()
 
+    def narrowed(self, conditions: Mapping[str, str]) -> Sizes:
+        """Those of these sizes for which further guards hold, each with its line."""
+        guards = (*self.guards, *conditions)
+        return Sizes(self.names, self.dims, self.ranges, guards, {**self.lines, **conditions})
+
     def mismatch(self, shapes: Shapes) -> str | None:
         """``None`` if the graph holds for ``shapes``, else a sentence: where, expected, given, what to do."""
         key = tuple(tuple(s) for s in shapes)

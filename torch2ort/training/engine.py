@@ -128,6 +128,7 @@ class Engine:
         self.differentiable = tuple(sorted(plan.tangents))
         self.needed = plan.needed
         self.read_outputs = plan.read_outputs
+        self.conditions = plan.conditions
         self.copied = tuple(i for i in plan.needed if i in written)
         self.weights = tuple(self._signature.weights.values())
         self.moving = MovingFeeds()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import NoReturn
 
 import torch
 
@@ -25,11 +27,19 @@ from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import Constant, TracedProgram
 from torch2ort.pythonop import Site
-from torch2ort.sizes.unbacked_sizes import Conditions, conditions, line_of_last_condition
+from torch2ort.sizes.unbacked_sizes import (
+    Conditions,
+    added_conditions,
+    conditions,
+    line_of_last_condition,
+    lines_of_conditions,
+)
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan, arguments_of
 
 # In front of the name of a model's tensor that the graph is not fed with.
 _OWNED = "model:"
+# In a condition that leaves one size.
+_FIXES = "=="
 
 
 class Planner:
@@ -99,7 +109,8 @@ class Planner:
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
         planner = cls(joint, feeds, target, source.conditions, fuses, tuner)
         fetched = (*joint.outputs, *_written(signature, source, joint, requires_grad))
-        return planner, planner._forward(source, fetched, reach)
+        plan = planner._forward(source, fetched, reach)
+        return planner, replace(plan, conditions=planner._narrow(signature, source))
 
     def _forward(self, source: TracedProgram, fetched: Sequence[torch.fx.Node], reach: Reach) -> ForwardPlan:
         joint, kept = self.joint, self._split.kept
@@ -142,12 +153,31 @@ class Planner:
         lowered = lower_half(half, half_of(self._target, in_onnx))
         graph = self.joint.graph_module.graph
         refuse_assumed_of_half(graph, is_forward=is_forward, checked=self.joint.checked)
-        if conditions(graph).on_inputs > self._known.on_inputs:
-            raise UnsupportedOperatorError(
-                f"the derivative of the model holds for some only of the sizes that it was exported for: "
-                f"it needs {line_of_last_condition(graph)}. Export with these sizes fixed"
-            )
+        if not is_forward and conditions(graph).on_inputs > self._known.on_inputs:
+            self._refuse_sizes()
         return lowered
+
+    def _refuse_sizes(self) -> NoReturn:
+        raise UnsupportedOperatorError(
+            f"the derivative of the model holds for some only of the sizes that it was exported for: "
+            f"it needs {line_of_last_condition(self.joint.graph_module.graph)}. Export with these sizes fixed"
+        )
+
+    def _narrow(self, signature: GraphSignature, source: TracedProgram) -> dict[str, str]:
+        """The conditions on sizes that the derivative adds to the exported graph's, and their lines.
+
+        Raises:
+            UnsupportedOperatorError: one fixes a size, or the inputs' sizes do not tell whether it holds.
+        """
+        graph = self.joint.graph_module.graph
+        placeholders = source.graph_module.graph.find_nodes(op="placeholder")
+        values = {feed: n.meta["val"] for n, feed in zip(placeholders, source.feeds, strict=True)}
+        found = added_conditions(graph, self._known, [values[name] for name in signature.inputs])
+        if any(_FIXES in condition for condition in found):
+            self._refuse_sizes()
+        self._known = conditions(graph)
+        lines = lines_of_conditions(graph)
+        return {condition: lines.get(condition, "") for condition in found}
 
     def _feeds(self, inputs: Collection[int]) -> tuple[int, ...]:
         return tuple(sorted({self.feeds[i] for i in inputs if self.feeds[i] >= 0}))

@@ -6,7 +6,7 @@ What makes a plan is in ``planning.py``, what runs it in ``engine.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
@@ -43,6 +43,8 @@ class ForwardPlan:
         needed: feeds whose memory is read after forward.
         written: feeds that forward writes to.
         read_outputs: outputs whose memory is read after forward.
+        conditions: those on sizes, over ``size(input, dimension)``, that the derivative adds to the exported
+            graph's -> the line of the model of each, empty where that is not known.
     """
 
     half: Lowered
@@ -55,6 +57,7 @@ class ForwardPlan:
     needed: tuple[int, ...]
     written: tuple[int, ...]
     read_outputs: tuple[int, ...]
+    conditions: Mapping[str, str] = field(default_factory=dict)
 
     def stored(self, key: Key) -> Kept:
         """The plan as the cache keeps it.
@@ -81,6 +84,7 @@ class ForwardPlan:
             "needed": list(self.needed),
             "written": list(self.written),
             "read_outputs": list(self.read_outputs),
+            "conditions": dict(self.conditions),
             "functions": places_of(self.half.calls, key),
         }
         files = {f"constant_{i}": _bytes(constant.value) for i, constant in enumerate(constants)}
@@ -113,6 +117,7 @@ class ForwardPlan:
             needed=tuple(data["needed"]),
             written=tuple(data["written"]),
             read_outputs=tuple(data["read_outputs"]),
+            conditions=data["conditions"],
         )
 
 

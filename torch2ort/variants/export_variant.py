@@ -64,9 +64,8 @@ def _for_varying_sizes(
     for varying in choices:
         try:
             variant = _variant(model, options, call, varying)
-            if variant.program.interface.sizes.mismatch(shapes) is not None:
+            if not _fits(variant, shapes):
                 continue
-            _try_engine(variant)
         except Exception as error:
             # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
             logger.info("no graph for varying sizes (%s); exporting for fewer", error)
@@ -81,17 +80,20 @@ def _for_these_sizes(model: torch.nn.Module, options: Options, call: Call) -> Va
     fixed = [None] * len(call.tensors)
     variant = _variant(model, options, call, fixed)
     try:
-        _try_engine(variant)
+        if _fits(variant, tuple(tensor.shape for tensor in call.tensors)):
+            return variant
     except Exception as error:
         logger.info("the graph for varying sizes in the cache cannot be trained (%s)", error)
-        variant = _variant(model, options, call, fixed, any_sizes=False)
-    return variant
+    return _variant(model, options, call, fixed, any_sizes=False)
 
 
-def _try_engine(variant: Variant) -> None:
-    """Build the engine of a graph whose sizes vary, where that tells whether it can be trained with them."""
+def _fits(variant: Variant, shapes: Shapes) -> bool:
+    """Whether a graph takes some sizes, with its derivatives where it is trained and its sizes vary."""
+    if variant.program.interface.sizes.mismatch(shapes) is not None:
+        return False
     if variant.varies and variant.requires_grad and variant.program.traced is not None:
-        variant.training_engine()
+        variant.narrow()
+    return variant.program.interface.sizes.mismatch(shapes) is None
 
 
 def _variant(

@@ -129,6 +129,14 @@ class Variant:
                     self._training = engine_of(self.program, self.requires_grad, self.options)
         return self._training
 
+    def narrow(self) -> None:
+        """Accept the sizes alone that the derivatives hold for; builds the engine that computes them."""
+        conditions = self.training_engine().conditions
+        if conditions:
+            interface = self.program.interface
+            interface = replace(interface, sizes=interface.sizes.narrowed(conditions))
+            self.program = replace(self.program, interface=interface)
+
     def inference_engine(self) -> InferenceEngine:
         """The engine that runs forward only."""
         if self._inference is None:
