@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import gc
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
 from tests.support import device
-from torch2ort.cache.store import location
 from torch2ort.runtime import stock
 
 LONG = os.environ.get("TORCH2ORT_LONG", "0") not in ("", "0")
@@ -72,21 +67,11 @@ def _few_objects_to_collect() -> None:
     gc.freeze()
 
 
-@functools.cache
-def _cache_of_children() -> Path:
-    """A cache folder for the processes that tests start: never the caller's own."""
-    folder = tempfile.TemporaryDirectory(prefix="torch2ort-tests-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
-
-
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Seed torch, use one thread, and hide the caller's TORCH2ORT_ settings and export cache."""
+    """Seed torch, use one thread, and hide the caller's TORCH2ORT_ settings."""
     for variable in [name for name in os.environ if name.startswith("TORCH2ORT_")]:
         monkeypatch.delenv(variable)
-    monkeypatch.setattr(location, "users_folder", lambda: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(_cache_of_children()))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     # Not 0: once onnxruntime-training is imported, the first two dropout masks after seed 0 are equal.
