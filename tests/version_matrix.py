@@ -213,7 +213,8 @@ def _copy_of_tests(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name in ("tests", "examples", "docs", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "constraints.txt", "Makefile", *(page.name for page in ROOT.glob("*.md"))):
+    files = ("conftest.py", "pyproject.toml", "constraints.txt", "Makefile")
+    for name in (*files, *(page.name for page in ROOT.glob("*.md"))):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
