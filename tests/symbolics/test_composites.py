@@ -56,6 +56,6 @@ def test_torch_export_is_as_it_was_when_an_export_ends(monkeypatch) -> None:
         yield
 
     monkeypatch.setattr(exported_program, "_override_composite_implicit_decomp", unexpected)
-    with private.composites_found_once():
+    with private._composites_found_once():
         assert exported_program._override_composite_implicit_decomp is private._overridden
     assert exported_program._override_composite_implicit_decomp is unexpected

@@ -59,7 +59,7 @@ with private_names("torch"):
 
 
 @contextmanager
-def composites_found_once() -> Iterator[None]:
+def _composites_found_once() -> Iterator[None]:
     """Have torch.export find all composites once, and give each its kernels without ceremony.
 
     torch asks the dispatcher for them again for each of some thirty namespaces, three times a program,
@@ -270,12 +270,12 @@ def _table(
 
 
 @functools.lru_cache(maxsize=1)
-@composites_found_once()
+@_composites_found_once()
 def _defaults(_: int) -> Mapping[OpOverload, Callable[..., Any]]:
     return dict(torch.export.default_decompositions().items())
 
 
-@composites_found_once()
+@_composites_found_once()
 def decompose(
     program: torch.export.ExportedProgram, decompositions: Mapping[Any, Callable[..., Any]]
 ) -> torch.export.ExportedProgram:

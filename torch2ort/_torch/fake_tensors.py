@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -54,10 +55,15 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode | None:
 
 def is_known(condition: bool | torch.SymBool) -> bool:
     """Whether ``condition`` holds for every size; ``False`` too where nobody can tell."""
+    return bool(_statically_known_true()(condition))
+
+
+@functools.cache
+def _statically_known_true() -> Callable[[bool | torch.SymBool], bool]:
+    """The function of torch: with sympy it is slow to import, and a start out of the cache needs neither."""
     with private_names("torch"):
-        # With sympy it is slow to import, and a start out of the cache needs neither.
         from torch.fx.experimental.symbolic_shapes import statically_known_true
-    return bool(statically_known_true(condition))
+    return statically_known_true
 
 
 def is_never_zero(size: int | torch.SymInt) -> bool:
