@@ -67,7 +67,16 @@ def test_there_is_nothing_before_the_first_call(started):
 
 
 def test_the_phases_are_these_in_this_order(started):
-    names = ["cache look-up", "trace", "translate", "shapes", "differentiate", "session", "first run"]
+    names = [
+        "cache look-up",
+        "imports",
+        "trace",
+        "translate",
+        "shapes",
+        "differentiate",
+        "session",
+        "first run",
+    ]
     assert list(started[0].startup) == names == list(PHASES)
 
 
@@ -87,7 +96,7 @@ def test_the_phases_add_up_to_what_was_waited_for(started):
 def test_one_line_at_warning_has_total_and_export(started):
     (record,) = [r for r in started[2] if r.levelno == logging.WARNING]
     seconds = started[0].startup
-    export = sum(seconds[name] for name in ("cache look-up", "trace", "translate", "shapes"))
+    export = sum(seconds[name] for name in ("cache look-up", "imports", "trace", "translate", "shapes"))
     expected = f"Model: ready after {sum(seconds.values()):.2f} s (export {export:.2f} s)"
     assert record.getMessage() == expected
 

@@ -178,7 +178,7 @@ def key_of(model: torch.nn.Module, *args: Any, sizes: Any = None, **settings: An
     signature = io_schema.Signature.of(model.forward)
     tensors, schema = io_schema.flatten(signature.bind(args or (torch.zeros(3, 4),), {}))
     texts = sizes or [f"{list(t.shape)} {list(t.stride())}" for t in tensors]
-    return dependencies(model, tensors, schema, texts, {"opset": 18, **settings}).key()
+    return dependencies(model, tensors, schema).key(texts, {"opset": 18, **settings})
 
 
 def key_of_source(source: str, *args: Any) -> Key:

@@ -19,9 +19,9 @@ from tests.models.test_autograd_functions import Around, Mlp
 from tests.models.test_convolutional import ConvNet
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Constants, Numpy, Square, TwoOutputs, scaled
+from torch2ort.cache.key import key
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import ExportError, Torch2OrtWarning
-from torch2ort.runtime import cached_session as kept
 from torch2ort.runtime import optimized_model
 from torch2ort.symbolics.backward_decompositions import LARGE
 from torch2ort.training import plan_builder
@@ -189,7 +189,7 @@ def test_a_module_out_of_the_cache_infers_like_eager(cache, nothing_is_built, mo
     with torch.no_grad():
         torch2ort.ORTModule(Around(call))(x)
         nothing_is_built()
-        monkeypatch.setattr(kept, "optimize", None)
+        monkeypatch.setattr(optimized_model, "_optimized", None)
         model = Around(call)
         module = torch2ort.ORTModule(copy.deepcopy(model))
         for _ in range(3):
@@ -211,6 +211,20 @@ def test_what_another_engine_optimised_is_a_miss(cache, nothing_is_built, monkey
     monkeypatch.setattr(owner, name, value)
     with pytest.raises(AssertionError, match="something was built"):
         torch2ort.ORTModule(Around(Square.apply))(X)
+
+
+def test_a_start_out_of_the_cache_walks_over_the_model_once(cache, monkeypatch):
+    torch2ort.ORTModule(Around(Square.apply))(X).sum().backward()
+    walks = []
+    walk = key.Walk.run
+
+    def counted(self: key.Walk) -> None:
+        walks.append(self)
+        walk(self)
+
+    monkeypatch.setattr(key.Walk, "run", counted)
+    torch2ort.ORTModule(Around(Square.apply))(X).sum().backward()
+    assert len(set(map(id, walks))) == 1
 
 
 def test_sizes_that_vary_are_a_hit_in_another_order(cache, nothing_is_built):

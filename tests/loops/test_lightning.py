@@ -149,7 +149,7 @@ def test_a_forward_that_builds_objects_depends_on_no_trainer(tmp_path):
     trainer.strategy.connect(model)
     model.trainer = trainer
     tensors, schema = io_schema.flatten({"x": torch.zeros(8, 4)})
-    found = dependencies(model, tensors, schema, [""], {}, with_hooks=False, in_process=True)
+    found = dependencies(model, tensors, schema, with_hooks=False)
     assert [part for part in found.components if "rainer" in part] == []
 
 

@@ -29,7 +29,7 @@ nn = torch.nn
 def found(model: nn.Module) -> Dependencies:
     """What a graph of ``model`` depends on."""
     tensors, schema = io_schema.flatten({"x": torch.randn(3, 4)})
-    return dependencies(model, tensors, schema, [""], {}, with_hooks=False, in_process=True)
+    return dependencies(model, tensors, schema, with_hooks=False)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.cache.key.key import INLINES_FUNCTIONS
+from torch2ort.cache.key.key import Dependencies, dependencies
 from torch2ort.capture.gradient_hooks import backward_hook, hook_refused
 from torch2ort.capture.plain_tensors import refuse_untraceable
 from torch2ort.capture.sample_call import Call, DimSpec, Purpose
@@ -21,7 +21,7 @@ from torch2ort.program.target import Target
 from torch2ort.program.traced_program import TracedProgram
 from torch2ort.sizes.memory_layout import form_of
 from torch2ort.support.later import Later
-from torch2ort.support.startup_timing import TRACE, phase
+from torch2ort.support.startup_timing import IMPORTS, phase
 
 
 def build(
@@ -32,6 +32,7 @@ def build(
     target: Target,
     options: Options,
     any_sizes: bool = True,
+    found: Callable[[], Dependencies] | None = None,
 ) -> Program:
     """The program of one call, out of the export cache or exported: what ``export`` and ``ORTModule`` share.
 
@@ -42,6 +43,7 @@ def build(
         target: what the graph is for.
         options: cache and debugging.
         any_sizes: whether a graph of the cache serves an ORTModule in which more sizes vary than asked for.
+        found: gives what the graph depends on, where the caller knows it; else the model is walked for it.
 
     Raises:
         ExportError: see :func:`export`.
@@ -61,18 +63,20 @@ def build(
         "hooks of the model": call.purpose is Purpose.FILE,
         "numbers as inputs": sorted(call.numbers),
         "identical inputs": list(call.same),
-        INLINES_FUNCTIONS: target.inlines_functions,
+        "inlines Functions": target.inlines_functions,
     }
+    inlines = target.inlines_functions
+    found = found or (lambda: dependencies(model, call.tensors, call.schema, inlines_functions=inlines))
 
     def afresh(call: Call = call) -> Program:
         # What traces takes long to import, and a start out of the cache does not trace.
-        with phase(TRACE):
+        with phase(IMPORTS):
             from torch2ort.exports.export_call import export_call
 
         return export_call(model, call, training=training, target=target, options=options)
 
     any_sizes &= call.purpose is Purpose.MODULE
-    program = reuse_or_build(model, call, settings, options, afresh, any_sizes=any_sizes)
+    program = reuse_or_build(model, call, found, settings, options, afresh, any_sizes=any_sizes)
     if target.is_trained and program.traced is None:
         again = call._replace(dim_specs=_dim_specs(program.interface.sizes))
         zeros = _zeros(again)

@@ -17,7 +17,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
-from torch2ort.cache.key.key import Key, Unkeyable, dependencies, tensor_of
+from torch2ort.cache.key.key import Dependencies, Key, Unkeyable, tensor_of
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import on_miss, sentence_of_miss
 from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
@@ -47,6 +47,7 @@ _IN_MEMORY = " in memory "
 def reuse_or_build(
     model: torch.nn.Module,
     call: Call,
+    found: Callable[[], Dependencies],
     settings: Mapping[str, Any],
     options: Options,
     build: Callable[[], Program],
@@ -58,7 +59,8 @@ def reuse_or_build(
     Args:
         model: the model.
         call: the sample call.
-        settings: plain values that the graph depends on besides.
+        found: gives what the graph depends on.
+        settings: plain values that it depends on besides.
         options: folder of the cache, and its limit.
         build: exports the model.
         any_sizes: whether a graph serves, too, in which more sizes vary than the call asks for.
@@ -76,18 +78,18 @@ def reuse_or_build(
         reason = "save_onnx_dir asks for the graph of every stage, which only an export makes."
         return _bypassed(build(), reason)
     try:
-        keys = _keys(model, call, settings)
+        keys = _keys(found(), call, settings)
     except Unkeyable as unkeyable:
         return _bypassed(build(), f"{unkeyable}.")
-    found, key = _find(store, keys, model, call, any_sizes=any_sizes)
-    if found is not None:
-        return found
+    program, key = _find(store, keys, model, call, any_sizes=any_sizes)
+    if program is not None:
+        return program
     with exclusive.looking(), store.lock(keys[0].digest) as locked:
         if locked:
             # Another process may have built it while this one waited.
-            found, key = _find(store, keys, model, call, any_sizes=any_sizes)
-            if found is not None:
-                return found
+            program, key = _find(store, keys, model, call, any_sizes=any_sizes)
+            if program is not None:
+                return program
         _log_miss(store, key)
         # Who takes any sizes has another way if an export with sizes that vary fails.
         failures = _Failures(store, keys[0]) if any_sizes and any(call.dim_specs) else None
@@ -135,19 +137,16 @@ def _bypassed(program: Program, reason: str) -> Program:
     return replace(program, report=CacheReport(bypass_reason=reason))
 
 
-def _keys(model: torch.nn.Module, call: Call, settings: Mapping[str, Any]) -> tuple[Key, ...]:
+def _keys(found: Dependencies, call: Call, settings: Mapping[str, Any]) -> tuple[Key, ...]:
     """Keys to look under: for any size of the dimensions that vary, and for just these sizes."""
     sizes = [_describe_sizes(t, spec) for t, spec in zip(call.tensors, call.dim_specs, strict=True)]
-    memory = [memory_form(tensor) for tensor in call.tensors]
-    found = dependencies(model, call.tensors, call.schema, _together(sizes, memory), settings)
-    key = found.key()
-    if found.reads_strides:
-        memory = [memory_form(t, strides=True, offset=found.reads_offsets) for t in call.tensors]
-        key = key.with_sizes(_together(sizes, memory))
+    strides, offset = found.reads_strides, found.reads_offsets
+    memory = [memory_form(tensor, strides=strides, offset=strides and offset) for tensor in call.tensors]
+    key = found.key(_together(sizes, memory), settings)
     if not any(call.dim_specs):
         return (key,)
     these = [f"{text} for {list(tensor.shape)}" for text, tensor in zip(sizes, call.tensors, strict=True)]
-    return key, key.with_sizes(_together(these, memory))
+    return key, found.key(_together(these, memory), settings)
 
 
 def _together(sizes: Sequence[str], memory: Sequence[Hashable]) -> list[str]:

@@ -17,6 +17,7 @@ from torch2ort.log import is_shown, logger
 from torch2ort.support.progress import shown
 
 LOOK_UP = "cache look-up"
+IMPORTS = "imports"
 TRACE = "trace"
 TRANSLATE = "translate"
 SHAPES = "shapes"
@@ -24,9 +25,9 @@ DIFFERENTIATE = "differentiate"
 SESSION = "session"
 FIRST_RUN = "first run"
 
-PHASES = (LOOK_UP, TRACE, TRANSLATE, SHAPES, DIFFERENTIATE, SESSION, FIRST_RUN)
+PHASES = (LOOK_UP, IMPORTS, TRACE, TRANSLATE, SHAPES, DIFFERENTIATE, SESSION, FIRST_RUN)
 # What an export is made of, whatever runs the graph.
-EXPORT = (LOOK_UP, TRACE, TRANSLATE, SHAPES)
+EXPORT = (LOOK_UP, IMPORTS, TRACE, TRANSLATE, SHAPES)
 
 # Seconds that are no start.
 _NOTHING = 1e-3

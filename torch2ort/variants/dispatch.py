@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -168,8 +169,9 @@ class Choice:
         assumed, _ = self.assumptions.now(key, tensors, schema)
         variant = assumed.family.find(shapes)
         if variant is None:
+            found = functools.partial(self.assumptions.for_key, assumed, tensors, schema)
             with self._startup.recording(TRACE):
-                variant = export_variant(self._model, self._options, assumed.family, call, shapes)
+                variant = export_variant(self._model, self._options, assumed.family, call, shapes, found)
             self.assumptions.after_export(assumed, tensors, schema, variant.program.effects.unread)
         return assumed, variant
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
-from torch2ort.cache.key.key import named_tensors, tensor_of
+from torch2ort.cache.key.key import Dependencies, named_tensors, tensor_of
 from torch2ort.capture.plain_tensors import ordinary
 from torch2ort.capture.sample_call import Call, DimSpec, Purpose
 from torch2ort.errors import ExportError
 from torch2ort.exports.build import build
 from torch2ort.log import logger
 from torch2ort.options import Options, with_arguments
-from torch2ort.program.program import Program
 from torch2ort.training.device_providers import on_their_device
 from torch2ort.training.ort_targets import inference_target, training_target
 from torch2ort.variants.live_weights import PresentWeights
@@ -22,7 +22,12 @@ from torch2ort.variants.shape_variants import Family, Shapes, Variant
 
 
 def export_variant(
-    model: torch.nn.Module, options: Options, family: Family, call: Call, shapes: Shapes
+    model: torch.nn.Module,
+    options: Options,
+    family: Family,
+    call: Call,
+    shapes: Shapes,
+    found: Callable[[], Dependencies],
 ) -> Variant:
     """Export a graph that takes a call, and add it to the graphs of its state.
 
@@ -32,6 +37,7 @@ def export_variant(
         family: the graphs of its state.
         call: the call.
         shapes: of the call's tensors.
+        found: gives what a graph of the model depends on.
 
     Raises:
         ExportError: the call cannot be a graph; says why.
@@ -46,9 +52,10 @@ def export_variant(
         logger.warning(
             "%s: the graph for sizes that vary does not serve this call: %s", type(model).__name__, why
         )
-    variant = _for_varying_sizes(model, options, family, call, shapes)
+    export = functools.partial(_variant, model, options, found)
+    variant = _for_varying_sizes(export, family, call, shapes)
     if variant is None:
-        variant = _for_these_sizes(model, options, call)
+        variant = _for_these_sizes(export, call)
     variant.program.effects.take()
     family.variants.append(variant)
     family.by_shapes[shapes] = variant
@@ -56,14 +63,14 @@ def export_variant(
 
 
 def _for_varying_sizes(
-    model: torch.nn.Module, options: Options, family: Family, call: Call, shapes: Shapes
+    export: Callable[..., Variant], family: Family, call: Call, shapes: Shapes
 ) -> Variant | None:
     """A variant for sizes that vary; ``None`` if none do, or there is none."""
     choices = [choice for choice in family.varying(shapes) if choice not in family.refused]
     family.seen.append(shapes)
     for varying in choices:
         try:
-            variant = _variant(model, options, call, varying)
+            variant = export(call, varying)
             if not _fits(variant, shapes):
                 continue
         except Exception as error:
@@ -75,16 +82,16 @@ def _for_varying_sizes(
     return None
 
 
-def _for_these_sizes(model: torch.nn.Module, options: Options, call: Call) -> Variant:
+def _for_these_sizes(export: Callable[..., Variant], call: Call) -> Variant:
     """A variant for the call's sizes, whatever others it takes."""
     fixed = [None] * len(call.tensors)
-    variant = _variant(model, options, call, fixed)
+    variant = export(call, fixed)
     try:
         if _fits(variant, tuple(tensor.shape for tensor in call.tensors)):
             return variant
     except Exception as error:
         logger.info("the graph for varying sizes in the cache cannot be trained (%s)", error)
-    return _variant(model, options, call, fixed, any_sizes=False)
+    return export(call, fixed, any_sizes=False)
 
 
 def _fits(variant: Variant, shapes: Shapes) -> bool:
@@ -99,13 +106,27 @@ def _fits(variant: Variant, shapes: Shapes) -> bool:
 def _variant(
     model: torch.nn.Module,
     options: Options,
+    found: Callable[[], Dependencies],
     call: Call,
     dim_specs: Sequence[DimSpec],
     *,
     any_sizes: bool = True,
 ) -> Variant:
     tensors, modes = call.tensors, call.modes
-    program = _program(model, options, call, dim_specs, any_sizes=any_sizes)
+    # Of its own for each attempt: torch.export leaves marks on them when it fails.
+    samples = [ordinary(t) for t in tensors]
+    trained = modes.gradients and any(
+        t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
+    )
+    program = build(
+        model,
+        call._replace(tensors=samples, dim_specs=dim_specs, purpose=Purpose.MODULE),
+        training=None,
+        target=training_target(options) if trained else inference_target(options),
+        options=options,
+        any_sizes=any_sizes,
+        found=found,
+    )
     if not modes.gradients and program.ties.any_requires_gradient_itself():
         raise ExportError(
             f"{type(model).__name__}: forward was called with gradients switched off, switches them "
@@ -123,23 +144,3 @@ def _variant(
     options = with_arguments(options, deterministic=True if modes.deterministic else None)
     wanted = frozenset(requires_grad) if modes.gradients else frozenset()
     return Variant(program, weights, wanted, options)
-
-
-def _program(
-    model: torch.nn.Module, options: Options, call: Call, dim_specs: Sequence[DimSpec], *, any_sizes: bool
-) -> Program:
-    # Of its own for each attempt: torch.export leaves marks on them when it fails.
-    samples = [ordinary(t) for t in call.tensors]
-    call = call._replace(tensors=samples, dim_specs=dim_specs, purpose=Purpose.MODULE)
-    trained = call.modes.gradients and any(
-        t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
-    )
-    target = training_target(options) if trained else inference_target(options)
-    return build(
-        model,
-        call,
-        training=None,
-        target=target,
-        options=options,
-        any_sizes=any_sizes,
-    )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.guards import Armed, Change, Written
-from torch2ort.cache.key.key import INLINES_FUNCTIONS, Dependencies, Unkeyable, dependencies, named_tensors
+from torch2ort.cache.key.key import Dependencies, Unkeyable, dependencies, named_tensors
 from torch2ort.cache.key.write_only_state import NOTHING, Unread
 from torch2ort.errors import ExportError
 from torch2ort.sizes.memory_layout import memory_form
@@ -28,18 +28,25 @@ class Assumed:
     """One state, and the graphs made from it.
 
     Attributes:
-        states: what was found in the walks that came out equal; the first is the one it was made from.
-        guards: where all of it stands.
+        found: what the walk found that met it, until a graph was made from it.
         written: what Functions write to while they run, which is read when they run again.
         unread: what its graphs write and do not depend on, so that it is no part of the state.
         family: the graphs.
+        states: what was found in the walks that came out equal; the first is the one it was made from.
+        guards: where all of that stands.
     """
 
-    states: list[Dependencies]
-    guards: Armed
+    found: Dependencies | None
     written: Written
     unread: Unread = NOTHING
     family: Family = field(default_factory=Family)
+    states: list[Dependencies] = field(init=False)
+    guards: Armed = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.found is not None
+        self.states = [replace(self.found, walk=None)]
+        self.guards = self.found.armed(self.written)
 
     def is_made_from(self, found: Dependencies) -> bool:
         """Whether ``found`` is an equal state."""
@@ -86,7 +93,7 @@ class Assumptions:
         self, model: torch.nn.Module, *, trust: bool = False, inlines_functions: bool = False
     ) -> None:
         self._model = model
-        self._settings = {INLINES_FUNCTIONS: inlines_functions}
+        self._inlines_functions = inlines_functions
         self._trust = trust
         # Whether code may ask for the strides and the offset of a value, and not for its form alone.
         self._reads_strides = self._reads_offsets = False
@@ -154,11 +161,10 @@ class Assumptions:
         for position, assumed in enumerate(known):
             found = walk(assumed.unread)
             if assumed.is_made_from(found):
-                assumed.guards = found.armed(self._written)
+                assumed.guards, assumed.found = found.armed(self._written), None
                 known.insert(0, known.pop(position))
                 return assumed, 0
-        found = walk(NOTHING)
-        known.insert(0, Assumed([found], found.armed(self._written), self._written))
+        known.insert(0, Assumed(walk(NOTHING), self._written))
         return known[0], len(known)
 
     def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[Assumed]:
@@ -180,17 +186,32 @@ class Assumptions:
             schema: the structure around them.
             unread: what the new graph writes and does not depend on.
         """
+        assumed.found = None  # which holds every value that it met
         if len(assumed.family.variants) > 1:
             unread = unread & assumed.unread
         if unread != assumed.unread:
             # Not all that was found counts, or more than that.
             found = self._walk(tensors, schema, unread)
-            assumed.states, assumed.unread = [found], unread
+            assumed.states, assumed.unread = [replace(found, walk=None)], unread
             assumed.guards = found.armed(self._written)
         elif assumed.states[0].is_partial or assumed.guards.accept() is not None:
             found = self._walk(tensors, schema, unread)
-            assumed.states.append(found)
+            assumed.states.append(replace(found, walk=None))
             assumed.guards = found.armed(self._written)
+
+    def for_key(
+        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
+    ) -> Dependencies:
+        """What a graph of the present state depends on, all of it, for the key of the export cache.
+
+        Args:
+            assumed: the state.
+            tensors: the call's.
+            schema: the structure around them.
+        """
+        if assumed.found is not None and assumed.guards.is_exact:
+            return assumed.found
+        return self._walk(tensors, schema, NOTHING)
 
     def weights(self, assumed: Assumed) -> tuple[tuple[str, ...], list[torch.Tensor]]:
         """Names of the model's parameters and buffers, and the tensors that stand there.
@@ -214,10 +235,8 @@ class Assumptions:
                 self._model,
                 tensors,
                 schema,
-                ["" for _ in tensors],
-                self._settings,
                 with_hooks=False,
-                in_process=True,
+                inlines_functions=self._inlines_functions,
                 unread=unread,
             )
         except Unkeyable as reason:

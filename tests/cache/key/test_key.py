@@ -16,9 +16,8 @@ import torch
 
 import torch2ort
 from tests.cache.model_source import SOURCE, changed, imported, key_of, key_of_source
-from torch2ort import io_schema
 from torch2ort.cache.key import key
-from torch2ort.cache.key.key import Unkeyable, dependencies
+from torch2ort.cache.key.key import Unkeyable
 
 ROOT = Path(__file__).parents[3]
 
@@ -361,13 +360,6 @@ def test_an_ortmodule_in_reach_of_its_model_counts_by_that_model():
     assert key_of(model) == before
     model[0] = torch.nn.Linear(4, 4, bias=False)
     assert key_of(model).digest != before.digest
-
-
-@pytest.mark.parametrize("in_process", [True, False])
-def test_only_what_is_compared_before_each_step_is_guarded(in_process):
-    tensors, schema = io_schema.flatten({"input": torch.zeros(3, 4)})
-    found = dependencies(linear(), tensors, schema, [""], {}, in_process=in_process)
-    assert bool(found.guards) == in_process
 
 
 def test_the_key_is_the_same_in_each_process_and_on_each_rank():

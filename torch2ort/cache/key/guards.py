@@ -107,19 +107,15 @@ class Written:
 class GuardList:
     """Guards in the order found, each place once.
 
-    Args:
-        recording: whether anybody will ask for them; else none is made.
-
     Attributes:
-        pinned: values that only their identity tells, each with what it was found in.
+        pinned: values that only their identity and version tell, each with what it was found in.
         finder: what the places are found in at present.
     """
 
-    def __init__(self, *, recording: bool) -> None:
-        self._recording = recording
+    def __init__(self) -> None:
         # A model has thousands, half of which are found more than once.
         self._found: dict[tuple[int, int, str | None], tuple[Guard, set[Finder]]] = {}
-        self.pinned: list[tuple[Finder, Any]] = []
+        self.pinned: list[tuple[Finder, Any, int]] = []
         self.finder: Finder
 
     def found(self, traced: Iterable[Finder]) -> tuple[Guard, ...]:
@@ -136,9 +132,9 @@ class GuardList:
                 ours.append(guard)
         return (*ours, *theirs)
 
-    def pin(self, value: Any) -> None:
-        """Let the identity of ``value`` stand for it."""
-        self.pinned.append((self.finder, value))
+    def pin(self, value: Any, version: int = 0) -> None:
+        """Let the identity of ``value`` stand for it, and the number of times that it was written to."""
+        self.pinned.append((self.finder, value, version))
 
     def items(self, owner: Any, place: str, *, skipped: frozenset[str] = frozenset()) -> None:
         """Every entry of a dictionary but those skipped, whatever names the code reads."""
@@ -194,7 +190,7 @@ class GuardList:
 
     def class_entries(self, cls: type, names: Container[str], place: str) -> None:
         """Those entries of a class's own dictionary, and that none is added."""
-        if self._recording and (entries := _entries(cls)) is not None:
+        if (entries := _entries(cls)) is not None:
             self._add(Kind.SIZE, entries, None, place)
             for name in entries:
                 if name in names:
@@ -213,8 +209,6 @@ class GuardList:
         identity: Any = None,
     ) -> None:
         """Note a guard that is not known yet, by its owner and name, or else by ``identity``."""
-        if not self._recording:
-            return
         known = (int(kind), id(owner), name) if identity is None else (int(kind), id(identity), place)
         found = self._found.get(known)
         if found is None:
@@ -261,6 +255,16 @@ class Armed:
         # Positions of the guards on dictionaries, once somebody asks.
         self._of_owner: dict[int, int] | None = None
         self.moves = 0
+        self._is_rearmed = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all places hold the very objects that the walk found."""
+        return not self._is_rearmed and self._native.first_changed() < 0
+
+    def _rearm(self, index: int) -> None:
+        self._native.rearm(index)
+        self._is_rearmed = True
 
     def __len__(self) -> int:
         return len(self._guards)
@@ -284,7 +288,7 @@ class Armed:
         change, alike = self._compared()
         if change is None:
             for index in alike:
-                self._native.rearm(index)
+                self._rearm(index)
                 self.moves += not self._guards[index].of_functions
         return change
 
@@ -339,7 +343,7 @@ class Armed:
         for owner in owners:
             index = self._of_owner.get(id(owner))
             if index is not None and self._change(index, self._guards[index]) is None:
-                self._native.rearm(index)
+                self._rearm(index)
 
     def _tied(self) -> list[tuple[int, int]]:
         """Which tensors are the same, and which share their memory: the position of the first of them."""

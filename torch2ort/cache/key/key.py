@@ -5,11 +5,12 @@ Values of parameters and buffers are no part of it, as a graph takes them as inp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +27,13 @@ from torch2ort.cache.key.key_builder import Unkeyable, Walk
 from torch2ort.cache.key.module_encoder import module
 from torch2ort.cache.key.object_encoder import ObjectEncoder
 from torch2ort.cache.key.packages import own_digest, version
-from torch2ort.cache.key.tensor_encoders import describe
+from torch2ort.cache.key.tensor_encoders import describe, digest_of
 from torch2ort.cache.key.user_registrations import walk_registrations
 from torch2ort.cache.key.write_only_state import NOTHING, Unread
 from torch2ort.log import logger
 
 __all__ = ["Key", "Unkeyable", "dependencies"]
 
-# The setting by which the code of every Function is part of the graph.
-INLINES_FUNCTIONS = "inlines Functions"
 _SIZES = "sizes of "
 
 # Packages whose code makes the graph, besides torch and torch2ort.
@@ -71,12 +70,6 @@ class Key:
         text = json.dumps(list(components.items()))
         return cls(name, hashlib.sha256(text.encode()).hexdigest(), components, functions or {})
 
-    def with_sizes(self, sizes: Sequence[str]) -> Key:
-        """This key with other descriptions of the inputs' sizes."""
-        names = [name for name in self.components if name.startswith(_SIZES)]
-        changed = dict(zip(names, sizes, strict=True))
-        return Key.of(self.name, {**self.components, **changed}, self.functions)
-
     @functools.cached_property
     def family(self) -> str:
         """Digest of all but the sizes: the same for all graphs of one model and kind of call."""
@@ -95,25 +88,25 @@ class Dependencies:
 
     Attributes:
         name: class of the model, for people.
+        inputs: names of the call's tensors.
         components: name -> content or digest; the same in each process.
-        functions: the Functions that the model's code refers to, by qualified name.
-        refusals: why the components do not tell two processes apart; empty if they do.
         unseen: what may change without that a guard tells so; empty if all of it is guarded.
         is_partial: whether more is found once the model has run.
         reads_strides: whether the model's code may ask how a tensor lies in memory.
         reads_offsets: whether it may ask where a tensor begins there.
         asks_types: whether it may ask for the very type of a value.
         asks_parameters: whether it may ask which tensors are parameters.
-        guards: where all of it stands in this process; none of what is compared between processes.
-        pinned: what only its identity tells, in the order of the walk, each with its component's name.
+        guards: where all of it stands in this process.
+        pinned: what only its identity and version tell, in the order of the walk, each with its component's
+            name.
         names: every attribute name that the model's code reads; ``None`` if it may read any.
         traced_names: those that its code outside of Functions reads.
+        walk: found all this, and goes on where a key is asked for; it holds every value that it met.
     """
 
     name: str
+    inputs: Sequence[str]
     components: Mapping[str, str]
-    functions: Mapping[str, Sequence[type[torch.autograd.Function]]]
-    refusals: Sequence[str]
     unseen: Sequence[str]
     is_partial: bool
     reads_strides: bool
@@ -121,23 +114,36 @@ class Dependencies:
     asks_types: bool
     asks_parameters: bool
     guards: Sequence[Guard]
-    pinned: Sequence[tuple[str, Any]]
+    pinned: Sequence[tuple[str, Any, int]]
     names: frozenset[str] | None
     traced_names: frozenset[str] | None
+    walk: Walk | None
 
-    def key(self) -> Key:
+    @exclusive.looking()
+    def key(self, sizes: Sequence[str], settings: Mapping[str, Any]) -> Key:
         """The key of an export.
+
+        Args:
+            sizes: per tensor of the call, what the graph depends on of its sizes and memory order.
+            settings: plain values that the graph depends on besides (opset, mode, ...).
 
         Raises:
             Unkeyable: something that the graph depends on cannot be compared between processes; the message
                 says what, and what to do where that is known.
         """
-        if self.refusals:
-            raise Unkeyable(self.refusals[0])
-        return Key.of(self.name, self.components, self.functions)
+        assert self.walk is not None, "its values were let go"
+        components = {**self._portable, **_as_components({**surroundings(), **settings})}
+        components |= {f"{_SIZES}{name}": size for name, size in zip(self.inputs, sizes, strict=True)}
+        return Key.of(self.name, components, dict(self.walk.functions))
+
+    @functools.cached_property
+    def _portable(self) -> Mapping[str, str]:
+        """All components, and those that count between processes alone."""
+        assert self.walk is not None
+        return _portable(self.walk)
 
     def changes(self, before: Dependencies, written: Written | None = None) -> list[str]:
-        """Names of the components that are other than ``before``, sizes apart, in this process.
+        """Names of the components that are other than ``before`` in this process.
 
         Args:
             before: another state.
@@ -148,14 +154,14 @@ class Dependencies:
         changed = [
             name
             for name in dict.fromkeys((*ours, *theirs))
-            if not name.startswith(_SIZES) and name not in passed and ours.get(name) != theirs.get(name)
+            if name not in passed and ours.get(name) != theirs.get(name)
         ]
         if not changed and self._pins(passed) != before._pins(passed):
             changed.append("an object that cannot be looked into")
         return changed
 
-    def _pins(self, passed: Container[str]) -> list[int]:
-        return [id(value) for label, value in self.pinned if label not in passed]
+    def _pins(self, passed: Container[str]) -> list[tuple[int, int]]:
+        return [(id(value), version) for label, value, version in self.pinned if label not in passed]
 
     def armed(self, written: Written | None = None) -> Armed:
         """The guards, which compare with the state of this moment from now on.
@@ -171,11 +177,9 @@ def dependencies(
     model: torch.nn.Module,
     tensors: Sequence[torch.Tensor],
     schema: io_schema.Schema,
-    sizes: Sequence[str],
-    settings: Mapping[str, Any],
     *,
     with_hooks: bool = True,
-    in_process: bool = False,
+    inlines_functions: bool = False,
     unread: Unread = NOTHING,
 ) -> Dependencies:
     """What the graph of one call of ``model`` depends on, found by a walk over all that its code reaches.
@@ -184,11 +188,8 @@ def dependencies(
         model: the model, in its present state.
         tensors: the call's tensors, flat.
         schema: the structure around them.
-        sizes: per tensor, what the graph depends on of its sizes and memory order.
-        settings: plain values that the graph depends on besides (opset, mode, ...).
         with_hooks: whether hooks of the model itself are part of the graph.
-        in_process: whether what is found is compared within this process alone: what nobody reads is not
-            looked at, and identities stand for large tensors.
+        inlines_functions: whether the code of every Function is part of the graph, as that of modules is.
         unread: what the graph does not depend on, though the code names it.
 
     Raises:
@@ -199,35 +200,27 @@ def dependencies(
     walk = Walk(
         {id(tensor): name for name, tensor in weights.items()},
         {id(module): path for path, module in model.named_modules()},
-        in_process=in_process,
-        inlines_functions=bool(settings.get(INLINES_FUNCTIONS)),
+        inlines_functions=inlines_functions,
     )
     values = ObjectEncoder(walk, () if with_hooks else {id(model)}, unread)
-    for name, value in {**surroundings(), **settings}.items():
-        walk.components[name] = str(value)
+    walk.components.update(_as_components(surroundings()))
     modes = private.active_modes()
     if modes:
         mode = type(modes[0]).__qualname__
         walk.refuse(f"the mode {mode} is active, which may change what every operator does", modes[0])
-    try:
+    with _looking_at("the model"):
         _walk_model(model, weights, walk, values)
-        _walk_call(tensors, schema, sizes, walk, values)
+        _walk_call(tensors, schema, walk, values)
         walk.refer("hooks of all modules", "hooks", lambda: _write_global_hooks(walk, values))
         walk_registrations(walk, values)
-        walk.components.update({topic: _TOPICS[topic]() for topic in sorted(walk.topics)})
-    except Unkeyable:
-        raise
-    except Exception as error:  # a property or method of the user's objects may do anything
-        logger.debug("walking the model failed", exc_info=True)
-        raise Unkeyable(f"looking at the model raised {type(error).__name__}: {error}") from error
+        walk.components.update(_topics(walk))
     values.definitions.installed.guard_classes()
     walk.guards.value(_settings_in_a_step, torch, "torch's settings")
     traced, traced_names = walk.traced()
     return Dependencies(
         type(model).__qualname__,
-        walk.components,
-        dict(walk.functions),
-        tuple(walk.refusals),
+        tuple(map(_name, schema.leaves)),
+        dict(walk.components),
         tuple(walk.unseen),
         walk.is_partial,
         not _OF_STRIDES.isdisjoint(walk.names),
@@ -235,10 +228,47 @@ def dependencies(
         walk.asks_types,
         walk.asks_parameters,
         walk.guards.found(traced),
-        [(finder.label, value) for finder, value in walk.guards.pinned],
+        [(finder.label, value, version) for finder, value, version in walk.guards.pinned],
         None if walk.any_name else frozenset(walk.names),
         traced_names,
+        walk,
     )
+
+
+def _portable(walk: Walk) -> Mapping[str, str]:
+    """What a walk finds that is the same in each process, with what nothing is seen to read.
+
+    Raises:
+        Unkeyable: it found something that cannot be compared between processes; the message says what.
+    """
+    with _looking_at("what the model refers to"):
+        walk.run_on()
+    if walk.refusals:
+        raise Unkeyable(walk.refusals[0])
+    digests: dict[str, list[str]] = {}
+    for job, value in walk.contents:
+        digests.setdefault(f"large values of {job.label}", []).append(digest_of(value))
+    return {**walk.components, **_topics(walk), **{name: " ".join(all_) for name, all_ in digests.items()}}
+
+
+def _topics(walk: Walk) -> dict[str, str]:
+    return {topic: _TOPICS[topic]() for topic in sorted(walk.topics)}
+
+
+def _as_components(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+@contextlib.contextmanager
+def _looking_at(what: str) -> Iterator[None]:
+    """Turn what a user's objects raise into an :class:`Unkeyable`: a property or method may do anything."""
+    try:
+        yield
+    except Unkeyable:
+        raise
+    except Exception as error:
+        logger.debug("looking at %s failed", what, exc_info=True)
+        raise Unkeyable(f"looking at {what} raised {type(error).__name__}: {error}") from error
 
 
 @exclusive.looking()
@@ -257,18 +287,11 @@ def code_components(classes: Iterable[type]) -> Mapping[str, str]:
     _check_python()
     walk = Walk({}, {})
     values = ObjectEncoder(walk)
-    try:
+    with _looking_at("a Function"):
         for cls in classes:
             values.definitions.class_(cls)
         walk_registrations(walk, values)
-    except Unkeyable:
-        raise
-    except Exception as error:  # a property or method of the user's objects may do anything
-        logger.debug("walking the Functions failed", exc_info=True)
-        raise Unkeyable(f"looking at a Function raised {type(error).__name__}: {error}") from error
-    if walk.refusals:
-        raise Unkeyable(walk.refusals[0])
-    return {**walk.components, **{topic: _TOPICS[topic]() for topic in sorted(walk.topics)}}
+    return _portable(walk)
 
 
 def _check_python() -> None:
@@ -348,17 +371,15 @@ def _describe_weight(name: str, tensor: torch.Tensor, first: dict[int, str]) -> 
 def _walk_call(
     tensors: Sequence[torch.Tensor],
     schema: io_schema.Schema,
-    sizes: Sequence[str],
     walk: Walk,
     values: ObjectEncoder,
 ) -> None:
-    for leaf, tensor, size in zip(schema.leaves, tensors, sizes, strict=True):
+    for leaf, tensor in zip(schema.leaves, tensors, strict=True):
         dtype = str(tensor.dtype).removeprefix("torch.")
         walk.components[f"input {_name(leaf)}"] = (
             f"{type(tensor).__name__} {dtype} of rank {tensor.dim()} on {tensor.device} "
             f"requires_grad={tensor.requires_grad}"
         )
-        walk.components[f"{_SIZES}{_name(leaf)}"] = size
     for leaf, tensor in zip(schema.leaves, tensors, strict=True):
         walk.weights.setdefault(id(tensor), f"input {leaf.index}")
     # Structure and constants, and the classes whose methods forward may call.

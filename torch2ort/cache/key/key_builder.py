@@ -12,6 +12,7 @@ attribute that cannot be written down. So the walk covers at least what can run.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
@@ -76,7 +77,6 @@ class _Unread:
     Attributes:
         name: of the attribute.
         label: the component that it was found in.
-        reason: why it cannot be compared between processes; ``None`` if nobody has tried.
         write: writes it.
         read: whether something reads the name.
         found_by: what refers to it.
@@ -84,7 +84,6 @@ class _Unread:
 
     name: str
     label: str
-    reason: str | None
     write: Callable[[], None]
     found_by: Job
     read: bool = False
@@ -104,7 +103,6 @@ class Walk:
     Args:
         weights: id of each parameter and buffer of the model -> its name.
         modules: id of each module of the model -> its path.
-        in_process: whether the components are compared within this process alone.
         inlines_functions: whether the code of every Function is part of the graph, as that of modules is.
 
     Attributes:
@@ -114,7 +112,9 @@ class Walk:
         any_name: whether reached code may read attributes of any name.
         functions: the Functions found, by qualified name, in the order found.
         topics: what the code asks torch about the process it runs in: ``"ranks"``, ``"devices"``.
-        guards: where each of all this was found, to be compared later in this process, if it will be.
+        guards: where each of all this was found, to be compared later in this process.
+        contents: large tensors and arrays, each with the component that it was found in. A key has the digest
+            of their elements; within a process their identity and version stand for them.
         refusals: why the components are not enough to tell two processes apart; empty if they are. What
             cannot be written down is pinned by its identity, for this process.
         unseen: why they and the guards are not enough in this process either; empty if they are.
@@ -128,10 +128,8 @@ class Walk:
         weights: dict[int, str],
         modules: dict[int, str],
         *,
-        in_process: bool = False,
         inlines_functions: bool = False,
     ) -> None:
-        self.in_process = in_process
         self.inlines_functions = inlines_functions
         self.weights = weights
         self.modules = modules
@@ -140,8 +138,8 @@ class Walk:
         self.any_name = False
         self.functions: defaultdict[str, list[type]] = defaultdict(list)
         self.topics: set[str] = set()
-        # A key that other processes read is compared once, and not before each step.
-        self.guards = GuardList(recording=in_process)
+        self.guards = GuardList()
+        self.contents: list[tuple[Job, Any]] = []
         # What is found outside of all components is found by this one.
         self._job = self._top = self.guards.finder = Job("", lambda: None, False, None)
         self.refusals: list[str] = []
@@ -229,9 +227,17 @@ class Walk:
 
     def refuse_unseen(self, reason: str, value: Any = None) -> None:
         """Note that nothing tells whether ``value`` stays what it is, in this process either."""
-        if self.in_process and not self._attempts:
-            self.unseen.append(f"{self.place}: {reason}")
+        self.note_unseen(reason)
         self.refuse(reason, value)
+
+    def note_unseen(self, reason: str) -> None:
+        """Note that nothing tells in this process whether a value stays what it is."""
+        if not self._attempts:
+            self.unseen.append(f"{self.place}: {reason}")
+
+    def content(self, value: Any) -> None:
+        """Let the elements of a large tensor or array be part of the key."""
+        self.contents.append((self._job, value))
 
     def check(self, rule: Callable[..., None], *arguments: Any) -> None:
         """Call ``rule``, which raises :class:`Unkeyable` for what cannot be compared between processes."""
@@ -241,16 +247,9 @@ class Walk:
             self.refuse(str(reason), arguments[-1])
 
     def attribute(self, name: str, write_value: Callable[[], None]) -> None:
-        """Write an attribute's value; if that is impossible, it counts only once something reads ``name``.
-
-        Within a process nothing is lost by looking at it only then, and large data that nobody reads is
-        spared.
-        """
+        """Write an attribute's name; its value is looked at once something reads ``name``, or for a key."""
         self.atom(name)
-        reason = None if self.in_process else self.attempt(write_value)
-        if self.in_process or reason is not None:
-            self.write(b"?")
-            self._unread.append(_Unread(name, self._job.label, reason, write_value, self._job))
+        self._unread.append(_Unread(name, self._job.label, write_value, self._job))
 
     def reads(self, names: Collection[str], *, any_name: bool = False) -> None:
         """Note the attribute names that the present component reads."""
@@ -330,13 +329,26 @@ class Walk:
             for unread in self._unread:
                 if not unread.read and (self.any_name or unread.name in self.names):
                     unread.read = progress = True
-                    label = f"{unread.label}, attribute {unread.name}"
-                    if unread.reason is not None:
-                        self.refusals.append(f"{label}: {unread.reason}")
-                    # Now it counts, so that what is in it is looked at as far as that goes.
-                    job = Job(self._numbered(label), unread.write, True, None, attribute=unread.name)
-                    unread.found_by.refers.add(job)
-                    self._fill(job)
+                    self._fill(self._job_of_attribute(unread))
+
+    def run_on(self) -> None:
+        """Write what nothing is seen to read, too, as far as it can be compared between processes.
+
+        In a process the state of such an attribute tells nothing; between two of them a difference may be
+        one of the source's, and code that nobody looks through may read it.
+        """
+        self.run()
+        for unread in self._unread:  # grows while it is worked off
+            if not unread.read:
+                unread.read = True
+                self.attempt(functools.partial(self._fill, self._job_of_attribute(unread)))
+                self.run()
+
+    def _job_of_attribute(self, unread: _Unread) -> Job:
+        label = self._numbered(f"{unread.label}, attribute {unread.name}")
+        job = Job(label, unread.write, True, None, attribute=unread.name)
+        unread.found_by.refers.add(job)
+        return job
 
     def traced(self) -> tuple[set[Job], frozenset[str] | None]:
         """What an export reads, as against what only Functions read, whose code runs in each call.

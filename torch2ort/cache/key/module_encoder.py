@@ -99,7 +99,7 @@ def _table(encoder: ObjectEncoder, module: torch.nn.Module, name: str, value: An
     write = functools.partial(encoder.write, value)
     if of_weights:
         write = functools.partial(_table_of_weights, encoder, value)
-    if encoder.walk.in_process and name in _TABLES:
+    if name in _TABLES:
         # Torch's own code reads these, which nobody walks.
         encoder.walk.atom(name)
         write()

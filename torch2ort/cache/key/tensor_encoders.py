@@ -16,30 +16,29 @@ from torch2ort.cache.key.guards import PLAIN
 if TYPE_CHECKING:
     from torch2ort.cache.key.object_encoder import ObjectEncoder
 
-# Bytes from which on a tensor is told by its identity and version, within a process.
+# Bytes from which on a tensor is told by its identity and version within a process.
 _LARGE = 1 << 20
 
 
 def array(encoder: ObjectEncoder, value: np.ndarray[Any, Any]) -> None:
-    """Write an array of NumPy's; a large one is pinned within a process."""
+    """Write an array of NumPy's; the elements of a large one are read for the key alone."""
     if value.dtype.hasobject:
         encoder.walk.refuse("a NumPy array of Python objects cannot be compared between processes", value)
         return
-    if value.nbytes > _LARGE and encoder.walk.in_process:
+    if value.nbytes > _LARGE:
         encoder.walk.atom((value.dtype.str, value.shape, value.strides))
+        encoder.walk.guards.pin(value)
+        encoder.walk.content(value)
         if value.flags.writeable:
-            encoder.walk.refuse_unseen(
+            encoder.walk.note_unseen(
                 f"a NumPy array of {value.nbytes} bytes would have to be compared before each call. Make "
-                f"it a buffer with torch.from_numpy(array), or set array.flags.writeable = False",
-                value,
+                f"it a buffer with torch.from_numpy(array), or set array.flags.writeable = False"
             )
         else:
-            encoder.walk.guards.pin(value)
             encoder.guard_value(lambda: value.flags.writeable, value)
         return
     encoder.guard_value(lambda: (value.dtype.str, value.shape, value.tobytes()), value)
-    digest = hashlib.sha256(value.tobytes()).hexdigest()
-    encoder.walk.atom((value.dtype.str, value.shape, value.strides, digest))
+    encoder.walk.atom((value.dtype.str, value.shape, value.strides, digest_of(value)))
 
 
 def subclass_of_array(encoder: ObjectEncoder, value: np.ndarray[Any, Any]) -> None:
@@ -57,7 +56,7 @@ def foreign(encoder: ObjectEncoder, value: Any) -> None:
 
 
 def tensor(encoder: ObjectEncoder, value: torch.Tensor) -> None:
-    """Write a tensor's type, layout and values; a large one is pinned within a process."""
+    """Write a tensor's type, layout and values; those of a large one are read for the key alone."""
     if type(value) is not torch.Tensor:
         encoder.definitions.class_(type(value))
     if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
@@ -69,19 +68,24 @@ def tensor(encoder: ObjectEncoder, value: torch.Tensor) -> None:
     fed = id(value) in encoder.fed
     if not fed:
         encoder.guard_value(lambda: _form(value), value)
-    if encoder.walk.in_process and (fed or value.nbytes > _LARGE):
-        encoder.walk.atom(describe(value))
-        if not fed:
-            encoder.walk.atom(private.version_of(value))
-            encoder.walk.guards.pin(value)
-        encoder.attributes(value)
-        return
-    plain = value.detach().cpu().contiguous()
     encoder.walk.atom(describe(value))
+    if fed or value.nbytes > _LARGE:
+        if not fed:
+            encoder.walk.guards.pin(value, private.version_of(value))
+        encoder.walk.content(value)
+    else:
+        encoder.walk.atom(digest_of(value))
+    encoder.attributes(value)
+
+
+def digest_of(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    """SHA-256 of the elements, in the order of a contiguous tensor or array."""
+    if isinstance(value, np.ndarray):
+        return hashlib.sha256(value.tobytes()).hexdigest()
+    plain = value.detach().cpu().contiguous()
     # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
     content = (ctypes.c_ubyte * plain.nbytes).from_address(plain.data_ptr())
-    encoder.walk.atom(hashlib.sha256(content).hexdigest())
-    encoder.attributes(value)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
