@@ -17,6 +17,7 @@ from tests.support.registry_cleanup import no_entries_left  # noqa: F401 - a fix
 from tests.support.sweeps import thinned
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtWarning
+from torch2ort.runtime import optimized_model
 from torch2ort.training import plan_builder
 
 FORWARD, BACKWARD = "joint forward", "joint backward"
@@ -200,10 +201,24 @@ def test_a_damaged_entry_is_a_warning_and_made_again(cache, kind) -> None:
     assert len(entries(cache, kind)) == 1
 
 
+@pytest.mark.parametrize("used", [(0, 1), (2,)])
+def test_a_session_out_of_the_cache_opens_without_optimising(cache, monkeypatch, used) -> None:
+    compare(Several(), used)
+    monkeypatch.setattr(optimized_model, "_optimized", None)
+    assert compare(Several(), used).exported.cache.hit
+
+
+def test_what_onnxruntime_does_not_write_down_trains_like_eager(cache, monkeypatch) -> None:
+    monkeypatch.setattr(optimized_model, "_optimized", lambda *_: None)
+    for _ in range(2):
+        compare(Several(), (0, 1))
+    assert not entries(cache, "optimised backward")
+
+
 def test_a_step_of_large_weights_is_kept_without_them(cache) -> None:
     torch2ort.ORTModule(torch.nn.Linear(600, 600))(torch.randn(2, 600)).sum().backward()
     sizes = {e.manifest.kind: e.size for e in Store(cache).listed()}
-    assert sizes.keys() == {"graph", FORWARD, BACKWARD}
+    assert sizes.keys() == {"graph", FORWARD, BACKWARD, "optimised forward", "optimised backward"}
     assert sum(sizes.values()) < 100_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,14 +21,13 @@ from torch2ort.pythonop.autocast import off
 from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import stock
-from torch2ort.runtime.cached_session import can_keep, kept_session
 from torch2ort.runtime.contexts import contexts_in
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.eager_random import drawing_as_eager
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.index_error import refused_index
 from torch2ort.runtime.native_sites import original_feeds
-from torch2ort.runtime.optimized_model import identity
+from torch2ort.runtime.optimized_model import Optimization, identity
 from torch2ort.runtime.ortvalues import bool_outputs, to_tensors
 from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.session import refuse_missing, tuned_session
@@ -59,12 +59,21 @@ class InferenceEngine:
         providers = self._providers(options)
         feeds = {name: i for i, name in enumerate(graph.feeds)}
         originals = original_feeds(graph.proto.graph, graph.sites, feeds)
-        if shelf is None or not can_keep(graph):
-            self._session = tuned_session(
-                graph.proto, graph.sites, settings, providers=providers, originals=originals
+        optimize = None
+        if shelf is not None and graph.weights:
+            # An entry has no weights, and nothing computed from them.
+            optimization = Optimization(settings, providers)
+            optimize = functools.partial(
+                optimization.kept, kind="inference graph", shelf=shelf, identity=identity(options)
             )
-        else:
-            self._session = kept_session(graph, settings, providers, identity(options), shelf)
+        self._session = tuned_session(
+            graph.proto,
+            graph.sites,
+            settings,
+            providers=providers,
+            originals=originals,
+            optimize=optimize,
+        )
         if options.providers:
             refuse_missing(self._session, providers)
         private.drop_model_bytes(self._session)

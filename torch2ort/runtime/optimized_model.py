@@ -5,21 +5,110 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
+
+from torch2ort.cache.key.key import Unkeyable
+from torch2ort.cache.store.graph_entries import Kept, Shelf
+from torch2ort.cache.store.manifest import sha256
+from torch2ort.graph.external_weights import content_of
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.providers import session_providers
 from torch2ort.runtime import _ort_private as private
+from torch2ort.runtime import stock
+from torch2ort.runtime.donation import donate_inputs
+from torch2ort.runtime.memory_saving_order import free_early
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers
 from torch2ort.support.processor import processor_features
 
-MODEL_FILE = "model.onnx"
+_MODEL_FILE = "model.onnx"
 
 
-def optimize(model: bytes, settings: Any, providers: Sequence[Any]) -> bytes | None:
-    """Let ONNX Runtime optimise a model for this machine.
+@dataclass(frozen=True)
+class Optimization:
+    """A model as ONNX Runtime optimises it for this machine; a session's settings then keep it so.
+
+    Args:
+        settings: of the session that will run it.
+        providers: of that session.
+        donated: names of inputs that the run owns.
+        frees_early: whether nodes are put in an order that frees memory early.
+    """
+
+    settings: Any
+    providers: Sequence[Any]
+    donated: Sequence[str] = ()
+    frees_early: bool = False
+
+    def of(self, model: onnx.ModelProto) -> onnx.ModelProto | None:
+        """The optimised model; ``None`` if ONNX Runtime does not write down what it makes of it.
+
+        Args:
+            model: its PythonOp nodes are bound.
+        """
+        source = content_of(model)
+        optimized = None if source is None else _optimized(source, self.settings, self.providers)
+        if optimized is None:
+            return None
+        proto = onnx.load_from_string(optimized)
+        donate_inputs(proto.graph, self.donated)
+        if self.frees_early:
+            free_early(proto.graph)
+        self._keep()
+        return proto
+
+    def kept(
+        self, model: onnx.ModelProto, kind: str, shelf: Shelf, identity: Mapping[str, str]
+    ) -> onnx.ModelProto | None:
+        """As :meth:`of`, out of the export cache or put there.
+
+        What a node calls has another key in each process; the entry has its position among the nodes.
+
+        Args:
+            model: its PythonOp nodes are bound.
+            kind: what it is, for people.
+            shelf: where it is kept.
+            identity: engine, machine and settings, on which the optimised graph depends.
+        """
+        positions = {key: str(i) for i, key in enumerate(stock.callee_keys(model.graph))}
+        keys = {position: key for key, position in positions.items()}
+        stock.rename_callees(model.graph, positions)
+        content = content_of(model)
+        stock.rename_callees(model.graph, keys)
+        if content is None:
+            return None
+        order = {"donated": json.dumps(self.donated), "frees early": str(self.frees_early)}
+
+        def make() -> Kept:
+            proto = self.of(model)
+            if proto is None:
+                raise Unkeyable("ONNX Runtime does not write it down")
+            stock.rename_callees(proto.graph, positions)
+            return Kept({}, {_MODEL_FILE: proto.SerializeToString()})
+
+        try:
+            kept = shelf.obtain(kind, {**identity, **order, "model": sha256(content)}, make)
+        except Unkeyable as reason:
+            logger.info("the %s is not cached: %s.", kind, reason)
+            return None
+        proto = onnx.load_from_string(kept.files[_MODEL_FILE])
+        stock.rename_callees(proto.graph, keys)
+        self._keep()
+        return proto
+
+    def _keep(self) -> None:
+        """Let the session leave its model as it is, and run it in the order of its nodes."""
+        run_as_it_is(self.settings)
+        if self.frees_early:
+            self.settings.execution_order = private.onnxruntime().ExecutionOrder.PRIORITY_BASED
+
+
+def _optimized(model: bytes, settings: Any, providers: Sequence[Any]) -> bytes | None:
+    """Let ONNX Runtime optimise a model.
 
     Args:
         model: ONNX; its PythonOp nodes are bound.
@@ -33,7 +122,7 @@ def optimize(model: bytes, settings: Any, providers: Sequence[Any]) -> bytes | N
     level = settings.graph_optimization_level
     try:
         with tempfile.TemporaryDirectory(prefix="torch2ort-") as folder:
-            path = Path(folder, MODEL_FILE)
+            path = Path(folder, _MODEL_FILE)
             settings.optimized_model_filepath = str(path)
             onnxruntime.InferenceSession(
                 model,

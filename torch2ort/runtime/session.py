@@ -67,6 +67,7 @@ def tuned_session(
     *,
     providers: Sequence[Any] | None = None,
     originals: OriginalFeeds | None = None,
+    optimize: Callable[[onnx.ModelProto], onnx.ModelProto | None] | None = None,
 ) -> Any:
     """As :func:`inference_session`, with settings that are torch2ort's to change.
 
@@ -76,6 +77,7 @@ def tuned_session(
         settings: ``SessionOptions`` of nobody else's making.
         providers: as for ``InferenceSession``; the CPU by default.
         originals: see :func:`torch2ort.runtime.native_sites.original_feeds`.
+        optimize: gives the model as ONNX Runtime optimises it, where that is kept.
 
     Raises:
         EngineError: onnxruntime refuses the model.
@@ -84,7 +86,8 @@ def tuned_session(
     with lent_allocator(settings) if sites else nullcontext(False) as lent:
         if lent:
             forget_output_sizes(model.graph)
-        with loadable(model) as source:
+        optimized = None if optimize is None else optimize(model)
+        with loadable(model if optimized is None else optimized) as source:
             return make_session(source, bound, settings, providers)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import onnx
 import torch
 
+from torch2ort.cache.store.graph_entries import Shelf
 from torch2ort.graph.debug_dumps import save_optimized, save_stage
 from torch2ort.graph.external_weights import loadable
 from torch2ort.graph.lowered_graph import Lowered
@@ -23,9 +24,8 @@ from torch2ort.runtime.custom_op.in_place import follows_maps, plan_of, share_me
 from torch2ort.runtime.custom_op.output_allocator import forget_output_sizes, lent_allocator
 from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.donation import donate_inputs
-from torch2ort.runtime.memory_saving_order import free_early
 from torch2ort.runtime.native_sites import Callee, OriginalFeeds, directly, native_site, runs_directly
-from torch2ort.runtime.optimized_model import optimize
+from torch2ort.runtime.optimized_model import Optimization, identity
 from torch2ort.runtime.ortvalues import bool_outputs, shares_memory
 from torch2ort.runtime.profiling import active_tracer, describe
 from torch2ort.runtime.python_op_chains import join_python_op_grads, join_python_ops
@@ -97,29 +97,6 @@ def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> l
     return stock.bind_callees(graph, callees, names)
 
 
-def _sorted(model: bytes, settings: Any, providers: Sequence[Any], donated: Sequence[str]) -> bytes | None:
-    """A model as ONNX Runtime optimises it, in an order that frees memory early; ``settings`` keep it so.
-
-    Args:
-        model: ONNX; its PythonOp nodes are bound.
-        settings: of the session that will run it.
-        providers: of that session.
-        donated: names of inputs that the run owns.
-
-    Returns:
-        ONNX, or ``None`` if ONNX Runtime does not write down what it makes of it.
-    """
-    optimized = optimize(model, settings, providers)
-    if optimized is None:
-        return None
-    proto = onnx.load_from_string(optimized)
-    donate_inputs(proto.graph, donated)
-    free_early(proto.graph)
-    settings.execution_order = onnxruntime().ExecutionOrder.PRIORITY_BASED
-    content: bytes = proto.SerializeToString()
-    return content
-
-
 class HalfSession:
     """Runs one half of a step.
 
@@ -134,6 +111,7 @@ class HalfSession:
         donated: positions of inputs that come with the run, which owns them: they are free after their last
             reader. Others are fed, and live until the run ends.
         readable: what people call some of its values, for debugging.
+        shelf: where its optimised graph is kept for the next process.
 
     Attributes:
         passing: what was asked for, as far as it can be.
@@ -151,6 +129,7 @@ class HalfSession:
         frees_early: bool = False,
         donated: Sequence[int] = (),
         readable: Mapping[str, str] | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         self._inputs, self._outputs = lowered.inputs, list(lowered.outputs)
         settings = onnxruntime().SessionOptions()
@@ -181,7 +160,8 @@ class HalfSession:
                 forget_output_sizes(model.graph)
             name_undeterministic(lowered.proto.graph, sites, options)
             describe(lowered.proto.graph, sites)
-            source = self._source(model, settings, owned, frees_early=frees_early)
+            optimization = Optimization(settings, self._providers(), owned, frees_early)
+            source = self._source(model, optimization, shelf)
             self._passes = self._passing(source, settings, registered if lent else None)
 
     # What a session of another device does otherwise.
@@ -193,18 +173,16 @@ class HalfSession:
     def _by_python(self, session: Any) -> ByPython:
         return ByPython(session, self._fed, self._outputs, self.passing, self._bools)
 
-    def _source(
-        self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool
-    ) -> Source:
+    def _source(self, model: onnx.ModelProto, optimization: Optimization, shelf: Shelf | None) -> Source:
         """What the session is made of."""
-        if frees_early:
-            providers = self._providers()
-            with loadable(model) as source:
-                better = _sorted(source, settings, providers, owned) if isinstance(source, bytes) else None
-            if better is not None:
-                return nullcontext(better)
-        donate_inputs(model.graph, owned)
-        return loadable(model)
+        better: onnx.ModelProto | None = None
+        if shelf is not None:
+            better = optimization.kept(model, f"optimised {self._name}", shelf, identity(self._options))
+        elif optimization.frees_early:
+            better = optimization.of(model)
+        if better is None:
+            donate_inputs(model.graph, optimization.donated)
+        return loadable(model if better is None else better)
 
     def _passing(self, source: Source, settings: Any, registered: Any) -> native.Half | ByPython:
         """The session, with the way that values take through it.

@@ -20,7 +20,7 @@ import torch
 from torch2ort._torch import storage as private
 from torch2ort.errors import EngineError
 from torch2ort.graph.function_classes import bind_classes
-from torch2ort.graph.graph_traversal import python_op_nodes
+from torch2ort.graph.graph_traversal import graphs_in, python_op_nodes
 from torch2ort.pythonop import Site, load_site
 from torch2ort.pythonop.native import native, note_savings
 from torch2ort.runtime import native_sites
@@ -156,6 +156,22 @@ def bind_callees(
         # Nobody reads the context, so that nothing needs to be written.
         node.output[0] = ""
     return list(callees.values())
+
+
+def callee_keys(graph: onnx.GraphProto) -> list[str]:
+    """The keys that :func:`bind_callees` gave, in the order of the nodes."""
+    return [attribute.s.decode() for attribute in _key_attributes(graph)]
+
+
+def rename_callees(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Put other texts in the place of such keys, in place."""
+    for attribute in _key_attributes(graph):
+        attribute.s = names[attribute.s.decode()].encode()
+
+
+def _key_attributes(graph: onnx.GraphProto) -> list[onnx.AttributeProto]:
+    nodes = (node for part in graphs_in(graph) for node in part.node if node.domain == "com.microsoft")
+    return [attribute for node in nodes for attribute in node.attribute if attribute.name == KEY_ATTRIBUTE]
 
 
 def register_library(session_options: Any) -> None:

@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 import onnx
 import torch
 
+from torch2ort.cache.store.graph_entries import Shelf
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.program.target import Target
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
+from torch2ort.runtime.optimized_model import Optimization
 from torch2ort.runtime.session import refuse_missing
 from torch2ort.runtime.step_io import ByPython, Passing
 from torch2ort.runtime.step_session import Bindings, HalfSession, Source
@@ -99,10 +101,8 @@ class DeviceHalf(HalfSession):
         with self._stream.entered() if constants else contextlib.nullcontext():
             return _ByPython(session, self._fed, self._outputs, self.passing, self._bools, self._device)
 
-    def _source(
-        self, model: onnx.ModelProto, settings: Any, owned: Sequence[str], *, frees_early: bool
-    ) -> Source:
-        return super()._source(model, settings, owned, frees_early=False)
+    def _source(self, model: onnx.ModelProto, optimization: Optimization, shelf: Shelf | None) -> Source:
+        return super()._source(model, replace(optimization, frees_early=False), None)
 
 
 class DeviceEngine(Engine):

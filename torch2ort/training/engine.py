@@ -119,6 +119,7 @@ class Engine:
                 tuple(plan.donated),
             ),
             readable=self._names_of_inputs(),
+            shelf=self._plans.shelf,
         )
         self._saved_feeds = _saved_by_functions(plan, fed, originals)
         self._feed_count = len(self._signature.feeds)
@@ -279,6 +280,7 @@ class Engine:
                     frees_early=True,
                     donated=self._forward.passing.donated,
                     readable=self._names_in_backward(plan),
+                    shelf=self._plans.shelf,
                 )
         known = self._backwards[missing] = _Backward(plan, session, self._reached(plan, ()))
         return known

@@ -20,6 +20,7 @@ from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.program.target import Target
 from torch2ort.runtime.optimized_model import identity
+from torch2ort.support.startup_timing import IMPORTS, phase
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Plans:
 
     Attributes:
         forward: the plan of the forward half.
+        shelf: the graph's place in the cache; ``None`` where nothing is kept.
 
     Raises:
         UnsupportedOperatorError: the program has something that the engine does not take.
@@ -55,12 +57,12 @@ class Plans:
         self._planner: Planner | None = None
         # The joint graph, where another process made it and a backward may still be wanted of it.
         self._stored = b""
-        self._shelf = program.shelf
+        self.shelf = program.shelf
         self._store: Store | None = None if program.shelf is None else program.shelf.store
         # Where no plan is for sizes that vary there is another way, which the next process takes at once.
         self._remembers = any(isinstance(size, str) for dims in program.interface.sizes.dims for size in dims)
         self._settings = {"requires_grad": json.dumps(sorted(requires_grad))}
-        if self._shelf is not None:
+        if self.shelf is not None:
             self._settings.update(identity(options))
         self._fuses: Callable[[Sequence[str]], Collection[str]] | None = None
         if options.fuse:
@@ -74,7 +76,8 @@ class Plans:
         assert traced is not None
 
         def make() -> ForwardPlan:
-            from torch2ort.training.plan_builder import Planner
+            with phase(IMPORTS):
+                from torch2ort.training.plan_builder import Planner
 
             self._planner, plan = Planner.of_program(
                 program.signature, traced.get(), requires_grad, target, self._fuses, self._tuner()
@@ -113,9 +116,10 @@ class Plans:
     def _made(self) -> Planner:
         """What makes plans: of this process, or of the one that stored the forward half."""
         if self._planner is None:
-            from torch2ort.sizes.unbacked_sizes import conditions
-            from torch2ort.training.joint_graph_json import loaded_joint
-            from torch2ort.training.plan_builder import Planner
+            with phase(IMPORTS):
+                from torch2ort.sizes.unbacked_sizes import conditions
+                from torch2ort.training.joint_graph_json import loaded_joint
+                from torch2ort.training.plan_builder import Planner
 
             joint, feeds = loaded_joint(zlib.decompress(self._stored), self.forward.half.calls)
             known = conditions(joint.graph_module.graph)
@@ -162,7 +166,7 @@ class Plans:
         load: Callable[[Kept, Shelf], _Plan],
     ) -> _Plan:
         """A plan out of the cache, or made and put there."""
-        shelf = self._shelf
+        shelf = self.shelf
         if shelf is None:
             return make()
         made: list[_Plan] = []
@@ -180,7 +184,7 @@ class Plans:
             found = shelf.obtain(kind, {**self._settings, **settings}, kept)
         except Unkeyable as reason:
             logger.info("the %s is not cached: %s.", kind, reason)
-            self._shelf = None
+            self.shelf = None
             return made[0]
         if _REFUSED in found.data:
             raise UnsupportedOperatorError(str(found.data[_REFUSED]))
@@ -193,5 +197,5 @@ class Plans:
         except (Torch2OrtError, Unkeyable) as error:
             logger.info("the %s in the cache does not fit this process: %s", kind, error)
             # Neither would what goes with another plan.
-            self._shelf = None
+            self.shelf = None
             return make()
