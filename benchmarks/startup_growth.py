@@ -5,6 +5,7 @@ stand ``torch.onnx.export`` of the same model's inference and the first step of 
 
     python benchmarks/startup_growth.py                      all models and layers, half an hour
     python benchmarks/startup_growth.py BERT 2,4,8 3         a model, its layers, rounds
+    python benchmarks/startup_growth.py --warm               starts in a process that finds both caches filled
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import gc
 import io
 import json
 import math
+import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +29,7 @@ import torch
 import transformers as tf
 from _machine import machine
 from torch import Tensor, nn
+from transformers.modeling_outputs import ImageClassifierOutput
 
 VOCABULARY, HIDDEN, HEADS = 1000, 256, 4
 # Sizes of the first, the second and the third batch; of images the second dimension is their width.
@@ -94,6 +98,26 @@ def vit(layers: int) -> nn.Module:
     return tf.ViTForImageClassification(tf.ViTConfig(**sizes, **heads, num_labels=10))
 
 
+class _ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        )  # fmt: skip
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
+        logits = self.layers(pixel_values)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return ImageClassifierOutput(loss=loss, logits=logits)
+
+
+def convnet(_: int) -> nn.Module:
+    """Return two convolutions with BatchNorm, and a classifier."""
+    return _ConvNet()
+
+
 def _causal(model: nn.Module) -> nn.Module:
     model.loss_type = "ForCausalLM"
     return model
@@ -109,6 +133,7 @@ MODELS: dict[
     "T5": (t5, _tokens, (4,)),
     "ResNet-50": (resnet, _images, (50,)),
     "ViT": (vit, _square_images, (4, 12)),
+    "ConvNet": (convnet, _images, (2,)),
 }
 
 
@@ -128,22 +153,23 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure(name: str, layers: int, way: str) -> Result:
+def measure(name: str, layers: int, way: str, cache: str | None) -> Result:
     """Return the seconds of CPU of a start, and the memory that it added."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(1)
     make, batch, _ = MODELS[name]
-    start = {"torch.onnx": _export, "torch.compile": _compiled, "torch2ort": _module}[way]
+    start = {"torch.onnx": _export, "torch.compile": _compiled, "torch2ort": _module, "eager": _eager}[way]
     # What is imported, and made once a process, is no part of a start.
-    list(start(nn.Linear(2, 2), [{"input": torch.randn(3, 2)}]))
+    list(start(nn.Linear(2, 2), [{"input": torch.randn(3, 2)}], cache))
     model = make(layers).train(way != "torch.onnx")
-    batches = [batch(*sizes) for sizes in (SIZES if way == "torch2ort" else SIZES[:1])]
+    batches = [batch(*sizes) for sizes in (SIZES if way == "torch2ort" and cache is None else SIZES[:1])]
     gc.collect()
     before = peak()
-    starts = start(model, batches)
-    cold = next(starts)
-    return {"cold": cold, "memory": peak() - before, **dict(zip(("second", "third"), starts, strict=False))}
+    starts = start(model, batches, cache)
+    first = next(starts)
+    found = {"first": first, "memory": peak() - before}
+    return found | dict(zip(("sessions",) if cache else ("second", "third"), starts, strict=False))
 
 
 def _timed(run: Callable[[], object]) -> float:
@@ -161,23 +187,29 @@ def _steps(module: nn.Module, batches: list[dict[str, Tensor]]) -> Iterator[floa
         yield _timed(lambda b=batch: step(b))
 
 
-def _module(model: nn.Module, batches: list[dict[str, Tensor]]) -> Iterator[float]:
+def _eager(model: nn.Module, batches: list[dict[str, Tensor]], _: str | None) -> Iterator[float]:
+    return _steps(model, batches)
+
+
+def _module(model: nn.Module, batches: list[dict[str, Tensor]], cache: str | None) -> Iterator[float]:
     import torch2ort
 
-    return _steps(
-        torch2ort.ORTModule(model, options=torch2ort.Options(cache_dir=False, log_level="error")), batches
-    )
+    options = torch2ort.Options(cache_dir=cache or False, log_level="error")
+    module = torch2ort.ORTModule(model, options=options)
+    yield from _steps(module, batches)
+    if cache:
+        yield module.startup["session"]
 
 
-def _compiled(model: nn.Module, batches: list[dict[str, Tensor]]) -> Iterator[float]:
+def _compiled(model: nn.Module, batches: list[dict[str, Tensor]], cache: str | None) -> Iterator[float]:
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1
-    inductor.force_disable_caches = True
+    inductor.force_disable_caches = cache is None
     return _steps(torch.compile(model), batches)
 
 
-def _export(model: nn.Module, batches: list[dict[str, Tensor]]) -> Iterator[float]:
+def _export(model: nn.Module, batches: list[dict[str, Tensor]], _: str | None) -> Iterator[float]:
     inputs = {name: value for name, value in batches[0].items() if name != "labels"}
     if isinstance(model, tf.T5ForConditionalGeneration):
         inputs["decoder_input_ids"] = inputs["input_ids"]
@@ -191,10 +223,13 @@ def _export(model: nn.Module, batches: list[dict[str, Tensor]]) -> Iterator[floa
         yield _timed(run)
 
 
-def measured(name: str, layers: int, way: str) -> Result:
+def measured(name: str, layers: int, way: str, cache: str = "") -> Result:
     """Return what :func:`measure` returns in a process of its own."""
-    command = [sys.executable, __file__, "--measure", name, str(layers), way]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    command = [sys.executable, __file__, "--measure", name, str(layers), way, cache]
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"} if cache else None
+    done = subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -204,21 +239,46 @@ def compare(name: str, layers: int, ways: tuple[str, ...], rounds: int) -> dict[
     for _ in range(rounds):
         for way in ways:
             runs[way].append(measured(name, layers, way))
-    found = {
-        way: {key: statistics.median(run[key] for run in results) for key in results[0]}
-        for way, results in runs.items()
-    }
+    found = _medians(runs)
     own, peer = found["torch2ort"], found["torch.onnx"]
     pairs = zip(runs["torch2ort"], runs["torch.onnx"], strict=True)
-    ratio = statistics.median(a["cold"] / b["cold"] for a, b in pairs)
-    compiled = f", torch.compile {found['torch.compile']['cold']:.1f}" if "torch.compile" in found else ""
+    ratio = statistics.median(a["first"] / b["first"] for a, b in pairs)
+    compiled = f", torch.compile {found['torch.compile']['first']:.1f}" if "torch.compile" in found else ""
     print(
-        f"{name}, {layers} layers: cold {own['cold']:.1f} s, second size {own['second']:.1f}, third "
-        f"{own['third']:.1f}; torch.onnx.export {peer['cold']:.1f}{compiled}; cold {ratio:.2f} of "
+        f"{name}, {layers} layers: cold {own['first']:.1f} s, second size {own['second']:.1f}, third "
+        f"{own['third']:.1f}; torch.onnx.export {peer['first']:.1f}{compiled}; cold {ratio:.2f} of "
         f"torch.onnx.export's, memory {own['memory']:.0f} MB, {own['memory'] / peer['memory']:.2f} of its",
         flush=True,
     )
     return found
+
+
+def compare_warm(name: str, layers: int, ways: tuple[str, ...], rounds: int) -> None:
+    """Print one line of medians of starts for which another process has filled the caches."""
+    runs: dict[str, list[Result]] = {way: [] for way in ways}
+    with tempfile.TemporaryDirectory() as cache:
+        for way in set(ways) & {"torch2ort", "torch.compile"}:
+            measured(name, layers, way, cache)
+        for _ in range(rounds):
+            for way in ways:
+                runs[way].append(measured(name, layers, way, cache))
+    found = _medians(runs)
+    own, eager, peer = (found[way]["first"] for way in ("torch2ort", "eager", "torch.onnx"))
+    compiled = found.get("torch.compile")
+    beside = f", torch.compile's warm start {compiled['first']:.2f}" if compiled else ""
+    print(
+        f"{name}, {layers} layers: warm {own:.2f} s, {own / peer:.2f} of torch.onnx.export's {peer:.1f}"
+        f"{beside}; without sessions {(own - found['torch2ort']['sessions']) / eager:.1f} of eager's first "
+        f"step ({eager:.2f})",
+        flush=True,
+    )
+
+
+def _medians(runs: Mapping[str, list[Result]]) -> dict[str, Result]:
+    return {
+        way: {key: statistics.median(run[key] for run in results) for key in results[0]}
+        for way, results in runs.items()
+    }
 
 
 def exponent(layers: list[int], seconds: list[float]) -> float:
@@ -230,21 +290,26 @@ def exponent(layers: list[int], seconds: list[float]) -> float:
 def main() -> None:
     """Measure one start if told to, else print a line for each model and depth."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measure", nargs=3, help="model, layers, way")
+    parser.add_argument("--measure", nargs=4, help="model, layers, way, folder of the caches")
+    parser.add_argument("--warm", action="store_true", help="find the caches filled")
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("model", nargs="?", choices=MODELS)
     parser.add_argument("layers", nargs="?", help="numbers of layers, with commas")
     parser.add_argument("rounds", nargs="?", type=int, default=ROUNDS)
     given = parser.parse_args()
     if given.measure:
-        name, layers, way = given.measure
-        print(json.dumps(measure(name, int(layers), way)))
+        name, layers, way, cache = given.measure
+        print(json.dumps(measure(name, int(layers), way, cache or None)))
         return
     print(machine())
     ways = ("torch2ort", "torch.onnx", *(() if given.without_compile else ("torch.compile",)))
     for name in [given.model] if given.model else MODELS:
         depths = [int(n) for n in given.layers.split(",")] if given.layers else list(MODELS[name][2])
-        cold = [compare(name, n, ways, given.rounds)["torch2ort"]["cold"] for n in depths]
+        if given.warm:
+            for n in depths:
+                compare_warm(name, n, ("eager", *ways), given.rounds)
+            continue
+        cold = [compare(name, n, ways, given.rounds)["torch2ort"]["first"] for n in depths]
         if len(depths) > 2:
             print(f"{name}: a cold start grows with layers to the power of {exponent(depths, cold):.2f}")
 
