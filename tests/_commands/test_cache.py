@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +20,21 @@ from torch2ort.cache.store.store import Store
 X = torch.zeros(3, 4)
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with two exports, which differ in one number."""
-    monkeypatch.setenv("TORCH2ORT_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path_factory.mktemp("filled") / "cache"
     for source in (SOURCE, changed("SCALE = 2.0", "SCALE = 2.5")):
         with imported(source) as module:
-            torch2ort.export(module.make(), X)
+            torch2ort.export(module.make(), X, cache_dir=folder)
+    return folder
+
+
+@pytest.fixture
+def cache(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, which every export uses."""
+    monkeypatch.setenv("TORCH2ORT_CACHE_DIR", str(tmp_path / "cache"))
+    shutil.copytree(filled, tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -58,6 +67,17 @@ def test_explain_says_what_differs(cache, capsys):
     assert lines[0].startswith(f"{newest(cache)}: graph of Net, made ")
     assert lines[1].startswith("It differs from the nearest other one, ")
     assert lines[2:] == ["  global net.SCALE: float 2.0 -> float 2.5"]
+
+
+def test_explain_says_in_which_components_two_keys_differ(cache, capsys):
+    new = newest(cache)
+    (old,) = {entry.manifest.digest for entry in Store(cache).listed()} - {new}
+    assert main(["cache", "explain", old, new[:10]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [
+        f"It differs from the graph of Net, {new[:12]}, in:",
+        "  global net.SCALE: float 2.5 -> float 2.0",
+    ]
 
 
 def test_explain_all_shows_every_component(cache, capsys):

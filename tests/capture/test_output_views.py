@@ -112,7 +112,7 @@ def known(module, x, outputs):
 @pytest.mark.parametrize(
     ("name", "gradients"),
     [
-        *thinned([(name, True) for name in BODIES], 2),
+        *thinned([(name, True) for name in BODIES], 3),
         *thinned([(name, False) for name in BODIES], 3),
     ],
 )

@@ -134,8 +134,20 @@ def steps(module, x, y, *, through=lambda y: y):
     return found
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-@pytest.mark.parametrize("through", [lambda y: y, lambda y: y * 1], ids=["leaf", "computed"])
+THROUGH = {"leaf": lambda y: y, "computed": lambda y: y * 1}
+
+
+# Each body writes to an argument of one kind; the other one is left to `make test-long`.
+@pytest.mark.parametrize(
+    ("body", "through"),
+    [
+        pytest.param(
+            body, THROUGH[kind], id=f"{body.__name__}, {kind}", marks=[pytest.mark.long] * ((i + j) % 2)
+        )
+        for i, body in enumerate(BODIES)
+        for j, kind in enumerate(THROUGH)
+    ],
+)
 def test_the_write_and_the_gradients_are_eagers(body, through):
     model, x, y = Writes(body), torch.randn(3, 4), torch.randn(4)
     expected = steps(copy.deepcopy(model), x, y.clone().requires_grad_(), through=through)

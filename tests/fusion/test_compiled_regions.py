@@ -298,6 +298,7 @@ def test_where_no_compiler_is_operators_run_one_by_one(environment, tmp_path):
 
 
 @compiles
+@pytest.mark.long
 def test_where_no_compiler_is_libraries_that_are_kept_are_loaded(libraries, tmp_path):
     torch.manual_seed(0)
     model, x = Model(), torch.randn(3, 4)

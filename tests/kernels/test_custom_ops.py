@@ -354,6 +354,7 @@ def _printed(code: str) -> str:
     return result.stdout
 
 
+@pytest.mark.long
 def test_another_process_traces_nothing(cached) -> None:
     hit, _, gradient = _printed(_ONE).partition(" ")
     assert hit == "False"

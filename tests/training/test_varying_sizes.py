@@ -232,8 +232,9 @@ PROGRAMS = {
 # Of these others of the table are the like.
 ALIKE = frozenset(
     {
-        "affine grid of a volume", "arange of the size", "expand", "gather", "outer product", "parts",
-        "pooling", "scatter", "slices", "stack", "transposed convolution of a batch", "triangle",
+        "affine grid of a volume", "arange of the size", "expand", "extrema", "gather", "mean",
+        "outer product", "parts", "pooling", "repeat", "resize to a size", "scatter", "slices", "stack",
+        "transposed convolution of a batch", "triangle",
     }
 )  # fmt: skip
 # What holds for one size alone.

@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     actions.add_parser("clear", help="remove every entry", parents=[folder]).set_defaults(run=_clear)
     explain = actions.add_parser(
         "explain",
-        help="which parts of a key differ from the nearest other entry of that model",
+        help="which parts of a key differ from another one, or the nearest other entry of that model",
         parents=[folder],
     )
     explain.add_argument(
@@ -48,7 +48,13 @@ def add_parser(commands: Any) -> None:
         help="first digits of the entry's key (default: the newest export); or a Python file, which is run "
         "to its first export that the cache lacks",
     )
-    explain.add_argument("arguments", nargs="*", help="of the script; behind -- where they begin with a dash")
+    explain.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="OTHER KEY or ARGUMENT",
+        help="first digits of the key to compare it with; or arguments of the script, behind -- where they "
+        "begin with a dash",
+    )
     explain.add_argument("--all", action="store_true", help="print every part of the key")
     explain.set_defaults(run=_explain)
 
@@ -59,7 +65,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for entry in entries:
         manifest = entry.manifest
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        print(f"{manifest.digest[:12]}  {used}  {_size(entry.size):>9}  {manifest.kind:<15}  {manifest.name}")
+        print(f"{manifest.digest[:12]}  {used}  {_size(entry.size):>9}  {manifest.kind:<18}  {manifest.name}")
     print(f"{len(entries)} entries, {_size(sum(entry.size for entry in entries))}")
     return int(store is None)
 
@@ -90,11 +96,20 @@ def _explain(arguments: argparse.Namespace) -> int:
         for name, content in manifest.components.items():
             print(f"  {name}: {content}")
         return 0
-    other = nearest(manifest.kind, manifest.name, manifest.components, entries)
-    if other is None:
-        print(f"There is no other {manifest.kind} of {manifest.name} to compare it with.")
-        return 0
-    print(f"It differs from the nearest other one, {other.manifest.digest[:12]}, in:")
+    if arguments.arguments:
+        other = _choose(entries, arguments.arguments[0])
+        if other is None:
+            return 1
+        noun = f"the {other.manifest.kind} of {other.manifest.name}"
+    else:
+        other, noun = (
+            nearest(manifest.kind, manifest.name, manifest.components, entries),
+            "the nearest other one",
+        )
+        if other is None:
+            print(f"There is no other {manifest.kind} of {manifest.name} to compare it with.")
+            return 0
+    print(f"It differs from {noun}, {other.manifest.digest[:12]}, in:")
     for difference in differences(other.manifest.components, manifest.components):
         print(f"  {difference}")
     return 0
@@ -107,6 +122,7 @@ def _explain_script(arguments: argparse.Namespace) -> int:
         print(f"{script} is no file", file=sys.stderr)
         return 1
     folder = getattr(arguments, "dir", None)
+    variables = dict(os.environ)
     if folder:
         os.environ[_VARIABLE] = folder
 
@@ -126,6 +142,8 @@ def _explain_script(arguments: argparse.Namespace) -> int:
         return 0
     finally:
         on_miss.remove(end)
+        os.environ.clear()
+        os.environ.update(variables)
     print(f"The export cache had an entry for every export of {script}.")
     return 0
 

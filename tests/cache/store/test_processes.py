@@ -44,6 +44,7 @@ def run(cache: Path, model: str, file: Path | None = None, **environment: str) -
     return finish(start(cache, model, file, **environment))
 
 
+@pytest.mark.long
 def test_a_second_process_exports_nothing(tmp_path):
     first = run(tmp_path / "cache", "mlp", PYTHONHASHSEED="1")
     second = run(tmp_path / "cache", "mlp", PYTHONHASHSEED="2", NO_EXPORT="1")

@@ -183,7 +183,7 @@ def batches(width: int) -> list[tuple[torch.Tensor]]:
     return [(torch.randn(n, width),) for n in (4, 6)]
 
 
-@pytest.mark.parametrize("name", thinned(BODIES, 2))
+@pytest.mark.parametrize("name", thinned(BODIES, 3))
 def test_a_map_trains_like_eager(name):
     assert_trains_like_eager(Model(BODIES[name], 5), batches(5), steps=3)
 

@@ -28,7 +28,9 @@ def batch(net: nn.RNNBase, size: int, steps: int = 5) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("sizes", [(0,), (2, 0, 3), (2, 3, 0, 0)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(0,), pytest.param((2, 0, 3), marks=pytest.mark.long), (2, 3, 0, 0)], ids=str
+)
 def test_a_batch_of_nothing_runs_among_others(net, sizes):
     module = torch2ort.ORTModule(net)
     for size in sizes:
