@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import torch2ort
 from tests.ops.indices import USES, Indexing, inputs, outcome
+from tests.support.sweeps import thinned
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def loaded(tmp_path_factory):
     return torch2ort.load(path)
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", thinned(USES, 2))
 def test_a_loaded_file_does_with_another_index_what_eager_does(loaded, name):
     number = USES[name].others[-1]
     tensors, indices = inputs(**{name: number})

@@ -10,6 +10,7 @@ import onnx
 import onnx.numpy_helper
 import torch
 
+from torch2ort.graph.fold_weights import fold_weights
 from torch2ort.graph.graph import Graph
 from torch2ort.pythonop import ONNX_TYPES
 
@@ -32,7 +33,10 @@ def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Graph, di
 
 
 def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
-    """``graph`` with the present values of ``weights`` as initializers; its state stays an input, too."""
+    """``graph`` with the present values of ``weights`` as initializers, and what can be computed of them.
+
+    Its state stays an input, too.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(graph.proto)
     state = state_of(graph)
@@ -41,6 +45,7 @@ def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.Mode
     model.graph.input.extend(inputs)
     for name in graph.weights:
         _write(model.graph.initializer.add(), name, weights[name])
+    fold_weights(model)
     return model
 
 

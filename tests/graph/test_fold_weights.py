@@ -1,0 +1,193 @@
+"""What a file has computed of its weights, and what it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torch2ort
+
+
+class Normalized(nn.Module):
+    """A layer, its batch normalization, and what comes between them."""
+
+    def __init__(self, layer: nn.Module, norm: nn.Module, between=lambda h: h) -> None:
+        super().__init__()
+        self.layer, self.norm, self.between = layer, norm, between
+        for name, tensor in norm.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand_like(tensor) + (0.5 if "weight" in name or "var" in name else -0.5))
+
+    def forward(self, x):
+        return self.norm(self.between(self.layer(x)))
+
+
+LAYERS = {
+    "convolution": (nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), torch.randn(2, 3, 6, 6)),
+    "convolution with a bias": (nn.Conv1d(4, 6, 3, groups=2), nn.BatchNorm1d(6), torch.randn(2, 4, 7)),
+    "transposed convolution of groups": (
+        nn.ConvTranspose2d(4, 6, 2, groups=2),
+        nn.BatchNorm2d(6, eps=0.1),
+        torch.randn(2, 4, 3, 3),
+    ),
+    "linear layer": (nn.Linear(5, 4), nn.BatchNorm1d(4), torch.randn(3, 5)),
+    "without scale": (nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False), torch.randn(2, 3, 4, 4)),
+}
+
+
+def operators(exported: torch2ort.ExportedModel) -> list[str]:
+    return [node.op_type for node in exported.proto.graph.node if node.op_type != "Constant"]
+
+
+def weights(exported: torch2ort.ExportedModel) -> set[str]:
+    return {tensor.name for tensor in exported.proto.graph.initializer}
+
+
+def in_a_plain_session(exported: torch2ort.ExportedModel, x: torch.Tensor) -> torch.Tensor:
+    session = onnxruntime.InferenceSession(exported.proto.SerializeToString())
+    (result,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    return torch.from_numpy(result)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_normalization_is_part_of_the_layer_before_it(name: str) -> None:
+    layer, norm, x = LAYERS[name]
+    model = Normalized(layer, norm).eval()
+    exported = torch2ort.export(model, x)
+    assert "BatchNormalization" not in operators(exported)
+    assert "layer.weight.folded" in weights(exported)
+    assert "layer.weight" not in weights(exported)
+    for result in (exported(x), in_a_plain_session(exported, x)):
+        torch.testing.assert_close(result, model(x))
+
+
+def test_numbers_that_are_not_finite_stay_where_they_are() -> None:
+    layer, norm, x = LAYERS["convolution with a bias"]
+    model = Normalized(layer, norm).eval()
+    exported = torch2ort.export(model, x)
+    for value in (float("nan"), float("inf"), float("-inf")):
+        special = x.clone()
+        special[0, 1, 3] = value
+        torch.testing.assert_close(exported(special), model(special), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "training"),
+    [
+        pytest.param(Normalized(*LAYERS["convolution"][:2]), True, id="in training"),
+        pytest.param(Normalized(*LAYERS["convolution"][:2], torch.relu), False, id="behind something else"),
+    ],
+)
+def test_a_normalization_that_is_more_than_a_product_stays(model: nn.Module, training: bool) -> None:
+    x = LAYERS["convolution"][2]
+    exported = torch2ort.export(model.train(training), x, training=training)
+    assert "BatchNormalization" in operators(exported)
+    assert "layer.weight" in weights(exported)
+    torch.testing.assert_close(exported(x), copy.deepcopy(model)(x))
+
+
+def test_a_result_that_is_read_twice_is_not_normalized_in_its_layer() -> None:
+    class Both(Normalized):
+        def forward(self, x):
+            h = self.layer(x)
+            return self.norm(h), h
+
+    _, _, x = LAYERS["convolution"]
+    model = Both(*LAYERS["convolution"][:2]).eval()
+    exported = torch2ort.export(model, x)
+    for actual, expected in zip(exported(x), model(x), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_a_layer_that_is_normalized_in_two_ways_has_two_weights() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 4, 1)
+            self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in "ab")
+            self.norms[1].running_var.fill_(4.0)
+
+        def forward(self, x):
+            return self.norms[0](self.layer(x)) + self.norms[1](self.layer(x + 1))
+
+    x = torch.randn(2, 3, 4, 4)
+    model = Shared().eval()
+    exported = torch2ort.export(model, x)
+    assert {"layer.weight.folded", "layer.weight.folded_2"} <= weights(exported)
+    torch.testing.assert_close(in_a_plain_session(exported, x), model(x))
+
+
+class Padded(nn.Module):
+    def __init__(self, *padding: int, value: float = 0.0, mode: str = "constant") -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.padding, self.value, self.mode = padding, value, mode
+
+    def forward(self, x):
+        value = {"value": self.value} if self.mode == "constant" else {}
+        return self.layer(F.pad(x, self.padding, self.mode, **value))
+
+
+def test_a_convolution_pads_by_itself() -> None:
+    x, model = torch.randn(2, 3, 5, 5), Padded(0, 1, 2, 3).eval()
+    exported = torch2ort.export(model, x)
+    assert operators(exported) == ["Conv"]
+    for result in (exported(x), in_a_plain_session(exported, x)):
+        torch.testing.assert_close(result, model(x))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(Padded(1, 1, 1, 1, value=2.0), id="another number"),
+        pytest.param(Padded(1, 1, 1, 1, mode="reflect"), id="another mode"),
+        pytest.param(Padded(-1, 0, 0, 0), id="less than nothing"),
+    ],
+)
+def test_padding_that_a_convolution_has_not_stays(model: nn.Module) -> None:
+    x = torch.randn(2, 3, 5, 5)
+    exported = torch2ort.export(model.eval(), x)
+    assert operators(exported)[-1] == "Conv"
+    assert len(operators(exported)) > 1
+    torch.testing.assert_close(in_a_plain_session(exported, x), model(x))
+
+
+def test_padding_before_infinite_weights_which_make_nan_of_it_stays() -> None:
+    x, model = torch.randn(1, 3, 5, 5), Padded(1, 1, 1, 1).eval()
+    model.layer.weight.data[0, 0, 0, 0] = float("inf")
+    assert operators(torch2ort.export(model, x)) == ["Pad", "Conv"]
+
+
+def test_other_weights_out_of_the_cache_are_folded_anew(tmp_path: Path) -> None:
+    layer, norm, x = LAYERS["convolution"]
+    for hit in (False, True):
+        model = Normalized(copy.deepcopy(layer), copy.deepcopy(norm)).eval()
+        exported = torch2ort.export(model, x, cache_dir=tmp_path)
+        assert exported.cache.hit == hit
+        torch.testing.assert_close(in_a_plain_session(exported, x), model(x))
+
+
+def test_a_modules_file_has_the_weights_of_that_moment() -> None:
+    layer, norm, x = LAYERS["convolution with a bias"]
+    model = Normalized(copy.deepcopy(layer), copy.deepcopy(norm)).eval()
+    module = torch2ort.ORTModule(model)
+    for _ in range(2):
+        torch.testing.assert_close(module(x), model(x))
+        torch.testing.assert_close(in_a_plain_session(module.exported, x), model(x).detach())
+        with torch.no_grad():
+            model.layer.weight.mul_(2)
+
+
+def test_a_saved_file_comes_back_as_it_was(tmp_path: Path) -> None:
+    layer, norm, x = LAYERS["linear layer"]
+    model = Normalized(layer, norm).eval()
+    torch2ort.export(model, x).save(tmp_path / "model.onnx")
+    loaded = torch2ort.load(tmp_path / "model.onnx")
+    assert weights(loaded) == {"layer.weight.folded", "layer.bias.folded"}
+    torch.testing.assert_close(loaded(x), model(x))

@@ -1,0 +1,188 @@
+"""Batch normalizations of an evaluated model, and padding, as part of the convolutions beside them.
+
+Behind ``W x + b`` a normalization gives ``s (W x + b - mean) + shift`` with ``s = scale / sqrt(var + eps)``
+(Ioffe and Szegedy, 2015), which is ``(s W) x + (s (b - mean) + shift)``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from torch2ort.graph.graph_traversal import values_read
+
+SUFFIX = ".folded"
+_LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
+_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def fold_weights(model: onnx.ModelProto) -> None:
+    """Fold batch normalizations and padding with zeros into convolutions and Gemm, in place.
+
+    An initializer that was computed is ``<name of the weight>.folded``. Weights that a graph input may
+    replace, results that another node reads, too, and what is no longer finite stay as they are.
+
+    Args:
+        model: with its weights as initializers.
+    """
+    folding = _Folding(model.graph)
+    for node in list(model.graph.node):
+        if node.domain:
+            continue
+        if node.op_type == "BatchNormalization":
+            folding.normalization(node)
+        elif node.op_type == "Conv":
+            folding.padding(node)
+    folding.drop()
+
+
+class _Folding:
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph = graph
+        inputs = {value.name for value in graph.input}
+        self._tensors = {t.name: t for t in graph.initializer if t.name not in inputs}
+        self._names = {t.name for t in graph.initializer} | inputs
+        self._readers = Counter(values_read(graph))
+        self._makers = {name: node for node in graph.node if not node.domain for name in node.output}
+        self._gone: list[onnx.NodeProto] = []
+
+    def normalization(self, node: onnx.NodeProto) -> None:
+        """Fold a batch normalization into the node before it, if that is exact."""
+        linear = self._only_for(node)
+        attributes = _attributes(node)
+        if linear is None or linear.op_type not in _LINEAR or attributes.get("training_mode"):
+            return
+        weights = [self._float(name) for name in (*linear.input[1:], *node.input[1:])]
+        if not all(w is not None for w in weights):
+            return
+        weight, *bias, scale, shift, mean, variance = (w.astype(np.float64) for w in weights if w is not None)
+        of_linear = _attributes(linear)
+        before = bias[0] * of_linear.get("beta", 1.0) if bias else np.zeros_like(mean)
+        if before.ndim > 1:
+            return
+        with np.errstate(all="ignore"):
+            factor = scale / np.sqrt(variance + attributes.get("epsilon", np.float32(1e-5)))
+            folded = _scaled(linear.op_type, weight, factor, of_linear), (before - mean) * factor + shift
+            kind = weights[0].dtype if weights[0] is not None else np.float32
+            new = [array.astype(kind) for array in folded]
+        if not all(np.isfinite(array).all() for array in new):
+            return
+        names = [linear.input[1], linear.input[2] if bias else node.input[2]]
+        arguments = [self._added(name, array) for name, array in zip(names, new, strict=True)]
+        self._readers.subtract([*linear.input[1:], *node.input])
+        del linear.input[1:]
+        linear.input.extend(arguments)
+        linear.output[0] = node.output[0]
+        self._makers[node.output[0]] = linear
+        for attribute in [a for a in linear.attribute if a.name == "beta"]:
+            linear.attribute.remove(attribute)
+        self._gone.append(node)
+
+    def padding(self, node: onnx.NodeProto) -> None:
+        """Let a convolution pad if the node before it pads with zeros: of infinite weights they make NaN."""
+        pad = self._only_for(node)
+        weight = self._float(node.input[1])
+        if pad is None or pad.op_type != "Pad" or weight is None or not np.isfinite(weight).all():
+            return
+        attributes = _attributes(node)
+        inputs = [self._constant(name) for name in pad.input[1:]]
+        pads, value, axes = (*inputs, *[None] * (3 - len(inputs)))[:3]
+        given = [bool(name) for name in pad.input[1:]] + [False] * 3
+        known = all(
+            found is not None for found, wanted in zip((pads, value, axes), given, strict=False) if wanted
+        )
+        constant = _attributes(pad).get("mode", b"constant") == b"constant"
+        if not known or pads is None or not constant or (value is not None and value.any()):
+            return
+        if attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+            return
+        rank = weight.ndim
+        places = range(rank) if axes is None else [int(axis) % rank for axis in axes]
+        sizes = np.zeros((2, rank), np.int64)
+        sizes[:, list(places)] = pads.reshape(2, -1)
+        if sizes[:, :2].any() or (sizes < 0).any():
+            return
+        before = np.array(attributes.get("pads", [0] * 2 * (rank - 2))).reshape(2, rank - 2)
+        for attribute in [a for a in node.attribute if a.name == "pads"]:
+            node.attribute.remove(attribute)
+        node.attribute.append(onnx.helper.make_attribute("pads", (before + sizes[:, 2:]).flatten().tolist()))
+        self._readers.subtract([node.input[0], *pad.input[1:]])
+        node.input[0] = pad.input[0]
+        self._gone.append(pad)
+
+    def drop(self) -> None:
+        """Drop the nodes that were folded, and what nobody reads after that."""
+        if not self._gone:
+            return
+        gone = {id(node) for node in self._gone}
+        unread = {name for name, count in self._readers.items() if count <= 0}
+        nodes = [
+            node
+            for node in self._graph.node
+            if id(node) not in gone and not (node.op_type == "Constant" and unread >= {*node.output})
+        ]
+        values = [value for value in self._graph.value_info if value.name not in unread]
+        for field, kept in ((self._graph.node, nodes), (self._graph.value_info, values)):
+            del field[:]
+            field.extend(kept)
+        for name in unread & self._tensors.keys():
+            self._graph.initializer.remove(self._tensors[name])
+
+    def _only_for(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The node that computes the first input, if nothing else reads that."""
+        return self._makers.get(node.input[0]) if self._readers[node.input[0]] == 1 else None
+
+    def _float(self, name: str) -> _Array | None:
+        """An initializer that nothing can replace, if it holds numbers."""
+        tensor = self._tensors.get(name)
+        return numpy_helper.to_array(tensor) if tensor is not None and tensor.data_type in _FLOATS else None
+
+    def _constant(self, name: str) -> _Array | None:
+        """A value that is known: of an initializer or a Constant."""
+        if name in self._tensors:
+            return numpy_helper.to_array(self._tensors[name])
+        maker = self._makers.get(name)
+        if maker is None or maker.op_type != "Constant":
+            return None
+        value = _attributes(maker).get("value")
+        return None if value is None else numpy_helper.to_array(value)
+
+    def _added(self, name: str, array: _Array) -> str:
+        """Add an initializer, under a name that is free."""
+        base = f"{name.removesuffix(SUFFIX)}{SUFFIX}"
+        free = base
+        count = 1
+        while free in self._names:
+            count += 1
+            free = f"{base}_{count}"
+        self._names.add(free)
+        tensor = self._graph.initializer.add()
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), free))
+        self._tensors[free] = tensor
+        self._readers[free] = 1
+        return free
+
+
+def _attributes(node: onnx.NodeProto) -> Mapping[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _scaled(op_type: str, weight: _Array, factor: _Array, attributes: Mapping[str, Any]) -> _Array:
+    """A weight whose outputs are multiplied by a factor each."""
+    if op_type == "ConvTranspose":
+        # Inputs of all groups, outputs of one: the factors of a group go to the inputs of that group.
+        groups = attributes.get("group", 1)
+        parts = weight.reshape(groups, -1, *weight.shape[1:])
+        shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
+        return np.reshape(parts * factor.reshape(shape), weight.shape)
+    axis = 1 if op_type == "Gemm" and not attributes.get("transB") else 0
+    factor = np.expand_dims(factor, [i for i in range(weight.ndim) if i != axis])
+    scaled: _Array = weight * factor
+    return scaled
