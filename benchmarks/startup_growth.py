@@ -169,7 +169,8 @@ def measure(name: str, layers: int, way: str, cache: str | None) -> Result:
     starts = start(model, batches, cache)
     first = next(starts)
     found = {"first": first, "memory": peak() - before}
-    return found | dict(zip(("sessions",) if cache else ("second", "third"), starts, strict=False))
+    further = ("sessions", "hit") if cache else ("second", "third")
+    return found | dict(zip(further, starts, strict=False))
 
 
 def _timed(run: Callable[[], object]) -> float:
@@ -199,6 +200,7 @@ def _module(model: nn.Module, batches: list[dict[str, Tensor]], cache: str | Non
     yield from _steps(module, batches)
     if cache:
         yield module.startup["session"]
+        yield float(module.exported.cache.hit)
 
 
 def _compiled(model: nn.Module, batches: list[dict[str, Tensor]], cache: str | None) -> Iterator[float]:
@@ -262,6 +264,7 @@ def compare_warm(name: str, layers: int, ways: tuple[str, ...], rounds: int) -> 
         for _ in range(rounds):
             for way in ways:
                 runs[way].append(measured(name, layers, way, cache))
+    assert all(run["hit"] for run in runs["torch2ort"]), "a start missed its entry"
     found = _medians(runs)
     own, eager, peer = (found[way]["first"] for way in ("torch2ort", "eager", "torch.onnx"))
     compiled = found.get("torch.compile")

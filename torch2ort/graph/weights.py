@@ -12,6 +12,7 @@ import torch
 
 from torch2ort.graph.fold_weights import fold_weights
 from torch2ort.graph.graph import Graph
+from torch2ort.graph.portable_paths import shorten_paths
 from torch2ort.pythonop import ONNX_TYPES
 
 _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
@@ -46,6 +47,7 @@ def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.Mode
     for name in graph.weights:
         _write(model.graph.initializer.add(), name, weights[name])
     fold_weights(model)
+    shorten_paths(model)
     return model
 
 

@@ -21,7 +21,8 @@ INSTALLED = tuple(
         )
     )
 )
-_STANDARD_LIBRARY = tuple({os.path.realpath(sysconfig.get_path(p)) for p in ("stdlib", "platstdlib")})
+# Folders of Python's own modules.
+STANDARD_LIBRARY = tuple({os.path.realpath(sysconfig.get_path(p)) for p in ("stdlib", "platstdlib")})
 
 
 def real_path(path: str) -> str:
@@ -55,7 +56,7 @@ def folder_of(package: str) -> str | None:
 
 def is_pythons(path: str) -> bool:
     """Whether a real path is a file of the standard library."""
-    return any(below(path, folder) for folder in _STANDARD_LIBRARY) and not any(
+    return any(below(path, folder) for folder in STANDARD_LIBRARY) and not any(
         below(path, folder) for folder in INSTALLED
     )
 

@@ -1,0 +1,48 @@
+"""Source files that a graph names, without the folders of the machine that it was made on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+
+import onnx
+
+from torch2ort.graph.graph_traversal import graphs_in
+from torch2ort.support.install_paths import INSTALLED, STANDARD_LIBRARY, below, folder_of, real_path
+
+_FILE = re.compile(r'(?<=File ")[^"]+(?=", line \d)')
+_LIBRARIES = ("torch", "torch2ort", "onnxruntime", "optree")
+
+
+def shorten_paths(model: onnx.ModelProto) -> None:
+    """Shorten paths in the nodes' stack traces to below the project or installed packages, in place."""
+    graphs = [*graphs_in(model.graph), *model.functions]
+    for prop in (prop for graph in graphs for node in graph.node for prop in node.metadata_props):
+        if _FILE.search(prop.value):
+            prop.value = _FILE.sub(lambda found: portable_path(found[0]), prop.value)
+
+
+@functools.lru_cache(maxsize=4096)
+def portable_path(file: str) -> str:
+    """A file's path below the folder that Python imports it from; its name alone below none.
+
+    Args:
+        file: as a traceback has it. Text in place of a file (``<stdin>``) stays.
+    """
+    if file.startswith("<"):
+        return file
+    path = real_path(os.path.abspath(file))
+    libraries = [folder for name in _LIBRARIES if (folder := folder_of(name)) is not None]
+    roots = [
+        *((folder, "site-packages") for folder in INSTALLED),
+        *((os.path.dirname(folder), "site-packages") for folder in libraries if below(path, folder)),
+        *((folder, "python") for folder in STANDARD_LIBRARY),
+        *((os.path.realpath(folder), "") for folder in sys.path),
+    ]
+    found = [(len(root), root, name) for root, name in roots if below(path, root)]
+    if not found:
+        return os.path.basename(path)
+    _, root, name = max(found, key=lambda each: (each[0], bool(each[2])))
+    return "/".join([*filter(None, [name]), *os.path.relpath(path, root).split(os.sep)])
