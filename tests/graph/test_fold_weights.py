@@ -123,6 +123,43 @@ def test_a_layer_that_is_normalized_in_two_ways_has_two_weights() -> None:
     torch.testing.assert_close(in_a_plain_session(exported, x), model(x))
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.net = kind(3, 4, num_layers=2, bidirectional=True)
+
+    def forward(self, x):
+        return self.net(x)[0]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_weights_of_a_recurrent_net_are_laid_out_once(kind: type[nn.RNNBase]) -> None:
+    x, model = torch.randn(5, 2, 3), Recurrent(kind).eval()
+    exported = torch2ort.export(model, x)
+    assert not {"Concat", "Slice", "Unsqueeze"} & set(operators(exported))
+    names = weights(exported)
+    assert "net.weight_ih_l0.folded" in names
+    assert not names & model.state_dict().keys()
+    for result in (exported(x), in_a_plain_session(exported, x)):
+        torch.testing.assert_close(result, model(x))
+
+
+def test_a_weight_that_is_read_as_it_is_is_not_there_twice() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(50, 4)
+
+        def forward(self, tokens):
+            return self.embedding(tokens) @ self.embedding.weight[:40].t()
+
+    tokens, model = torch.randint(50, (2, 3)), Tied().eval()
+    exported = torch2ort.export(model, tokens)
+    assert "embedding.weight" in weights(exported)
+    assert not [name for name in weights(exported) if name.endswith(".folded")]
+    torch.testing.assert_close(in_a_plain_session(exported, tokens), model(tokens))
+
+
 class Padded(nn.Module):
     def __init__(self, *padding: int, value: float = 0.0, mode: str = "constant") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Batch normalizations of an evaluated model, and padding, as part of the convolutions beside them.
+"""What is known of an evaluated model: weights laid out once, and normalizations and padding in convolutions.
 
 Behind ``W x + b`` a normalization gives ``s (W x + b - mean) + shift`` with ``s = scale / sqrt(var + eps)``
 (Ioffe and Szegedy, 2015), which is ``(s W) x + (s (b - mean) + shift)``.
@@ -6,25 +6,31 @@ Behind ``W x + b`` a normalization gives ``s (W x + b - mean) + shift`` with ``s
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from torch2ort.graph.graph_traversal import values_read
 
 SUFFIX = ".folded"
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
+# What moves elements and computes nothing.
+_MOVES = frozenset({"Concat", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+# Elements of a tensor that may be there twice.
+_SMALL = 64
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def fold_weights(model: onnx.ModelProto) -> None:
-    """Fold batch normalizations and padding with zeros into convolutions and Gemm, in place.
+    """Lay weights out, and fold batch normalizations and zero padding into convolutions and Gemm, in place.
 
     An initializer that was computed is ``<name of the weight>.folded``. Weights that a graph input may
     replace, results that another node reads, too, and what is no longer finite stay as they are.
@@ -33,6 +39,7 @@ def fold_weights(model: onnx.ModelProto) -> None:
         model: with its weights as initializers.
     """
     folding = _Folding(model.graph)
+    folding.moves(model.opset_import)
     for node in list(model.graph.node):
         if node.domain:
             continue
@@ -52,6 +59,66 @@ class _Folding:
         self._readers = Counter(values_read(graph))
         self._makers = {name: node for node in graph.node if not node.domain for name in node.output}
         self._gone: list[onnx.NodeProto] = []
+
+    def moves(self, opsets: Iterable[onnx.OperatorSetIdProto]) -> None:
+        """Compute what only moves the elements of weights, as long as no large one has to be there twice."""
+        nodes = self._moving()
+        if not nodes:
+            return
+        made = {node.output[0] for node in nodes}
+        inside = Counter(name for node in nodes for name in node.input)
+        results = [name for name in made if self._readers[name] > inside[name]]
+        sources = {name for node in nodes for name in node.input if name and name not in made}
+        constants = [self._makers[name] for name in sources if name not in self._tensors]
+        graph = helper.make_graph(
+            [*constants, *nodes],
+            "weights",
+            [],
+            [onnx.ValueInfoProto(name=name) for name in results],
+            [self._tensors[name] for name in sources & self._tensors.keys()],
+        )
+        values = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, {})
+        of: dict[str, str] = {}
+        for node in nodes:
+            weights = (of.get(name, name) for name in node.input if name in of or name in self._tensors)
+            of[node.output[0]] = next(weights, node.output[0])
+        names = {r: self._added(of[r], value) for r, value in zip(results, values, strict=True)}
+        gone = {id(node) for node in nodes}
+        for node in self._graph.node:
+            if id(node) not in gone:
+                for i, name in enumerate(node.input):
+                    if name in names:
+                        node.input[i] = names[name]
+                        self._readers.update([names[name]])
+                        self._readers.subtract([name])
+        self._readers.subtract(inside)
+        self._gone += nodes
+
+    def _moving(self) -> list[onnx.NodeProto]:
+        """The nodes that move weights alone, in their order."""
+        outside = Counter(name for node in self._graph.node for name in node.input)
+        # What bodies read, and outputs of the graph, keep their names.
+        fixed = {name for name, count in self._readers.items() if count != outside[name]}
+        nodes = [
+            n for n in self._graph.node if not n.domain and n.op_type in _MOVES and n.output[0] not in fixed
+        ]
+        while True:
+            known: set[str] = set()
+            kept = []
+            inside = Counter(name for node in nodes for name in node.input)
+            for node in nodes:
+                if all(not name or name in known or self._is_free(name, inside) for name in node.input):
+                    known.update(node.output)
+                    kept.append(node)
+            if len(kept) == len(nodes):
+                return nodes
+            nodes = kept
+
+    def _is_free(self, name: str, inside: Mapping[str, int]) -> bool:
+        """Whether a value is known, and small or read by nodes alone that move it."""
+        if name not in self._tensors:
+            return name in self._makers and self._makers[name].op_type == "Constant"
+        return math.prod(self._tensors[name].dims) <= _SMALL or self._readers[name] == inside[name]
 
     def normalization(self, node: onnx.NodeProto) -> None:
         """Fold a batch normalization into the node before it, if that is exact."""
@@ -77,6 +144,7 @@ class _Folding:
         names = [linear.input[1], linear.input[2] if bias else node.input[2]]
         arguments = [self._added(name, array) for name, array in zip(names, new, strict=True)]
         self._readers.subtract([*linear.input[1:], *node.input])
+        self._readers.update(arguments)
         del linear.input[1:]
         linear.input.extend(arguments)
         linear.output[0] = node.output[0]
@@ -166,7 +234,6 @@ class _Folding:
         tensor = self._graph.initializer.add()
         tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), free))
         self._tensors[free] = tensor
-        self._readers[free] = 1
         return free
 
 
