@@ -130,22 +130,26 @@ class ExportedModel:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
         tensors, bound = self._interface.tensors(args, kwargs)
-        weights = [self._weights[name] for name in self._graph.weights]
-        if self._graph.mutations:
-            written = WrittenMemory(self._graph.inputs, self._graph.mutations, self._interface.same)
-            written.refuse_shared(type(self).__name__, tensors, [*self._graph.weights.values()], weights)
-        feeds = [*tensors, *weights]
-        fetched = self._engine().run(feeds)
-        count = len(self._graph.outputs)
+        graph = self._graph
+        weights = [self._weights[name] for name in graph.weights]
+        if graph.mutations:
+            written = WrittenMemory(graph.inputs, graph.mutations, self._interface.same)
+            written.refuse_shared(type(self).__name__, tensors, [*graph.weights.values()], weights)
+        fetched = self._engine().run([*tensors, *weights])
+        if graph.mutations:
+            self._write(tensors, fetched[len(graph.outputs) :])
+        return self._interface.result(bound, fetched[: len(graph.outputs)])
+
+    def _write(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        """Put what a run leaves into the call's tensors and the state."""
         inputs = dict(zip(self._graph.inputs, tensors, strict=True))
         state = {origin: self._weights[name] for name, origin in state_of(self._graph).items()}
         with torch.no_grad():
-            for mutation, value in zip(self._graph.mutations, fetched[count:], strict=True):
+            for mutation, value in zip(self._graph.mutations, values, strict=True):
                 # A buffer that is written and never read is no state.
                 target = (inputs if mutation.kind == "input" else state).get(mutation.target)
                 if target is not None:
                     target.copy_(value)
-        return self._interface.result(bound, fetched[:count])
 
     def _engine(self) -> InferenceEngine:
         deterministic = torch.are_deterministic_algorithms_enabled()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -32,6 +33,8 @@ from torch2ort.runtime.ortvalues import bool_outputs, to_tensors
 from torch2ort.runtime.profiling import describe
 from torch2ort.runtime.session import refuse_missing, tuned_session
 from torch2ort.support.startup_timing import SESSION, timed
+
+_NOTHING_TO_CALL = contextlib.nullcontext()
 
 
 class InferenceEngine:
@@ -79,6 +82,7 @@ class InferenceEngine:
         private.drop_model_bytes(self._session)
         self._has_originals = bool(originals)
         self._feeds = Feeds(len(graph.inputs))
+        self._names, self._fetches = graph.feeds, list(graph.fetches)
         self._bools = bool_outputs(graph.proto.graph, graph.fetches)
 
     # What a session of another device does otherwise.
@@ -94,11 +98,11 @@ class InferenceEngine:
         Raises:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
-        values = dict(zip(self._graph.feeds, self._feeds.values(feeds), strict=True))
+        values = dict(zip(self._names, self._feeds.values(feeds), strict=True))
         failure: BaseException | None = None
-        with self._with_originals(feeds), torch.no_grad(), off():
+        with self._around_functions(feeds) if self._graph.sites else _NOTHING_TO_CALL:
             try:
-                fetched = self._session._sess.run_with_ort_values(values, list(self._graph.fetches), None)
+                fetched = self._session._sess.run_with_ort_values(values, self._fetches, None)
             except Exception as error:
                 failure = stock.take_error(error) or self._refused_index(values) or engine_error(error)
         # Outside of the handler, which would make onnxruntime's error the context of the Function's.
@@ -106,13 +110,15 @@ class InferenceEngine:
             raise failure
         return to_tensors(fetched, self._bools)
 
-    def _with_originals(self, feeds: Sequence[torch.Tensor]) -> contexts_in:
-        """Lets Functions get the tensors themselves that are fed."""
+    @contextlib.contextmanager
+    def _around_functions(self, feeds: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Lets Functions run as in inference, and get the tensors themselves that are fed."""
         run = None
         if self._has_originals:
             run = native.Run()
             run.originals = tuple(feeds)
-        return contexts_in(run)
+        with contexts_in(run), torch.no_grad(), off():
+            yield
 
     def _refused_index(self, values: Mapping[str, Any]) -> Exception | None:
         def session(model: onnx.ModelProto, sites: Mapping[str, Site]) -> Any:

@@ -9,7 +9,6 @@ import torch
 
 from torch2ort.graph.graph import Graph
 from torch2ort.options import Options
-from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import stock
 from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
@@ -41,7 +40,7 @@ class DeviceInference(InferenceEngine):
         failure: BaseException | None = None
         with self._stream.entered():
             values = self._on_device.values(feeds)
-            with self._with_originals(feeds), torch.no_grad(), off():
+            with self._around_functions(feeds):
                 try:
                     fetched = self._run(self._graph.feeds, values)
                 except Exception as error:
