@@ -127,6 +127,7 @@ bench: tools  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/io_schema.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/guards.py
+	$(BIN)/python benchmarks/files.py
 
 # That machine may reach no index, so that nothing is installed: GPU_PYTHON has torch, onnxruntime-gpu, torch2ort and
 # pytest already.

@@ -1,0 +1,243 @@
+"""Files of evaluated models beside torch.onnx.export's: nodes, size, export time, latency in a plain session.
+
+Both export the same model at opset 18 in one process; their sessions run in turn, with one thread.
+
+    python benchmarks/files.py              all models
+    python benchmarks/files.py LSTM MLP     some
+    python benchmarks/files.py --nodes      and the operators that one file has more of than the other
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+import transformers as tf
+from _machine import machine
+from _timing import interleaved_medians
+from torch import Tensor, nn
+
+import torch2ort
+
+OPSET = 18
+_TEXT = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_IMAGE = {
+    "image_size": 32,
+    "patch_size": 8,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+class Logits(nn.Module):
+    """What a model of transformers computes without labels."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, or the last hidden state."""
+        found = self.model(x)
+        return found.last_hidden_state if getattr(found, "logits", None) is None else found.logits
+
+
+class First(nn.Module):
+    """The first output of a layer that has several."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return it."""
+        return self.layer(x)[0]
+
+
+class UNet(nn.Module):
+    """Two steps down and up, with a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU())
+        self.deep = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU())
+        self.last = nn.Conv2d(32, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return an image of the same size."""
+        h = self.first(x)
+        up = nn.functional.interpolate(self.deep(h), scale_factor=2)
+        return self.last(torch.cat([h, up], 1))
+
+
+def _tokens() -> Tensor:
+    return torch.randint(1000, (2, 16))
+
+
+def _image() -> Tensor:
+    return torch.randn(1, 3, 64, 64)
+
+
+def _mobilenet() -> nn.Module:
+    return tf.MobileNetV2ForImageClassification(tf.MobileNetV2Config(num_labels=10))
+
+
+def _resnet() -> nn.Module:
+    sizes = {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "depths": [2, 2, 2, 2]}
+    return tf.ResNetForImageClassification(tf.ResNetConfig(**sizes, layer_type="basic", num_labels=10))
+
+
+def _llama() -> nn.Module:
+    sizes = {**_TEXT, "intermediate_size": 128, "num_key_value_heads": 2}
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, use_cache=False))
+
+
+# Name -> the model, and its input.
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "MLP": (
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 10)),
+        lambda: torch.randn(4, 64),
+    ),
+    "ConvNet": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+            *(nn.Flatten(), nn.Linear(32, 10)),
+        ),
+        _image,
+    ),
+    "ResNet": (lambda: Logits(_resnet()), _image),
+    "MobileNetV2": (lambda: Logits(_mobilenet()), _image),
+    "U-Net": (UNet, _image),
+    "ViT": (
+        lambda: Logits(tf.ViTForImageClassification(tf.ViTConfig(**_IMAGE, intermediate_size=128))),
+        lambda: torch.randn(1, 3, 32, 32),
+    ),
+    "BERT": (
+        lambda: Logits(tf.BertForSequenceClassification(tf.BertConfig(**_TEXT, intermediate_size=128))),
+        _tokens,
+    ),
+    "Llama": (lambda: Logits(_llama()), _tokens),
+    "LSTM": (
+        lambda: First(nn.LSTM(32, 32, num_layers=2, bidirectional=True)),
+        lambda: torch.randn(10, 2, 32),
+    ),
+    "GRU": (lambda: First(nn.GRU(32, 32)), lambda: torch.randn(10, 2, 32)),
+    "Transformer layer": (
+        lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
+        lambda: torch.randn(2, 16, 64),
+    ),
+    "audio encoder": (
+        lambda: nn.Sequential(nn.Conv1d(1, 16, 10, 5), nn.GELU(), nn.Conv1d(16, 32, 3, 2), nn.GELU()),
+        lambda: torch.randn(1, 1, 800),
+    ),
+}
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    """Return how often each operator stands in a file, functions and bodies included, Constant aside."""
+
+    def nodes(graph: Any) -> Iterator[onnx.NodeProto]:
+        for node in graph.node:
+            yield node
+            for attribute in node.attribute:
+                for body in (attribute.g, *attribute.graphs):
+                    yield from nodes(body)
+
+    found = [node for graph in (model.graph, *model.functions) for node in nodes(graph)]
+    return Counter(f"{node.domain}::{node.op_type}".removeprefix("::") for node in found) - Counter(
+        {"Constant": len(found)}
+    )
+
+
+def _theirs(model: nn.Module, x: Tensor) -> onnx.ModelProto:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        program = torch.onnx.export(model, (x,), dynamo=True, opset_version=OPSET, verbose=False)
+    return program.model_proto
+
+
+def _ours(model: nn.Module, x: Tensor) -> onnx.ModelProto:
+    return torch2ort.export(model, x, opset=OPSET, cache_dir=False).proto
+
+
+def _session(model: onnx.ModelProto, x: Tensor) -> tuple[Callable[[], object], np.ndarray[Any, Any]]:
+    """Return a run in a plain session, and its first output."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    feeds = {session.get_inputs()[0].name: x.numpy()}
+    return lambda: session.run(None, feeds), session.run(None, feeds)[0]
+
+
+def compare(name: str, *, shows_nodes: bool) -> dict[str, float]:
+    """Print one line, and return the ratios of the two files."""
+    torch.manual_seed(1)
+    make, sample = MODELS[name]
+    model, x = make().eval(), sample()
+    files, seconds = {}, {}
+    for way, export in {"ours": _ours, "theirs": _theirs}.items():
+        begin = time.process_time()
+        files[way] = export(model, x)
+        seconds[way] = time.process_time() - begin
+    counts = {way: operators(file) for way, file in files.items()}
+    sizes = {way: file.ByteSize() for way, file in files.items()}
+    foreign = sorted(operator for operator in counts["ours"] if "::" in operator)
+    nodes = {way: sum(count.values()) for way, count in counts.items()}
+    text = f"{name}: nodes {nodes['ours']} (torch.onnx {nodes['theirs']})"
+    found = {"nodes": nodes["ours"] / nodes["theirs"], "size": sizes["ours"] / sizes["theirs"]}
+    found |= {"export": seconds["ours"], "their export": seconds["theirs"]}
+    try:
+        sessions = {way: _session(file, x) for way, file in files.items()}
+    except Exception:  # of ONNX Runtime, which has no class of its own for it
+        text += ", no plain session loads it"
+    else:
+        with torch.no_grad():
+            expected = model(x).numpy()
+        for _, result in sessions.values():
+            np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
+        runs = {way: run for way, (run, _) in sessions.items()}
+        times = interleaved_medians(runs, rounds=200, calls=3, clock=time.thread_time)
+        found["latency"] = times["ours"] / times["theirs"]
+        text += f", latency {found['latency']:.2f} of its {1e6 * times['theirs']:.0f} us"
+    text += f", size {found['size']:.2f}, export {seconds['ours']:.2f} s of its {seconds['theirs']:.2f}"
+    print(text + (f"; beside ONNX's own: {', '.join(foreign)}" if foreign else ""), flush=True)
+    if shows_nodes:
+        print(f"  more: {dict(counts['ours'] - counts['theirs'])}")
+        print(f"  fewer: {dict(counts['theirs'] - counts['ours'])}")
+    return found
+
+
+def main() -> None:
+    """Compare all models, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", action="store_true", help="print the operators that differ")
+    parser.add_argument("model", nargs="*", help=f"of {', '.join(MODELS)}")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    print(machine())
+    for export in (_ours, _theirs):  # what is imported, and made once a process, is no part of an export
+        export(nn.Linear(2, 2), torch.randn(1, 2))
+    found = [compare(name, shows_nodes=given.nodes) for name in given.model or MODELS]
+    latencies = [one["latency"] for one in found if "latency" in one]
+    mean = math.exp(sum(map(math.log, latencies)) / len(latencies))
+    exports = sum(one["export"] for one in found) / sum(one["their export"] for one in found)
+    print(
+        f"geometric mean of the latencies {mean:.2f}; all exports {exports:.2f} of torch.onnx.export's time"
+    )
+
+
+if __name__ == "__main__":
+    main()
