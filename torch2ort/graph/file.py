@@ -16,8 +16,9 @@ import torch
 from torch2ort import io_schema
 from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.graph import file_checksum
+from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.external_weights import content_of
-from torch2ort.graph.file_checks import check_draws, check_functions, check_interface
+from torch2ort.graph.file_checks import check_draws, check_exact, check_functions, check_interface
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
@@ -106,6 +107,7 @@ def _metadata(graph: Graph, interface: Interface, *, training: bool) -> str:
             **record(graph, interface),
             "state": state_of(graph),
             "draws": order_of_draws(graph.proto.graph, graph.sites),
+            "exact": exact_nodes(graph.proto.graph),
         }
     )
 
@@ -156,6 +158,7 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
         check_functions(model)
         check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
         check_draws(graph, list(data.get("draws", [])))
+        check_exact(graph, list(data.get("exact", [])))
         training = bool(data["training"])
     except ModelLoadError as error:
         raise ModelLoadError(f"{file}: {error}") from error

@@ -10,6 +10,7 @@ import onnx
 
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.random_nodes import order_of_draws
 from torch2ort.io_schema import Schema
@@ -102,6 +103,21 @@ def check_draws(graph: Graph, saved: Sequence[str]) -> None:
             f"its nodes that draw eager's random numbers are {_short(found)}, and were {_short(saved)} when "
             f"it was saved: it was changed by another tool. Export the model again, or open it in a plain "
             f"onnxruntime.InferenceSession, which draws numbers of its own"
+        )
+
+
+def check_exact(graph: Graph, saved: Sequence[str]) -> None:
+    """Compare a graph with what its file says of the nodes that are exact in sessions of torch2ort's.
+
+    Raises:
+        ModelLoadError: it lost some.
+    """
+    found = exact_nodes(graph.proto.graph)
+    if found != saved:
+        raise ModelLoadError(
+            f"its nodes that say how PyTorch computes them are {_short(found)}, and were {_short(saved)} "
+            f"when it was saved: it was changed by another tool. Export the model again, or open it in a "
+            f"plain onnxruntime.InferenceSession, which computes them as ONNX Runtime does"
         )
 
 

@@ -11,6 +11,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from torch2ort.graph.exact_nodes import EXACT_META, NAN
 from torch2ort.symbolics.element_types import typed_nodes
 from torch2ort.symbolics.registered.exporter_calls import WRITTEN_BY_USERS
 
@@ -22,11 +23,13 @@ _GREATEST = {
 _BOOL, _FLOAT, _INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 
 
-def keep_nan(model: ir.Model) -> None:
+def keep_nan(model: ir.Model, *, is_exported: bool) -> None:
     """Rewrite in place every node that would pass NaN over, or take infinity for a number.
 
     Args:
         model: the graph.
+        is_exported: whether the graph is one for files, in which pools are ONNX's own, marked for sessions of
+            torch2ort's (runtime/workarounds/pool_nan.py).
     """
     for typed in list(typed_nodes(model)):
         node = typed.node
@@ -40,7 +43,10 @@ def keep_nan(model: ir.Model) -> None:
         elif node.op_type in ("ArgMax", "ArgMin"):
             _Rewriter(node).position(source)
         elif node.op_type == "MaxPool" and len(node.outputs) == 1:
-            _Rewriter(node).pool(source)
+            if is_exported and source.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+                node.metadata_props[EXACT_META] = NAN
+            else:
+                _Rewriter(node).pool(source)
         elif node.op_type == "TopK":
             _Rewriter(node).order(source)
 

@@ -96,7 +96,7 @@ def translate(
         refuse_complex_values(model, program)
         cleanup(model)
         count_axes_from_the_front(model)
-        keep_nan(model)
+        keep_nan(model, is_exported=target.is_exported)
         unfit = _of_operators(program, fit_types(model), given_up)
         if not unfit:
             break

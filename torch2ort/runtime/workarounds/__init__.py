@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from torch2ort.runtime.workarounds.layernorm_centering import center_normalizations
+from torch2ort.runtime.workarounds.pool_nan import guard_pools
 from torch2ort.runtime.workarounds.rnn_empty_batch import guard_recurrent
 from torch2ort.runtime.workarounds.sigmoid import divide_sigmoids
 from torch2ort.runtime.workarounds.sqrt_log import widen_roots
@@ -12,7 +13,11 @@ from torch2ort.runtime.workarounds.topk_empty import guard_sorts
 
 __all__ = ["mended"]
 
+_ALL = (divide_sigmoids, center_normalizations, widen_roots, guard_sorts, guard_recurrent, guard_pools)
+
 
 def mended(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it that the installed onnxruntime computes as PyTorch does."""
-    return guard_recurrent(guard_sorts(widen_roots(center_normalizations(divide_sigmoids(model)))))
+    for apply in _ALL:
+        model = apply(model)
+    return model

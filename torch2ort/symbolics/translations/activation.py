@@ -7,7 +7,7 @@ import onnx_ir as ir
 import torch
 
 from torch2ort.symbolics.graph_builder import constant, op, ops
-from torch2ort.symbolics.translations.registry import translates
+from torch2ort.symbolics.translations.registry import EXPORTED, translates
 
 aten = torch.ops.aten
 
@@ -50,6 +50,21 @@ def glu(self: ir.Value, dim: int = -1) -> ir.Value:
     """The first half over ``1 + exp(-second half)``."""
     halves = ops("Split", self, axis=dim, num_outputs=2, dtypes=(None, None))
     return _times_sigmoid(*halves)
+
+
+@translates(aten.silu.default, table=EXPORTED)
+def exported_silu(self: ir.Value) -> ir.Value:
+    """``x * Sigmoid(x)``, as files have it."""
+    return op("Mul", self, sigmoid(self)) if self.dtype != ir.DataType.DOUBLE else silu(self)
+
+
+@translates(aten.glu.default, table=EXPORTED)
+def exported_glu(self: ir.Value, dim: int = -1) -> ir.Value:
+    """The first half times the Sigmoid of the second, as files have it."""
+    if self.dtype == ir.DataType.DOUBLE:
+        return glu(self, dim)
+    first, second = ops("Split", self, axis=dim, num_outputs=2, dtypes=(None, None))
+    return op("Mul", first, sigmoid(second))
 
 
 def _times_sigmoid(factor: ir.Value, of: ir.Value) -> ir.Value:
