@@ -71,6 +71,24 @@ def export(
         OptionError: an option is not allowed.
     """
     options = with_arguments(options, opset=opset, cache_dir=cache_dir)
+    return _exported(model, sample, kwargs, dynamic_shapes, training, options)
+
+
+def export_unfolded(model: torch.nn.Module, sample: Any, dynamic_shapes: Any) -> ExportedModel:
+    """As :func:`export` in evaluation mode, with each weight as it is: for a file that is trained on."""
+    return _exported(model, sample, None, dynamic_shapes, False, with_arguments(None), folds=False)
+
+
+def _exported(
+    model: torch.nn.Module,
+    sample: Any,
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    training: bool | None,
+    options: Options,
+    *,
+    folds: bool = True,
+) -> ExportedModel:
     apply_level(options)
     if not isinstance(model, torch.nn.Module):
         raise ExportError(f"export: expected a torch.nn.Module, got {type(model).__name__}")
@@ -87,7 +105,7 @@ def export(
     with whole(model):
         with startup.recording(TRACE):
             program = build(model, call, training=training, target=target_of(options), options=options)
-        graph, weights = frozen(program.graph, program.weights)
+        graph, weights = frozen(program.graph, program.weights, folds=folds)
     startup.tell(logging.INFO)
     return ExportedModel(
         graph,
@@ -96,6 +114,7 @@ def export(
         training=program.training,
         options=options,
         cache=program.report,
+        folds=folds,
     )
 
 

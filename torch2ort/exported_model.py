@@ -43,11 +43,13 @@ class ExportedModel:
         training: bool,
         options: Options,
         cache: CacheReport | None = None,
+        folds: bool = True,
     ) -> None:
         self._made = graph
         self._weights = weights
         self._interface = interface
         self._options = options
+        self._folds = folds
         # By whether PyTorch's flag of determinism was set.
         self._engines: dict[bool, InferenceEngine] = {}
         self._proto: onnx.ModelProto | None = None
@@ -69,7 +71,7 @@ class ExportedModel:
         That of :attr:`torch2ort.ORTModule.exported` holds the weights as they are at each access.
         """
         if self._graph.weights:
-            return with_weights(self._graph, self._weights)
+            return with_weights(self._graph, self._weights, folds=self._folds)
         return self._graph.proto
 
     @property
@@ -100,7 +102,13 @@ class ExportedModel:
         graph, interface = renamed(self._graph, self._interface, names)
         weights = {names.get(name, name): value for name, value in self._weights.items()}
         return ExportedModel(
-            graph, weights, interface, training=self.training, options=self._options, cache=self.cache
+            graph,
+            weights,
+            interface,
+            training=self.training,
+            options=self._options,
+            cache=self.cache,
+            folds=self._folds,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

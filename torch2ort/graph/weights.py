@@ -24,19 +24,30 @@ def state_of(graph: Graph) -> dict[str, str]:
     return {name: origin for name, origin in graph.weights.items() if origin in updated}
 
 
-def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Graph, dict[str, torch.Tensor]]:
-    """``graph`` with the present values of its weights in it, but for its state, which is beside it."""
+def frozen(
+    graph: Graph, weights: Mapping[str, torch.Tensor], *, folds: bool = True
+) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """``graph`` with the present values of its weights in it, but for its state, which is beside it.
+
+    Args:
+        graph: the graph.
+        weights: its weights.
+        folds: see :func:`with_weights`.
+    """
     state = state_of(graph)
     fixed = replace(graph, weights={name: o for name, o in graph.weights.items() if name not in state})
     with torch.inference_mode(False):
         values = {name: weights[name].detach().clone() for name in state}
-    return replace(graph, proto=with_weights(fixed, weights), weights=state), values
+    return replace(graph, proto=with_weights(fixed, weights, folds=folds), weights=state), values
 
 
-def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
-    """``graph`` with the present values of ``weights`` as initializers, and what can be computed of them.
+def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor], *, folds: bool = True) -> onnx.ModelProto:
+    """``graph`` with the present values of ``weights`` as initializers; its state stays an input, too.
 
-    Its state stays an input, too.
+    Args:
+        graph: the graph.
+        weights: its weights.
+        folds: whether what can be computed of them is; else each weight is there as it is.
     """
     model = onnx.ModelProto()
     model.CopyFrom(graph.proto)
@@ -46,7 +57,8 @@ def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> onnx.Mode
     model.graph.input.extend(inputs)
     for name in graph.weights:
         _write(model.graph.initializer.add(), name, weights[name])
-    fold_weights(model)
+    if folds:
+        fold_weights(model)
     shorten_paths(model)
     return model
 

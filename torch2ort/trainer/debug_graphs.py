@@ -12,6 +12,7 @@ import onnx
 import torch
 
 from torch2ort import ExportedModel, ExportError, OptionError, TrainerNotStartedError, export
+from torch2ort.export import export_unfolded
 from torch2ort.trainer.model_desc import ModelDesc
 from torch2ort.trainer.model_with_loss import WholeModel
 from torch2ort.trainer.onnx_model.model import OnnxModel
@@ -148,7 +149,7 @@ class Graphs:
             {axis: sizes[size] for axis, size in enumerate(one.shape) if isinstance(size, str)}
             for one in self._description.inputs
         )
-        return export(self._whole, sample, training=False, dynamic_shapes={"inputs": shapes})
+        return export_unfolded(self._whole, sample, {"inputs": shapes})
 
     def _check_export(self, inputs: tuple[torch.Tensor, ...]) -> None:
         """Compare the exported model's outputs with PyTorch's, both in evaluation mode.
