@@ -102,13 +102,11 @@ def _explain(arguments: argparse.Namespace) -> int:
             return 1
         noun = f"the {other.manifest.kind} of {other.manifest.name}"
     else:
-        other, noun = (
-            nearest(manifest.kind, manifest.name, manifest.components, entries),
-            "the nearest other one",
-        )
+        other = nearest(manifest.kind, manifest.name, manifest.components, entries)
         if other is None:
             print(f"There is no other {manifest.kind} of {manifest.name} to compare it with.")
             return 0
+        noun = "the nearest other one"
     print(f"It differs from {noun}, {other.manifest.digest[:12]}, in:")
     for difference in differences(other.manifest.components, manifest.components):
         print(f"  {difference}")

@@ -161,13 +161,12 @@ class _Folding:
             return
         attributes = _attributes(node)
         inputs = [self._constant(name) for name in pad.input[1:]]
-        pads, value, axes = (*inputs, *[None] * (3 - len(inputs)))[:3]
-        given = [bool(name) for name in pad.input[1:]] + [False] * 3
-        known = all(
-            found is not None for found, wanted in zip((pads, value, axes), given, strict=False) if wanted
-        )
-        constant = _attributes(pad).get("mode", b"constant") == b"constant"
-        if not known or pads is None or not constant or (value is not None and value.any()):
+        if any(name and found is None for name, found in zip(pad.input[1:], inputs, strict=True)):
+            return
+        pads, value, axes = (*inputs, None, None)[:3]
+        if pads is None or (value is not None and value.any()):
+            return
+        if _attributes(pad).get("mode", b"constant") != b"constant":
             return
         if attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
             return

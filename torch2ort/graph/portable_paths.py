@@ -11,9 +11,9 @@ import onnx
 
 from torch2ort.graph.graph_traversal import graphs_in
 from torch2ort.support.install_paths import INSTALLED, STANDARD_LIBRARY, below, folder_of, real_path
+from torch2ort.support.source_lines import LIBRARIES
 
 _FILE = re.compile(r'(?<=File ")[^"]+(?=", line \d)')
-_LIBRARIES = ("torch", "torch2ort", "onnxruntime", "optree")
 
 
 def shorten_paths(model: onnx.ModelProto) -> None:
@@ -34,7 +34,7 @@ def portable_path(file: str) -> str:
     if file.startswith("<"):
         return file
     path = real_path(os.path.abspath(file))
-    libraries = [folder for name in _LIBRARIES if (folder := folder_of(name)) is not None]
+    libraries = [folder for name in LIBRARIES if (folder := folder_of(name)) is not None]
     roots = [
         *((folder, "site-packages") for folder in INSTALLED),
         *((os.path.dirname(folder), "site-packages") for folder in libraries if below(path, folder)),

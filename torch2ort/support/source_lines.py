@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from torch2ort.support.install_paths import below, folder_of, is_pythons, real_path
 
-_LIBRARIES = ("torch", "torch2ort", "onnxruntime", "optree")
+# Packages whose code runs between a user's and an operator.
+LIBRARIES = ("torch", "torch2ort", "onnxruntime", "optree")
 # Names that Python and torch give to code without a file. The rest was typed by somebody.
 _MADE = ("<frozen ", "<eval_with_key>", "<__array_function__ ")
 
@@ -56,7 +57,7 @@ def is_users(file: str) -> bool:
     """Whether a file is neither Python's nor torch's, torch2ort's or one of those that run between them."""
     if file.startswith("<"):
         return not file.startswith(_MADE)
-    return not is_pythons(real_path(file)) and not any(_is_in(file, library) for library in _LIBRARIES)
+    return not is_pythons(real_path(file)) and not any(_is_in(file, library) for library in LIBRARIES)
 
 
 def _is_in(file: str, library: str, *folders: str) -> bool:

@@ -178,10 +178,19 @@ def unedited() -> tuple[str | None, Any, dict[str, torch.Tensor]]:
         return digest(model), outcome(model, weights), weights
 
 
+def changes_the_result(model: torch.nn.Module, unedited: Any, edit: str) -> bool:
+    """Whether an edit did that; the key is then another one."""
+    before, expected, weights = unedited
+    found = digest(model)
+    if not differs(outcome(model, weights), expected):
+        return False
+    assert found != before, f"a stale hit after {edit}"
+    return True
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", PARTS)
 def test_an_edit_of_the_source_that_changes_the_result_changes_the_key(part, unedited) -> None:
-    before, expected, weights = unedited
     changed = 0
     for seed in range(part * EDITS, (part + 1) * EDITS):
         source = edited(random.Random(seed))
@@ -190,17 +199,13 @@ def test_an_edit_of_the_source_that_changes_the_result_changes_the_key(part, une
                 model = stack.enter_context(imported(source)).make()
             except Exception:
                 continue  # no model comes out
-            found = digest(model)
-            if differs(outcome(model, weights), expected):
-                changed += 1
-                assert found != before, f"seed {seed}: a stale hit\n{source}"
+            changed += changes_the_result(model, unedited, f"seed {seed}:\n{source}")
     assert changed > EDITS / 20, "too few edits change anything"
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", PARTS)
 def test_an_edit_of_an_object_that_changes_the_result_changes_the_key(part, unedited) -> None:
-    before, expected, weights = unedited
     changed = 0
     for seed in range(part * EDITS, (part + 1) * EDITS):
         chance = random.Random(seed)
@@ -210,8 +215,6 @@ def test_an_edit_of_an_object_that_changes_the_result_changes_the_key(part, uned
             editable = [(v, put) for v, put in everything if other_than(v, random.Random(0)) is not v]
             value, put = chance.choice(editable)
             put(other_than(value, chance))
-            found = digest(model)
-            if differs(outcome(model, weights), expected):
-                changed += 1
-                assert found != before, f"seed {seed}: a stale hit after another value than {value!r}"
+            edit = f"seed {seed}: another value than {value!r}"
+            changed += changes_the_result(model, unedited, edit)
     assert changed > EDITS / 20, "too few edits change anything"
