@@ -14,6 +14,7 @@ import torch
 from torch2ort import io_schema
 from torch2ort.cache.report import CacheReport
 from torch2ort.graph.file import read, save
+from torch2ort.graph.file_form import file_form
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.rename_values import renamed
@@ -52,7 +53,6 @@ class ExportedModel:
         self._folds = folds
         # By whether PyTorch's flag of determinism was set.
         self._engines: dict[bool, InferenceEngine] = {}
-        self._proto: onnx.ModelProto | None = None
         self.training = training
         self.cache = cache or CacheReport()
 
@@ -70,6 +70,11 @@ class ExportedModel:
 
         That of :attr:`torch2ort.ORTModule.exported` holds the weights as they are at each access.
         """
+        return file_form(self._run)
+
+    @property
+    def _run(self) -> onnx.ModelProto:
+        """The same as sessions run it."""
         if self._graph.weights:
             return with_weights(self._graph, self._weights, folds=self._folds)
         return self._graph.proto
@@ -179,7 +184,7 @@ class ExportedModel:
         """
         chosen = session_providers(self._options.providers) if providers is None else providers
         session = inference_session(
-            self.proto, self._graph.sites, providers=chosen, session_options=session_options
+            self._run, self._graph.sites, providers=chosen, session_options=session_options
         )
         if providers is None:
             refuse_missing(session, chosen)

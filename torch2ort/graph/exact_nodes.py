@@ -6,18 +6,24 @@ import onnx
 
 from torch2ort.graph.graph_traversal import graphs_in
 
-# Where a node says so; a plain session does without.
-EXACT_META = "torch2ort.exact"
-# NaN in a window of a pool is its result.
-NAN = "nan"
-
-
-def is_exact(node: onnx.NodeProto, kind: str) -> bool:
-    """Whether a node is marked with this kind."""
-    return any(prop.key == EXACT_META and prop.value == kind for prop in node.metadata_props)
+# Metadata of such a node; a plain session does without.
+# NaN counts as in PyTorch. The value is the element type, as onnx.TensorProto names it.
+NAN_META = "torch2ort.nan"
+# Inputs are indices that eager refuses where they lie outside (graph/index_marks.py).
+INDEX_META = "torch2ort.index"
+# The node is a GELU, or ends its formula (graph/gelu_formulas.py): its element type, in files behind the
+# operator and before the input.
+GELU_META = "torch2ort.gelu"
+# Those without which a session is not exact.
+_KINDS = frozenset({NAN_META, INDEX_META})
 
 
 def exact_nodes(graph: onnx.GraphProto) -> list[str]:
     """Names of all nodes that are marked, those of bodies included, in order."""
     nodes = [node for part in graphs_in(graph) for node in part.node]
-    return [n.name for n in nodes if any(prop.key == EXACT_META for prop in n.metadata_props)]
+    return [n.name for n in nodes if any(prop.key in _KINDS for prop in n.metadata_props)]
+
+
+def nan_type(node: onnx.NodeProto) -> str | None:
+    """The element type in which a node counts NaN as PyTorch does; ``None`` where it does not."""
+    return next((prop.value for prop in node.metadata_props if prop.key == NAN_META), None)

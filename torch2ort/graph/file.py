@@ -19,6 +19,7 @@ from torch2ort.graph import file_checksum
 from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.external_weights import content_of
 from torch2ort.graph.file_checks import check_draws, check_exact, check_functions, check_interface
+from torch2ort.graph.file_form import run_form
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
@@ -70,7 +71,7 @@ def save(path: Path, proto: onnx.ModelProto, graph: Graph, interface: Interface,
     model = onnx.ModelProto()
     model.CopyFrom(proto)
     del model.metadata_props[:]
-    onnx.helper.set_model_props(model, {METADATA_KEY: _metadata(graph, interface, training=training)})
+    onnx.helper.set_model_props(model, {METADATA_KEY: _metadata(model, graph, interface, training=training)})
     _write(model, path)
 
 
@@ -96,7 +97,7 @@ def refuse_unstorable(site: Site) -> None:
         )
 
 
-def _metadata(graph: Graph, interface: Interface, *, training: bool) -> str:
+def _metadata(model: onnx.ModelProto, graph: Graph, interface: Interface, *, training: bool) -> str:
     return json.dumps(
         {
             "version": FORMAT_VERSION,
@@ -107,7 +108,7 @@ def _metadata(graph: Graph, interface: Interface, *, training: bool) -> str:
             **record(graph, interface),
             "state": state_of(graph),
             "draws": order_of_draws(graph.proto.graph, graph.sites),
-            "exact": exact_nodes(graph.proto.graph),
+            "exact": exact_nodes(model.graph),
         }
     )
 
@@ -151,14 +152,15 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
             io_schema.Schema.from_json(data["inputs"]),
             io_schema.Schema.from_json(data["outputs"]),
         )
+        check_functions(model)
+        check_exact(model, list(data.get("exact", [])))
         sites = load_sites(model.graph)
         state = dict(data.get("state", {}))
         values = take_state(model, state)
         graph = recorded_graph(data, model, sites, state)
-        check_functions(model)
         check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
         check_draws(graph, list(data.get("draws", [])))
-        check_exact(graph, list(data.get("exact", [])))
+        run_form(model)
         training = bool(data["training"])
     except ModelLoadError as error:
         raise ModelLoadError(f"{file}: {error}") from error

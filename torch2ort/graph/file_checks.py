@@ -12,6 +12,7 @@ from torch2ort.errors import ModelLoadError
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.graph import Graph
+from torch2ort.graph.index_marks import is_check
 from torch2ort.graph.random_nodes import order_of_draws
 from torch2ort.io_schema import Schema
 
@@ -35,9 +36,9 @@ def check_functions(model: onnx.ModelProto) -> None:
                     f"calls of Functions belong into the graph; inline the function"
                 )
     for node in _all_nodes(model.graph.node):
-        if (node.domain, node.op_type) == ("com.microsoft", "PythonOpGrad"):
+        if (node.domain, node.op_type) == ("com.microsoft", "PythonOpGrad") or is_check(node):
             raise ModelLoadError(
-                f"it holds the PythonOpGrad node '{node.name}', which only a training session makes"
+                f"it holds the {node.op_type} node '{node.name}', which only a session of torch2ort makes"
             )
 
 
@@ -106,13 +107,13 @@ def check_draws(graph: Graph, saved: Sequence[str]) -> None:
         )
 
 
-def check_exact(graph: Graph, saved: Sequence[str]) -> None:
-    """Compare a graph with what its file says of the nodes that are exact in sessions of torch2ort's.
+def check_exact(model: onnx.ModelProto, saved: Sequence[str]) -> None:
+    """Compare a model with what its file says of the nodes that are exact in sessions of torch2ort's.
 
     Raises:
         ModelLoadError: it lost some.
     """
-    found = exact_nodes(graph.proto.graph)
+    found = exact_nodes(model.graph)
     if found != saved:
         raise ModelLoadError(
             f"its nodes that say how PyTorch computes them are {_short(found)}, and were {_short(saved)} "

@@ -13,9 +13,9 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.errors import EngineError, ModelLoadError
+from torch2ort.errors import EngineError
 from torch2ort.graph.graph_traversal import ancestors
-from torch2ort.graph.op_allowlist import check_index_text
+from torch2ort.graph.index_marks import check_of, is_check
 from torch2ort.kernels.index_check import refuse_index
 from torch2ort.pythonop import Site
 from torch2ort.runtime.ortvalues import to_tensor
@@ -35,13 +35,12 @@ def refused_index(
         values: what it was run with: an ``OrtValue`` for each input.
         make_session: makes a session of a part of the model.
     """
-    texts = {f.name: f.doc_string for f in proto.functions if f.domain == "torch2ort" and f.doc_string}
-    checks = [n for n in proto.graph.node if n.domain == "torch2ort" and n.op_type in texts]
+    checks = [node for node in proto.graph.node if is_check(node)]
 
     def first_refusal(part: Sequence[onnx.NodeProto]) -> Exception | None:
         names = [name for node in part for name in node.input[1:]]
         tensors = iter(_computed(proto, names, sites, values, make_session))
-        calls = [(texts[node.op_type], [next(tensors) for _ in node.input[1:]]) for node in part]
+        calls = [(check_of(node), [next(tensors) for _ in node.input[1:]]) for node in part]
         return next((error for call in calls if (error := _refusal(*call)) is not None), None)
 
     try:
@@ -54,11 +53,6 @@ def refused_index(
 
 
 def _refusal(text: str, tensors: Sequence[torch.Tensor]) -> Exception | None:
-    try:
-        check_index_text(text)
-    except ModelLoadError:
-        # It is no check of torch2ort's.
-        return None
     try:
         refuse_index(text, tensors)
     except Exception as error:

@@ -22,12 +22,11 @@ from torch2ort.program.unrepresentable_tensors import refuse_complex_arguments, 
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
-from torch2ort.symbolics.checked_index_functions import define_checks
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.dtype_widening import fit_types
 from torch2ort.symbolics.empty_matmul import guard_products
+from torch2ort.symbolics.exact_marks import mark_exact
 from torch2ort.symbolics.matmul_fusion_workarounds import mend_products
-from torch2ort.symbolics.nan_inf import keep_nan
 from torch2ort.symbolics.preparation import Prepared, to_kernels
 from torch2ort.symbolics.reduction_axes import count_axes_from_the_front
 from torch2ort.symbolics.registered import user_operators
@@ -96,14 +95,13 @@ def translate(
         refuse_complex_values(model, program)
         cleanup(model)
         count_axes_from_the_front(model)
-        keep_nan(model, is_exported=target.is_exported)
         unfit = _of_operators(program, fit_types(model), given_up)
         if not unfit:
             break
         _hand_over(prepared, target, unfit, given_up)
+    mark_exact(model)
     mend_products(model)
     guard_products(model)
-    define_checks(model, model.opset_imports[""])
     return Translated(model, mutations, tuple(prepared.sites))
 
 

@@ -13,6 +13,7 @@ from torch2ort.errors import ExportError
 from torch2ort.exports.build import build
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
+from torch2ort.runtime.workarounds import exact
 from torch2ort.training_files.lowered_step import named
 from torch2ort.training_files.onnx_target import plain_target
 
@@ -62,5 +63,6 @@ def without_gradients(
     }
     wanted = [name if name in state else f"constant.{name}" for name in origins.values()]
     outputs = list(graph.outputs) if results is None else results
-    proto = named(ir.from_proto(graph.proto), [*graph.inputs, *wanted], outputs, constants, bool(graph.sites))
+    made = ir.from_proto(exact(graph.proto))
+    proto = named(made, [*graph.inputs, *wanted], outputs, constants, bool(graph.sites))
     return proto, taken, [value.name for value in proto.graph.output]

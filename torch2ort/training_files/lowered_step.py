@@ -13,11 +13,13 @@ import torch
 
 from torch2ort.differentiate.lower_step import lower_half
 from torch2ort.errors import ExportError
+from torch2ort.graph.file_form import forget_unused_domains
 from torch2ort.graph.graph_traversal import FORWARD_ATTRIBUTE
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.effect_order import keep_behind
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
+from torch2ort.runtime.workarounds import exact
 from torch2ort.symbolics.value_names import name_interface
 from torch2ort.training_files.step_graph import StepGraph
 
@@ -71,9 +73,13 @@ def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> P
     functions.update({site.key: site for site in lowered.calls.values()})
     model = ir.from_proto(lowered.proto)
     _tie_derivatives(model.graph, lowered)
-    # Checks of indices are functions of the file: without them, all nodes are ONNX's own.
-    proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
-    return Part(proto, tuple(made.inputs), tuple(made.outputs), made.constants, bool(lowered.calls))
+    return Part(
+        exact(ir.to_proto(model)),
+        tuple(made.inputs),
+        tuple(made.outputs),
+        made.constants,
+        bool(lowered.calls),
+    )
 
 
 def named(
@@ -101,13 +107,12 @@ def named(
             model.graph.inputs.remove(value)
             value.const_value = _tensor(constants[value.name], value.name)
             model.graph.register_initializer(value)
-    if not calls:
-        model.opset_imports.pop("com.microsoft", None)
     if sum(t.const_value.nbytes for t in model.graph.initializers.values() if t.const_value) > _MOST_BYTES:
         raise ExportError(
             "the constants of the training step are larger than 2 GiB, which one ONNX file holds"
         )
     proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
+    forget_unused_domains(proto)
     if not calls:
         onnx.checker.check_model(proto)
     return proto

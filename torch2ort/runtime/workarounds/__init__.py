@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import onnx
 
+from torch2ort.runtime.workarounds.checked_index import guard_indices
 from torch2ort.runtime.workarounds.layernorm_centering import center_normalizations
-from torch2ort.runtime.workarounds.pool_nan import guard_pools
+from torch2ort.runtime.workarounds.nan_inf import keep_nan
 from torch2ort.runtime.workarounds.rnn_empty_batch import guard_recurrent
 from torch2ort.runtime.workarounds.sigmoid import divide_sigmoids
 from torch2ort.runtime.workarounds.sqrt_log import widen_roots
 from torch2ort.runtime.workarounds.topk_empty import guard_sorts
 
-__all__ = ["mended"]
+__all__ = ["exact", "mended"]
 
-_ALL = (divide_sigmoids, center_normalizations, widen_roots, guard_sorts, guard_recurrent, guard_pools)
+_ALL = (
+    divide_sigmoids,
+    center_normalizations,
+    widen_roots,
+    guard_sorts,
+    guard_recurrent,
+    keep_nan,
+    guard_indices,
+)
+
+
+def exact(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model``, or a copy of it that checks indices and counts NaN as PyTorch, in any session."""
+    return guard_indices(keep_nan(model))
 
 
 def mended(model: onnx.ModelProto) -> onnx.ModelProto:

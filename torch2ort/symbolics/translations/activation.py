@@ -12,18 +12,6 @@ from torch2ort.symbolics.translations.registry import EXPORTED, translates
 aten = torch.ops.aten
 
 
-@translates(aten.erf.default)
-def erf(self: ir.Value) -> ir.Value:
-    """Of what is no number, which ONNX Runtime takes for infinity, what is no number."""
-    return op("Where", op("IsNaN", self), self, op("Erf", self))
-
-
-@translates(aten.erfc.default)
-def erfc(self: ir.Value) -> ir.Value:
-    """What is missing to one."""
-    return op("Sub", constant(np.array(1, self.dtype.numpy())), erf(self))  # type: ignore[union-attr]
-
-
 # ONNX Runtime's Sigmoid is zero from -18 on, where a float has many numbers left. A quotient is exact there.
 # A session of torch2ort's has one in its place (runtime/workarounds/sigmoid.py).
 
@@ -81,15 +69,6 @@ def clamp_min(self: ir.Value, min: ir.Value | float) -> ir.Value:
 def clamp_max(self: ir.Value, max: ir.Value | float) -> ir.Value:
     """The same at the other end."""
     return op("Min", self, max)
-
-
-@translates(aten.sign.default)
-def sign(self: ir.Value) -> ir.Value:
-    """Zero for what is no number."""
-    result = op("Sign", self)
-    if self.dtype is None or not self.dtype.is_floating_point():
-        return result
-    return op("Where", op("IsNaN", self), constant(np.array(0, self.dtype.numpy())), result)
 
 
 @translates(aten.prelu.default)

@@ -15,7 +15,7 @@ from torch2ort.symbolics.translations.registry import translates
 
 @translates(internal_ops.checked_index)
 def checked_index(index: ir.Value, tensors: Sequence[ir.Value], check: str) -> ir.Value:
-    """A call of a function that the graph defines."""
+    """A node that sessions replace by operators of ONNX, and files by metadata of its readers."""
     return op(CHECKED_INDEX, index, *tensors, check=check)
 
 

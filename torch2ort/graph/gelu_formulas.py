@@ -1,0 +1,136 @@
+"""GELU: a node of ONNX Runtime's in the graphs that torch2ort runs, ONNX's own operators in files.
+
+ONNX has an operator of it from opset 20 on. A formula that is still whole when a file is loaded becomes a
+node again: ONNX Runtime's own fusions are off in torch2ort's sessions, as they take 1.4142 for the root of 2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from torch2ort.graph.exact_nodes import GELU_META
+from torch2ort.graph.graph_traversal import graphs_in, values_read
+
+_OPSET = 20
+_DOMAIN = "com.microsoft"
+_GELU, _TANH_GELU = "Gelu", "FastGelu"
+
+
+def gelus_as_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model``, or a copy of it with operators of ONNX in the places of marked nodes."""
+    if not any(_is_gelu(node) for graph in graphs_in(model.graph) for node in graph.node):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    opset = _opset(made)
+    for graph in graphs_in(made.graph):
+        nodes = [part for n in graph.node for part in (_formula(n, opset) if _is_gelu(n) else [n])]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return made
+
+
+def formulas_as_gelus(model: onnx.ModelProto) -> None:
+    """Put nodes into the places of formulas that :func:`gelus_as_formulas` wrote, where these are whole."""
+    opset = _opset(model)
+    for graph in graphs_in(model.graph):
+        if not any(_mark(node) for node in graph.node):
+            continue
+        producers = {node.output[0]: node for node in graph.node if node.output}
+        readers = list(values_read(graph))
+        joined: dict[str, onnx.NodeProto] = {}
+        inner: set[str] = set()
+        for node in graph.node:
+            gelu = _gelu_of(node)
+            if gelu is None:
+                continue
+            written = _formula(gelu, opset)
+            names = [part.output[0] for part in written]
+            is_whole = all(
+                n in producers and _is_same(producers[n], p) for n, p in zip(names, written, strict=True)
+            )
+            # Nobody else reads what is inside.
+            reads = sum(name in names for part in written for name in part.input)
+            if is_whole and reads == sum(readers.count(name) for name in names[:-1]):
+                joined[names[-1]] = gelu
+                inner.update(names[:-1])
+        nodes = [joined.get(n.output[0], n) for n in graph.node if n.output and n.output[0] not in inner]
+        if joined:
+            del graph.node[:]
+            graph.node.extend(nodes)
+            if all(entry.domain != _DOMAIN for entry in model.opset_import):
+                model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+
+
+def _is_gelu(node: onnx.NodeProto) -> bool:
+    return node.domain == _DOMAIN and node.op_type in (_GELU, _TANH_GELU) and _mark(node) is not None
+
+
+def _gelu_of(node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The node that a formula of a file stands for, by the mark of the formula's last one."""
+    operator, _, rest = (_mark(node) or "").partition(" ")
+    element, _, source = rest.partition(" ")
+    if operator not in (_GELU, _TANH_GELU) or not source:
+        return None
+    gelu = helper.make_node(operator, [source], [node.output[0]], name=node.name, domain=_DOMAIN)
+    gelu.metadata_props.extend(prop for prop in node.metadata_props if prop.key != GELU_META)
+    gelu.metadata_props.add(key=GELU_META, value=element)
+    return gelu
+
+
+def _formula(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
+    """What computes the same in operators of ONNX; in float, whatever the type."""
+    element, source, result = _mark(node), node.input[0], node.output[0]
+    made: list[onnx.NodeProto] = []
+
+    def add(operator: str, *inputs: str) -> str:
+        name = f"{result}/{len(made)}_{operator}"
+        made.append(helper.make_node(operator, inputs, [name], name=name))
+        return name
+
+    def number(value: float) -> str:
+        name = f"{result}/{len(made)}_number"
+        tensor = numpy_helper.from_array(np.array(value, np.float32))
+        made.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
+        return name
+
+    if opset >= _OPSET:
+        add("Gelu", source)
+        if node.op_type == _TANH_GELU:
+            made[-1].attribute.append(helper.make_attribute("approximate", "tanh"))
+    else:
+        x = source
+        if element != "FLOAT":
+            x = add("Cast", source)
+            made[-1].attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
+        if node.op_type == _GELU:
+            bounded = add("Erf", add("Div", x, number(math.sqrt(2))))
+        else:
+            cubed = add("Mul", add("Pow", x, number(3)), number(0.044715))
+            bounded = add("Tanh", add("Mul", add("Add", x, cubed), number(math.sqrt(2 / math.pi))))
+        product = add("Mul", add("Mul", x, add("Add", bounded, number(1))), number(0.5))
+        if element != "FLOAT":
+            add("CastLike", product, source)
+    last = made[-1]
+    last.output[0], last.name = result, node.name
+    last.metadata_props.extend(prop for prop in node.metadata_props if prop.key != GELU_META)
+    last.metadata_props.add(key=GELU_META, value=f"{node.op_type} {element} {source}")
+    return made
+
+
+def _is_same(one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
+    """Whether two nodes compute the same of the same."""
+    fields = ("op_type", "domain", "input", "output", "attribute")
+    return all(getattr(one, field) == getattr(other, field) for field in fields)
+
+
+def _mark(node: onnx.NodeProto) -> str | None:
+    return next((prop.value for prop in node.metadata_props if prop.key == GELU_META), None)
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if not entry.domain), 0)
