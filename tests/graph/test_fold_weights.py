@@ -160,6 +160,65 @@ def test_a_weight_that_is_read_as_it_is_is_not_there_twice() -> None:
     torch.testing.assert_close(in_a_plain_session(exported, tokens), model(tokens))
 
 
+class Rotated(nn.Module):
+    """The angles of rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.rand(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(x.shape[-2])[:, None] * self.frequencies
+        return x * angles.cos() + x.flip(-1) * angles.sin()
+
+
+class LowRank(nn.Module):
+    """A weight with a correction of rank two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.randn(6, 4))
+        self.up, self.down = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.base + self.up @ self.down / 2)
+
+
+KNOWN = {
+    "rotary embeddings": (Rotated(), torch.randn(2, 3, 4), {"Cos", "Sin"}),
+    "a correction of low rank": (LowRank(), torch.randn(3, 4), {"Add", "Div"}),
+    "weight_norm": (
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)),
+        torch.randn(3, 4),
+        {"Div", "Sqrt"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_value_of_weights_alone_is_computed(name: str) -> None:
+    model, x, gone = KNOWN[name]
+    exported = torch2ort.export(model.eval(), x)
+    assert gone.isdisjoint(node.op_type for node in exported.proto.graph.node)
+    torch.testing.assert_close(exported(x), model(x))
+
+
+class Outer(nn.Module):
+    """A product of two vectors that is larger than both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.randn(100, 1)), nn.Parameter(torch.randn(1, 100))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.one * self.other
+
+
+def test_a_value_that_would_make_the_file_larger_is_computed_by_its_session() -> None:
+    exported = torch2ort.export(Outer().eval(), torch.randn(100, 100))
+    assert [node.op_type for node in exported.proto.graph.node] == ["Mul", "Add"]
+
+
 class Padded(nn.Module):
     def __init__(self, *padding: int, value: float = 0.0, mode: str = "constant") -> None:
         super().__init__()

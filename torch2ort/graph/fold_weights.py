@@ -1,4 +1,4 @@
-"""What is known of an evaluated model: weights laid out once, and normalizations and padding in convolutions.
+"""What is known of an evaluated model: values of weights alone, normalizations and padding of convolutions.
 
 Behind ``W x + b`` a normalization gives ``s (W x + b - mean) + shift`` with ``s = scale / sqrt(var + eps)``
 (Ioffe and Szegedy, 2015), which is ``(s W) x + (s (b - mean) + shift)``.
@@ -22,24 +22,32 @@ SUFFIX = ".folded"
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 # What moves elements and computes nothing.
 _MOVES = frozenset({"Concat", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+# What computes numbers of each place, or of all that it is given; in the types below.
+_COMPUTES = frozenset(
+    {"Abs", "Add", "Cos", "Div", "Exp", "Log", "MatMul", "Mul", "Neg", "Pow", "Reciprocal", "ReduceL2"}
+    | {"ReduceMax", "ReduceMean", "ReduceSum", "Sigmoid", "Sin", "Softplus", "Sqrt", "Sub", "Tanh"}
+)
+_COMPUTED: dict[int, int] = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.DOUBLE: 8, onnx.TensorProto.INT64: 8}
 # Elements of a tensor that may be there twice.
 _SMALL = 64
+# Bytes of a result that may be larger than what it is computed of.
+_FEW = 4096
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def fold_weights(model: onnx.ModelProto) -> None:
-    """Lay weights out, and fold batch normalizations and zero padding into convolutions and Gemm, in place.
+    """Compute what weights alone give; fold batch normalizations and zero padding into convolutions and Gemm.
 
     An initializer that was computed is ``<name of the weight>.folded``. Weights that a graph input may
     replace, results that another node reads, too, and what is no longer finite stay as they are.
 
     Args:
-        model: with its weights as initializers.
+        model: with its weights as initializers; changed in place.
     """
     folding = _Folding(model.graph)
-    folding.moves(model.opset_import)
+    folding.compute(model.opset_import)
     for node in list(model.graph.node):
         if node.domain:
             continue
@@ -59,10 +67,11 @@ class _Folding:
         self._readers = Counter(values_read(graph))
         self._makers = {name: node for node in graph.node if not node.domain for name in node.output}
         self._gone: list[onnx.NodeProto] = []
+        self._bytes = {v.name: _size(v.type.tensor_type) for v in (*graph.value_info, *graph.output)}
 
-    def moves(self, opsets: Iterable[onnx.OperatorSetIdProto]) -> None:
-        """Compute what only moves the elements of weights, as long as no large one has to be there twice."""
-        nodes = self._moving()
+    def compute(self, opsets: Iterable[onnx.OperatorSetIdProto]) -> None:
+        """Compute what depends on weights alone, as long as no large one has to be there twice."""
+        nodes = self._known()
         if not nodes:
             return
         made = {node.output[0] for node in nodes}
@@ -94,13 +103,15 @@ class _Folding:
         self._readers.subtract(inside)
         self._gone += nodes
 
-    def _moving(self) -> list[onnx.NodeProto]:
-        """The nodes that move weights alone, in their order."""
+    def _known(self) -> list[onnx.NodeProto]:
+        """The nodes that depend on weights alone, in their order."""
         outside = Counter(name for node in self._graph.node for name in node.input)
         # What bodies read, and outputs of the graph, keep their names.
         fixed = {name for name, count in self._readers.items() if count != outside[name]}
         nodes = [
-            n for n in self._graph.node if not n.domain and n.op_type in _MOVES and n.output[0] not in fixed
+            n
+            for n in self._graph.node
+            if not n.domain and (n.op_type in _MOVES or self._is_cheap(n)) and n.output[0] not in fixed
         ]
         while True:
             known: set[str] = set()
@@ -113,6 +124,20 @@ class _Folding:
             if len(kept) == len(nodes):
                 return nodes
             nodes = kept
+
+    def _is_cheap(self, node: onnx.NodeProto) -> bool:
+        """Whether a node computes numbers, and its result makes the file no larger."""
+        if node.op_type not in _COMPUTES:
+            return False
+        size = self._bytes.get(node.output[0])
+        return size is not None and size <= max(_FEW, sum(map(self._size_of, node.input)))
+
+    def _size_of(self, name: str) -> int:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            return self._bytes.get(name) or 0
+        elements: int = math.prod(tensor.dims)
+        return elements * _COMPUTED.get(tensor.data_type, 0)
 
     def _is_free(self, name: str, inside: Mapping[str, int]) -> bool:
         """Whether a value is known, and small or read by nodes alone that move it."""
@@ -234,6 +259,15 @@ class _Folding:
         tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), free))
         self._tensors[free] = tensor
         return free
+
+
+def _size(tensor: onnx.TypeProto.Tensor) -> int | None:
+    """Bytes of a value, if it is of a type that is computed here, and each size is known."""
+    sizes = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+    if tensor.elem_type not in _COMPUTED or not tensor.HasField("shape") or None in sizes:
+        return None
+    known: int = math.prod(size or 0 for size in sizes)
+    return known * _COMPUTED[tensor.elem_type]
 
 
 def _attributes(node: onnx.NodeProto) -> Mapping[str, Any]:
