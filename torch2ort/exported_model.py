@@ -70,7 +70,7 @@ class ExportedModel:
 
         That of :attr:`torch2ort.ORTModule.exported` holds the weights as they are at each access.
         """
-        return file_form(self._run)
+        return file_form(self._run, is_own=bool(self._graph.weights))
 
     @property
     def _run(self) -> onnx.ModelProto:

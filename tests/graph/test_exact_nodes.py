@@ -15,7 +15,7 @@ from torch import nn
 
 import torch2ort
 from torch2ort.errors import ModelLoadError
-from torch2ort.graph.exact_nodes import INDEX_META, NAN_META
+from torch2ort.graph.exact_nodes import NAN_META, REFINED_META
 
 
 def special(dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -239,7 +239,7 @@ def test_a_file_whose_lookup_reads_another_index_is_refused(tmp_path: Path) -> N
     with pytest.raises(ModelLoadError) as caught:
         torch2ort.load(file)
     assert str(caught.value) == (
-        f"{file}: its node '{lookup.name}' does not read the index that its metadata describes: it was "
+        f"{file}: its node '{lookup.name}' has other tensors than its metadata describe: it was "
         f"changed by another tool. Export the model again, or open it in a plain "
         f"onnxruntime.InferenceSession, which computes it as ONNX Runtime does"
     )
@@ -253,9 +253,9 @@ def test_a_mark_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     changed = onnx.load(file)
     lookup = next(node for node in changed.graph.node if node.op_type == "Gather")
     for prop in lookup.metadata_props:
-        if prop.key == INDEX_META:
+        if prop.key == REFINED_META:
             prop.value = text
     onnx.save(changed, file)
     with pytest.raises(ModelLoadError) as caught:
         torch2ort.load(file)
-    assert f"the metadata '{INDEX_META}' of its node '{lookup.name}' is damaged (" in str(caught.value)
+    assert f"the metadata '{REFINED_META}' of its node '{lookup.name}' is damaged (" in str(caught.value)

@@ -9,13 +9,13 @@ from torch2ort.graph.graph_traversal import graphs_in
 # Metadata of such a node; a plain session does without.
 # NaN counts as in PyTorch. The value is the element type, as onnx.TensorProto names it.
 NAN_META = "torch2ort.nan"
-# Inputs are indices that eager refuses where they lie outside (graph/index_marks.py).
-INDEX_META = "torch2ort.index"
+# Tensors are others in a run, as eager PyTorch has them (graph/refinements.py).
+REFINED_META = "torch2ort.refined"
 # The node is a GELU, or ends its formula (graph/gelu_formulas.py): its element type, in files behind the
 # operator and before the input.
 GELU_META = "torch2ort.gelu"
 # Those without which a session is not exact.
-_KINDS = frozenset({NAN_META, INDEX_META})
+_KINDS = frozenset({NAN_META, REFINED_META})
 
 
 def exact_nodes(graph: onnx.GraphProto) -> list[str]:

@@ -154,13 +154,13 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
         )
         check_functions(model)
         check_exact(model, list(data.get("exact", [])))
+        run_form(model)
         sites = load_sites(model.graph)
         state = dict(data.get("state", {}))
         values = take_state(model, state)
         graph = recorded_graph(data, model, sites, state)
         check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
         check_draws(graph, list(data.get("draws", [])))
-        run_form(model)
         training = bool(data["training"])
     except ModelLoadError as error:
         raise ModelLoadError(f"{file}: {error}") from error

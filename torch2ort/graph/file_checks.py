@@ -12,8 +12,8 @@ from torch2ort.errors import ModelLoadError
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.index_marks import is_check
 from torch2ort.graph.random_nodes import order_of_draws
+from torch2ort.graph.refinements import is_refinement
 from torch2ort.io_schema import Schema
 
 # What only a session's graph has, and what stands for a call of a Function nowhere but in the graph itself.
@@ -36,7 +36,7 @@ def check_functions(model: onnx.ModelProto) -> None:
                     f"calls of Functions belong into the graph; inline the function"
                 )
     for node in _all_nodes(model.graph.node):
-        if (node.domain, node.op_type) == ("com.microsoft", "PythonOpGrad") or is_check(node):
+        if (node.domain, node.op_type) == ("com.microsoft", "PythonOpGrad") or is_refinement(node):
             raise ModelLoadError(
                 f"it holds the {node.op_type} node '{node.name}', which only a session of torch2ort makes"
             )

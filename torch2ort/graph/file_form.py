@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import onnx
 
-from torch2ort.graph.gelu_formulas import formulas_as_gelus, gelus_as_formulas
+from torch2ort.graph.gelu_formulas import formulas_as_gelus, gelus_as_formulas, is_gelu
 from torch2ort.graph.graph_traversal import graphs_in
-from torch2ort.graph.index_marks import checks_as_marks, marks_as_checks
+from torch2ort.graph.refinements import is_refinement, marks_as_refinements, refinements_as_marks
 
 
-def file_form(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it that files hold."""
-    made = gelus_as_formulas(checks_as_marks(model))
-    if made is model and _unused_domains(model):
+def file_form(model: onnx.ModelProto, *, is_own: bool) -> onnx.ModelProto:
+    """The model that files hold.
+
+    Args:
+        model: as sessions take it.
+        is_own: whether it may be changed; else ``model`` itself is returned where both forms are the same.
+    """
+    nodes = [node for graph in graphs_in(model.graph) for node in graph.node]
+    if not (_unused_domains(model) or any(is_gelu(node) or is_refinement(node) for node in nodes)):
+        return model
+    made = model
+    if not is_own:
         made = onnx.ModelProto()
         made.CopyFrom(model)
+    refinements_as_marks(made)
+    gelus_as_formulas(made)
     forget_unused_domains(made)
     return made
 
@@ -37,5 +47,11 @@ def run_form(model: onnx.ModelProto) -> None:
     Raises:
         ModelLoadError: another tool changed it, or its metadata is damaged.
     """
-    marks_as_checks(model)
+    marks_as_refinements(model)
     formulas_as_gelus(model)
+    used = {node.domain for graph in graphs_in(model.graph) for node in graph.node} - {""}
+    if used:
+        # ONNX Runtime fuses into operators of this domain, and finds them where the model imports it.
+        used.add("com.microsoft")
+    missing = used - {entry.domain for entry in model.opset_import}
+    model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(missing))

@@ -20,18 +20,13 @@ _DOMAIN = "com.microsoft"
 _GELU, _TANH_GELU = "Gelu", "FastGelu"
 
 
-def gelus_as_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it with operators of ONNX in the places of marked nodes."""
-    if not any(_is_gelu(node) for graph in graphs_in(model.graph) for node in graph.node):
-        return model
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    opset = _opset(made)
-    for graph in graphs_in(made.graph):
-        nodes = [part for n in graph.node for part in (_formula(n, opset) if _is_gelu(n) else [n])]
+def gelus_as_formulas(model: onnx.ModelProto) -> None:
+    """Put operators of ONNX into the places of marked nodes."""
+    opset = _opset(model)
+    for graph in graphs_in(model.graph):
+        nodes = [part for n in graph.node for part in (_formula(n, opset) if is_gelu(n) else [n])]
         del graph.node[:]
         graph.node.extend(nodes)
-    return made
 
 
 def formulas_as_gelus(model: onnx.ModelProto) -> None:
@@ -62,11 +57,10 @@ def formulas_as_gelus(model: onnx.ModelProto) -> None:
         if joined:
             del graph.node[:]
             graph.node.extend(nodes)
-            if all(entry.domain != _DOMAIN for entry in model.opset_import):
-                model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
 
 
-def _is_gelu(node: onnx.NodeProto) -> bool:
+def is_gelu(node: onnx.NodeProto) -> bool:
+    """Whether files hold the formula of a node."""
     return node.domain == _DOMAIN and node.op_type in (_GELU, _TANH_GELU) and _mark(node) is not None
 
 

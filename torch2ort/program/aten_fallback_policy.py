@@ -12,6 +12,7 @@ from torch2ort._torch import fake_tensors as private
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.half_precision import HALF
 from torch2ort.program.kernel_sites import arguments_of, is_random
+from torch2ort.program.pool_padding import padding_at_the_end
 
 aten = torch.ops.aten
 
@@ -184,18 +185,24 @@ def wants_kernel(node: torch.fx.Node) -> bool:
     return condition is not None and condition(arguments_of(node))
 
 
+def is_plain_in_files(node: torch.fx.Node) -> bool:
+    """Whether a file holds the translation of a node that sessions give to PyTorch's kernel."""
+    return not is_random(node) and node.target not in _MISTRANSLATED
+
+
 def _reads_more_results(node: torch.fx.Node) -> bool:
     return any(user.target is operator.getitem and user.args[1] != 0 for user in node.users)
 
 
 def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:
-    # ONNX Runtime counts the cells beyond the input that ceil_mode adds; a divisor ONNX does not have.
-    return bool(arguments["ceil_mode"]) or arguments.get("divisor_override") is not None
-
-
-def _counts_windows_unlike_onnx(arguments: dict[str, Any]) -> bool:
-    # ONNX Runtime keeps a last window that begins behind the input, PyTorch drops it.
-    return bool(arguments["ceil_mode"])
+    # A divisor ONNX does not have.
+    if arguments.get("divisor_override") is not None:
+        return True
+    if not arguments["ceil_mode"]:
+        return False
+    kernel, stride, padding = (arguments[name] for name in ("kernel_size", "stride", "padding"))
+    sizes = arguments["self"].meta["val"].shape[-len(kernel) :]
+    return padding_at_the_end(sizes, kernel, stride, padding, arguments.get("dilation", [1])) is None
 
 
 def _has_projection(states: Sequence[torch.fx.Node]) -> bool:
@@ -301,13 +308,15 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.avg_pool1d.default: _pools_unlike_onnx,
     aten.avg_pool2d.default: _pools_unlike_onnx,
     aten.avg_pool3d.default: _pools_unlike_onnx,
-    aten.max_pool1d.default: _counts_windows_unlike_onnx,
-    aten.max_pool1d_with_indices.default: _counts_windows_unlike_onnx,
-    aten.max_pool2d.default: _counts_windows_unlike_onnx,
-    aten.max_pool2d_with_indices.default: _counts_windows_unlike_onnx,
-    aten.max_pool3d.default: _counts_windows_unlike_onnx,
-    aten.max_pool3d_with_indices.default: _counts_windows_unlike_onnx,
+    aten.max_pool1d.default: _pools_unlike_onnx,
+    aten.max_pool1d_with_indices.default: _pools_unlike_onnx,
+    aten.max_pool2d.default: _pools_unlike_onnx,
+    aten.max_pool2d_with_indices.default: _pools_unlike_onnx,
+    aten.max_pool3d.default: _pools_unlike_onnx,
+    aten.max_pool3d_with_indices.default: _pools_unlike_onnx,
     torch.ops.torch2ort.lstm.default: lambda arguments: _has_projection(arguments["hx"]),
+    # ONNX Runtime's makes zero of NaN.
+    torch.ops.torch2ort.rnn_relu.default: lambda arguments: True,
     aten.embedding.default: lambda arguments: bool(arguments["scale_grad_by_freq"]),
     **dict.fromkeys(
         (

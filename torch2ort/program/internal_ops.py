@@ -21,6 +21,7 @@ _library.define(
     "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) -> Tensor"
 )
 _library.define("checked_index(Tensor index, Tensor[] tensors, str check) -> Tensor")
+_library.define("exact(Tensor plain, Tensor exact) -> Tensor")
 _library.define("must_compute(Tensor value) -> Tensor")
 _library.define("extreme(Tensor self, bool largest) -> Tensor")
 _library.define("of_sizes(Tensor self, SymInt[] sizes) -> Tensor")
@@ -37,6 +38,8 @@ bernoulli: OpOverload = torch.ops.torch2ort.bernoulli.default
 cross_entropy: OpOverload = torch.ops.torch2ort.cross_entropy.default
 # The same indices, which eager's operator would take; see torch2ort.program.index_checks.
 checked_index: OpOverload = torch.ops.torch2ort.checked_index.default
+# The result of operators of ONNX, which a file holds, and that of PyTorch's kernel, which a session runs.
+exact: OpOverload = torch.ops.torch2ort.exact.default
 # Behind a value that is computed though nobody reads it; see torch2ort.program.keep_raising_ops.
 must_compute: OpOverload = torch.ops.torch2ort.must_compute.default
 torch.fx.node.has_side_effect(must_compute)
@@ -83,6 +86,11 @@ def _checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check: str)
     """Of constants, which a trace computes with."""
     refuse_index(check, tensors)
     return index.clone(memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("torch2ort::exact", lib=_library)
+def _fake_exact(plain: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(exact, memory_format=torch.contiguous_format)
 
 
 @torch.library.register_fake("torch2ort::must_compute", lib=_library)

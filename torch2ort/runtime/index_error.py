@@ -15,7 +15,7 @@ import torch
 
 from torch2ort.errors import EngineError
 from torch2ort.graph.graph_traversal import ancestors
-from torch2ort.graph.index_marks import check_of, is_check
+from torch2ort.graph.refinements import check_of, is_check
 from torch2ort.kernels.index_check import refuse_index
 from torch2ort.pythonop import Site
 from torch2ort.runtime.ortvalues import to_tensor

@@ -16,7 +16,13 @@ from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import decode_check
 from torch2ort.kernels.recurrent import restore
 from torch2ort.program import internal_ops
-from torch2ort.program.aten_fallback_policy import DECOMPOSED, OVER_FIXED_SIZES, WHOLE, wants_kernel
+from torch2ort.program.aten_fallback_policy import (
+    DECOMPOSED,
+    OVER_FIXED_SIZES,
+    WHOLE,
+    is_plain_in_files,
+    wants_kernel,
+)
 from torch2ort.program.decompose_nodes import decompose_nodes
 from torch2ort.program.decomposition_overrides import eager_kernels
 from torch2ort.program.dtype_mismatch import refuse_mixed_dtypes
@@ -28,7 +34,7 @@ from torch2ort.program.index_checks import check_indices
 from torch2ort.program.inline_autograd_functions import inline_calls
 from torch2ort.program.integer_clamp import settle_bounds
 from torch2ort.program.keep_raising_ops import keep_unread_checks
-from torch2ort.program.kernel_sites import SiteMaker, is_operator
+from torch2ort.program.kernel_sites import SiteMaker, drop_plain, is_operator
 from torch2ort.program.mutated_inputs import refuse_effects, refuse_other_mutations
 from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.recurrent_layers import separate_layers
@@ -242,11 +248,15 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
         _refuse_kernels(program, chosen)
         return
     maker = SiteMaker(program.graph_module.graph, has_libraries=target.has_libraries)
+    known = registry(translation_table(target)) if target.is_exported else None
     with private.symbolic_resizes():
         for node in list(program.graph_module.graph.nodes):
             if node.op == "call_function" and node.target is not internal_ops.checked_index and chosen(node):
+                if drop_plain(node):
+                    continue
                 _drop_own_checks(node)
-                maker.replace(node)
+                beside = known is not None and is_plain_in_files(node) and has_translation(node, known)
+                maker.replace(node, beside=beside)
             else:
                 maker.passes_by(node)
         for node in list(program.graph_module.graph.nodes) if target.is_half else ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from torch2ort.runtime.workarounds.checked_index import guard_indices
+from torch2ort.runtime.workarounds.exact_results import take_exact
 from torch2ort.runtime.workarounds.layernorm_centering import center_normalizations
 from torch2ort.runtime.workarounds.nan_inf import keep_nan
 from torch2ort.runtime.workarounds.rnn_empty_batch import guard_recurrent
@@ -15,6 +16,7 @@ from torch2ort.runtime.workarounds.topk_empty import guard_sorts
 __all__ = ["exact", "mended"]
 
 _ALL = (
+    take_exact,
     divide_sigmoids,
     center_normalizations,
     widen_roots,

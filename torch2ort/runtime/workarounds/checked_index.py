@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from torch2ort.graph.index_marks import check_of, is_check
+from torch2ort.graph.refinements import check_of, is_check
 from torch2ort.kernels.index_check import BOUNDLESS, Check, decode_check
 from torch2ort.runtime.replace_nodes import constant, replace_nodes
 

@@ -15,9 +15,10 @@ for _name in (
     "basics",
     "convolution",
     "fourier",
-    "checked_index",
+    "refinements",
     "loss",
     "normalization",
+    "pool",
     "recurrent",
     "data_dependent_sizes",
 ):

@@ -1,4 +1,4 @@
-"""Indices."""
+"""Refinements: nodes that files hold as metadata."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from torch2ort.graph.refinements import EXACT
 from torch2ort.kernels.index_check import CHECKED_INDEX
 from torch2ort.program import internal_ops
 from torch2ort.program.effect_order import MUST_COMPUTE
@@ -15,8 +16,14 @@ from torch2ort.symbolics.translations.registry import translates
 
 @translates(internal_ops.checked_index)
 def checked_index(index: ir.Value, tensors: Sequence[ir.Value], check: str) -> ir.Value:
-    """A node that sessions replace by operators of ONNX, and files by metadata of its readers."""
+    """A node that sessions replace by operators of ONNX."""
     return op(CHECKED_INDEX, index, *tensors, check=check)
+
+
+@translates(internal_ops.exact)
+def exact(plain: ir.Value, exact: ir.Value) -> ir.Value:
+    """A node of which sessions take the second input, files the first one."""
+    return op(EXACT, plain, exact, dtype=exact.dtype)
 
 
 @translates(internal_ops.must_compute)
