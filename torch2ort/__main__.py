@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import platform
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 
@@ -43,5 +45,16 @@ def _versions() -> str:
     return ", ".join([*found, f"Python {platform.python_version()}"])
 
 
+def _run() -> int:
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has what it wanted. Python would flush what is left, and fail, at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(_run())

@@ -21,11 +21,15 @@ from torch2ort.capture.torch_modes import Modes
 from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.node_provenance import Origin, kernel_name
+from torch2ort.graph.refinements import kernels_in_files
 from torch2ort.graph.weights import frozen
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
 from torch2ort.refuse_torch_onnx_calls import refuses_habits
 from torch2ort.support.startup_timing import TRACE, Startup
+from torch2ort.support.user_warnings import warn
 from torch2ort.training.ort_targets import target_of
 from torch2ort.variants.parallel.gather_weights import whole
 
@@ -107,6 +111,7 @@ def _exported(
             program = build(model, call, training=training, target=target_of(options), options=options)
         graph, weights = frozen(program.graph, program.weights, folds=folds)
     startup.tell(logging.INFO)
+    _tell_kernels(graph)
     return ExportedModel(
         graph,
         weights,
@@ -116,6 +121,20 @@ def _exported(
         cache=program.report,
         folds=folds,
     )
+
+
+def _tell_kernels(graph: Graph) -> None:
+    """Warn of what a plain session cannot run by itself."""
+    found: dict[str, None] = {}
+    for node in kernels_in_files(graph.proto.graph):
+        name, line = kernel_name(graph.sites[node.name]), Origin.of(node).line
+        found[f"{name} ({line})" if line else name] = None
+    if found:
+        warn(
+            f"ONNX has no operators for {', '.join(found)}: the graph calls PyTorch's kernels, which a plain "
+            f"onnxruntime.InferenceSession finds in torch2ort's library alone. Run the file with "
+            f"torch2ort.load, or register a translation with torch2ort.register_symbolic"
+        )
 
 
 def _check_mode(training: Any) -> None:

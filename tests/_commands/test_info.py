@@ -75,6 +75,34 @@ def test_it_lists_inputs_outputs_and_calls_with_their_arguments(saved, capsys):
     ]
 
 
+class Marked(torch.nn.Module):
+    """An operator that ONNX lacks, and one that a session of torch2ort's computes otherwise."""
+
+    def forward(self, x):
+        return torch.linalg.cholesky(x), x.amax(0)
+
+
+def test_it_lists_kernels_of_pytorch_and_counts_marks(tmp_path, capsys):
+    torch2ort.export(Marked().eval(), torch.eye(3)).save(tmp_path / "marked.onnx")
+    assert main(["info", str(tmp_path / "marked.onnx")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    line = Marked.forward.__code__.co_firstlineno + 1
+    start = lines.index("PythonOps: 0")
+    assert lines[start + 1 : start + 4] == [
+        "kernels of PyTorch: 1",
+        f"  PythonOp_0: torch.ops.aten.linalg_cholesky (tests/_commands/test_info.py:{line})",
+        "marks: 1 node that a session of torch2ort runs as eager PyTorch does",
+    ]
+
+
+def test_it_ends_quietly_where_nobody_reads_on(saved):
+    command = [sys.executable, "-m", "torch2ort", "info", str(saved)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_sizes_that_vary_are_given_for_the_costs(saved, capsys):
     assert main(["info", str(saved), "--size", "batch=100"]) == 0
     lines = capsys.readouterr().out.splitlines()

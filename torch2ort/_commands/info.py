@@ -14,8 +14,10 @@ import onnx
 from torch2ort._commands.load_model import read_model
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.costs import Cost, Costs
+from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.file import METADATA_KEY
 from torch2ort.graph.graph_traversal import python_op_nodes
+from torch2ort.graph.node_provenance import Origin, kernel_name
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
 
 
@@ -67,9 +69,19 @@ def _describe(model: onnx.ModelProto) -> Iterator[str]:
     types = {t.name: f"{_element(t.data_type)} {list(t.dims)}" for t in graph.initializer}
     types.update({v.name: _type(v.type) for v in (*graph.input, *graph.output, *graph.value_info)})
     nodes = list(python_op_nodes(graph))
-    yield f"PythonOps: {len(nodes)}"
-    for node in nodes:
+    functions = [node for node in nodes if node.domain == "com.microsoft"]
+    yield f"PythonOps: {len(functions)}"
+    for node in functions:
         yield from _describe_node(node, types)
+    kernels = [node for node in nodes if node.domain != "com.microsoft"]
+    if kernels:
+        yield f"kernels of PyTorch: {len(kernels)}"
+    for node in kernels:
+        line = Origin.of(node).line
+        yield f"  {node.name}: {kernel_name(load_node(node))}" + (f" ({line})" if line else "")
+    marked = exact_nodes(graph)
+    if marked:
+        yield f"marks: {_count(len(marked), 'node')} that a session of torch2ort runs as eager PyTorch does"
 
 
 def _size(text: str) -> tuple[str, int]:

@@ -241,6 +241,11 @@ def decomposition_table(
     )
 
 
+def plain_decompositions(table: Table) -> Mapping[Any, Callable[..., Any]]:
+    """Torch's decompositions of all that neither torch.onnx nor ``table`` translates."""
+    return untranslated(frozenset(table), number_of_operators())
+
+
 @functools.lru_cache(maxsize=8)
 def _table(
     translated: frozenset[Any],

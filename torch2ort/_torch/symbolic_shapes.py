@@ -26,7 +26,7 @@ import contextlib
 import functools
 import threading
 import traceback
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import sympy
@@ -102,6 +102,31 @@ def unbound_values(environment: Any) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     manager: contextlib.AbstractContextManager[Any] = environment.ignore_fresh_unbacked_symbols()
     return manager
+
+
+@contextlib.contextmanager
+def guards_taken_back(environment: Any) -> Iterator[list[Any]]:
+    """Take back what is assumed of sizes inside of the block.
+
+    Args:
+        environment: of the trace; ``None`` for one without symbols.
+
+    Yields:
+        Empty; behind the block those assumptions.
+    """
+    taken: list[Any] = []
+    if environment is None:
+        yield taken
+        return
+    count, replacements = len(environment.guards), dict(environment.replacements)
+    try:
+        yield taken
+    finally:
+        taken += environment.guards[count:]
+        if taken:
+            del environment.guards[count:]
+            environment.replacements.clear()
+            environment.replacements.update(replacements)
 
 
 def symbols_of(sizes: Iterable[Any]) -> set[sympy.Symbol]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import onnx
 import torch
+
+from torch2ort.pythonop import Site
 
 _PREFIX = "model"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
@@ -41,6 +45,15 @@ class Origin:
         module = scopes[-1].removeprefix(_PREFIX).removeprefix(".") if scopes else ""
         kind = kinds[len(scopes) - 1] if scopes and len(kinds) >= len(scopes) else ""
         return cls(module, kind.rpartition(".")[2], _line(texts.get("pkg.torch.onnx.stack_trace", "")))
+
+
+def kernel_name(site: Site) -> str:
+    """The Function, or the operator of PyTorch whose kernel a site calls."""
+    for value in site.constants.values() if site.internal else ():
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            namespace, _, name = json.loads(value)["operator"].rpartition("::")
+            return f"torch.ops.{namespace or 'aten'}.{name}"
+    return site.func_name
 
 
 def _names(text: str) -> list[str]:

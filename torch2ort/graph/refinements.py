@@ -76,15 +76,20 @@ def unread_nodes(
     return unread
 
 
+def kernels_in_files(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The calls of PyTorch's kernels that a file holds: where ONNX has no operators."""
+    unread = _left_out(graph.node, [value.name for value in graph.output])
+    kernels = [node for node in graph.node if _operator(node) == _KERNEL]
+    return [node for node in kernels if node.output[0] not in unread]
+
+
 def refinements_as_marks(model: onnx.ModelProto) -> None:
     """Take refinements out of a model, which :func:`marks_as_refinements` puts back."""
     graph = model.graph
     nodes = [_copy(node) for node in graph.node]
     renamed = _outputs_renamed(nodes, [value.name for value in graph.output])
     refined = {node.output[0]: node for node in nodes if is_refinement(node)}
-    outputs = {value.name for value in graph.output} - refined.keys() | renamed.keys()
-    unread = unread_nodes(nodes, outputs, lambda n: n.input[:1] if is_refinement(n) else None)
-    unread.update(refined)
+    unread = _left_out(nodes, [*(value.name for value in graph.output), *renamed])
     left_out = {name: node for node in nodes if node.output[0] in unread for name in node.output}
     kept = [node for node in nodes if node.output[0] not in unread]
     parts = [part for node in kept for part in (node, *_inner_nodes(node))]
@@ -232,6 +237,13 @@ def _outputs_renamed(nodes: list[onnx.NodeProto], outputs: Sequence[str]) -> dic
                     names[:] = [result if n == name else n for n in names]
             nodes.append(helper.make_node("Identity", [result], [name], name=result))
     return renamed
+
+
+def _left_out(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[str]:
+    """The first outputs of the nodes that files leave out."""
+    refined = {node.output[0] for node in nodes if is_refinement(node)}
+    read = [name for name in outputs if name not in refined]
+    return refined | unread_nodes(nodes, read, lambda n: n.input[:1] if is_refinement(n) else None)
 
 
 def _plain(name: str, refined: Mapping[str, onnx.NodeProto]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,8 +86,8 @@ _MISTRANSLATED: frozenset[OpOverload] = frozenset(
         aten.__irshift__.Scalar,
         aten.bitwise_left_shift.Tensor_Scalar,
         aten.bitwise_right_shift.Tensor_Scalar,
-        # Of a negative zero.
-        aten.signbit.default,
+        aten.special_erfcx.default,
+        aten.special_log_ndtr.default,
         # torch.onnx's take no account of align_corners and scales, and weigh other pixels.
         aten._upsample_bilinear2d_aa.default,
         aten._upsample_bilinear2d_aa.vec,
@@ -109,6 +109,8 @@ _INEXACT: frozenset[OpOverload] = frozenset(
         aten.logaddexp2.default,
         aten.logcumsumexp.default,
         aten.special_erfcx.default,
+        # Of a negative zero.
+        aten.signbit.default,
         aten.logit.default,
         aten.xlogy.Tensor,
         aten.xlogy.Scalar_Self,
@@ -181,13 +183,22 @@ def wants_kernel(node: torch.fx.Node) -> bool:
         return True
     if node.target in _WITH_MORE_RESULTS and _reads_more_results(node):
         return True
-    condition = _CONDITIONS.get(target)
-    return condition is not None and condition(arguments_of(node))
+    return _holds(_MISTRANSLATED_IF, node) or _holds(_INEXACT_IF, node)
 
 
 def is_plain_in_files(node: torch.fx.Node) -> bool:
-    """Whether a file holds the translation of a node that sessions give to PyTorch's kernel."""
-    return not is_random(node) and node.target not in _MISTRANSLATED
+    """Whether a file may hold operators of ONNX where sessions call PyTorch's kernel for ``node``."""
+    if is_random(node) or node.target in _MISTRANSLATED or _holds(_MISTRANSLATED_IF, node):
+        return False
+    if node.target not in _WITH_MORE_RESULTS or not _reads_more_results(node):
+        return True
+    # The positions of numbers are right but for windows of special ones.
+    return not arguments_of(node).get("ceil_mode", True)
+
+
+def _holds(conditions: Mapping[Any, Callable[[dict[str, Any]], bool]], node: torch.fx.Node) -> bool:
+    condition = conditions.get(node.target)
+    return condition is not None and condition(arguments_of(node))
 
 
 def _reads_more_results(node: torch.fx.Node) -> bool:
@@ -304,17 +315,47 @@ def _pads_beyond_strides(arguments: dict[str, Any]) -> bool:
 # In place or not.
 _DIVISIONS = frozenset({"aten::div", "aten::floor_divide", "aten::fmod", "aten::remainder"})
 
-_CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
-    aten.avg_pool1d.default: _pools_unlike_onnx,
-    aten.avg_pool2d.default: _pools_unlike_onnx,
-    aten.avg_pool3d.default: _pools_unlike_onnx,
-    aten.max_pool1d.default: _pools_unlike_onnx,
-    aten.max_pool1d_with_indices.default: _pools_unlike_onnx,
-    aten.max_pool2d.default: _pools_unlike_onnx,
-    aten.max_pool2d_with_indices.default: _pools_unlike_onnx,
-    aten.max_pool3d.default: _pools_unlike_onnx,
-    aten.max_pool3d_with_indices.default: _pools_unlike_onnx,
+# What is no result of eager's, or none at all.
+_MISTRANSLATED_IF: dict[Any, Callable[[dict[str, Any]], bool]] = {
+    **dict.fromkeys(
+        (
+            *(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default),
+            *(aten.max_pool1d.default, aten.max_pool1d_with_indices.default),
+            *(aten.max_pool2d.default, aten.max_pool2d_with_indices.default),
+            *(aten.max_pool3d.default, aten.max_pool3d_with_indices.default),
+        ),
+        _pools_unlike_onnx,
+    ),
     torch.ops.torch2ort.lstm.default: lambda arguments: _has_projection(arguments["hx"]),
+    # Without elements, an index may have other axes than what it is for.
+    aten.gather.default: lambda arguments: _is_empty(arguments["index"]),
+    aten.convolution.default: _pads_beyond_strides,
+    # They are reshaped by way of a size that is left open, which no elements leave undecided.
+    **dict.fromkeys(
+        (aten.group_norm.default, aten.native_group_norm.default),
+        lambda arguments: _is_empty(arguments["input"]),
+    ),
+    aten.im2col.default: _has_no_elements,
+    aten.pixel_unshuffle.default: _has_no_elements,
+    aten.nonzero.default: lambda arguments: arguments["self"].meta["val"].dim() == 0,
+    aten.pad.default: lambda arguments: arguments["mode"] != "constant" and _pads_unlike_onnx(arguments),
+    # TopK divides by their number and ends the process, up to onnxruntime 1.30.
+    aten.sort.default: _has_no_elements,
+    aten.topk.default: _has_no_elements,
+    aten.scatter.src: _scatters_unlike_onnx,
+    aten.scatter_add.default: _scatters_unlike_onnx,
+    aten.scatter_reduce.two: _scatters_unlike_onnx,
+    **dict.fromkeys(
+        (
+            *(aten.all.default, aten.all.dim, aten.all.dims),
+            *(aten.any.default, aten.any.dim, aten.any.dims),
+        ),
+        _is_of_bytes,
+    ),
+}
+
+# What is near eager's result only, or not where numbers are special.
+_INEXACT_IF: dict[Any, Callable[[dict[str, Any]], bool]] = {
     # ONNX Runtime's makes zero of NaN.
     torch.ops.torch2ort.rnn_relu.default: lambda arguments: True,
     aten.embedding.default: lambda arguments: bool(arguments["scale_grad_by_freq"]),
@@ -331,8 +372,6 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.fmod.Tensor: _has_no_fractions,
     aten.fmod.Scalar: _has_no_fractions,
     aten.isclose.default: _has_no_fractions,
-    # Without elements, an index may have other axes than what it is for.
-    aten.gather.default: lambda arguments: _is_empty(arguments["index"]),
     # Onnxruntime 1.31 multiplies integers in double, and keeps what does not fit at the end of the range.
     aten.prod.default: _has_no_fractions,
     aten.prod.dim_int: _has_no_fractions,
@@ -341,30 +380,7 @@ _CONDITIONS: dict[Any, Callable[[dict[str, Any]], bool]] = {
     ),
     **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step), _counts_in_fractions),
     aten.linspace.default: lambda arguments: arguments["dtype"] is torch.float64,
-    aten.convolution.default: _pads_beyond_strides,
-    # They are reshaped by way of a size that is left open, which no elements leave undecided.
-    **dict.fromkeys(
-        (aten.group_norm.default, aten.native_group_norm.default),
-        lambda arguments: _is_empty(arguments["input"]),
-    ),
-    aten.im2col.default: _has_no_elements,
-    aten.pixel_unshuffle.default: _has_no_elements,
-    aten.nonzero.default: lambda arguments: arguments["self"].meta["val"].dim() == 0,
-    aten.pad.default: lambda arguments: arguments["mode"] != "constant" and _pads_unlike_onnx(arguments),
-    # TopK divides by their number and ends the process, up to onnxruntime 1.30.
-    aten.sort.default: _has_no_elements,
-    aten.topk.default: _has_no_elements,
     aten.pow.Tensor_Scalar: _raises_unlike_onnx,
     aten.pow.Tensor_Tensor: _raises_unlike_onnx,
     aten.pow.Scalar: _raises_unlike_onnx,
-    aten.scatter.src: _scatters_unlike_onnx,
-    aten.scatter_add.default: _scatters_unlike_onnx,
-    aten.scatter_reduce.two: _scatters_unlike_onnx,
-    **dict.fromkeys(
-        (
-            *(aten.all.default, aten.all.dim, aten.all.dims),
-            *(aten.any.default, aten.any.dim, aten.any.dims),
-        ),
-        _is_of_bytes,
-    ),
 }

@@ -51,23 +51,6 @@ _DETACH = torch.ops.aten.detach.default
 _FULL = torch.ops.aten.full.default
 
 
-def drop_plain(node: torch.fx.Node) -> bool:
-    """Take away what files were to have in the place of a kernel's results, if ``node`` computes that."""
-    results = [node, *(user for user in node.users if user.target is operator.getitem)]
-    found = [u for result in results for u in result.users if _is_plain_of(u, result)]
-    for user in found:
-        user.replace_all_uses_with(user.all_input_nodes[1])
-        node.graph.erase_node(user)
-    if found:
-        for result in reversed(results):
-            node.graph.erase_node(result)
-    return bool(found)
-
-
-def _is_plain_of(node: torch.fx.Node, result: torch.fx.Node) -> bool:
-    return node.target is internal_ops.exact and node.args[0] is result
-
-
 class SiteMaker:
     """Replaces nodes of one program by internal sites.
 
@@ -108,7 +91,7 @@ class SiteMaker:
         autocast: Autocast | None = None,
         *,
         any_order: bool = False,
-        beside: bool = False,
+        plain: Sequence[torch.fx.Node] | None = None,
     ) -> None:
         """Let PyTorch's kernel do what ``node`` does.
 
@@ -116,7 +99,7 @@ class SiteMaker:
             node: the call of an operator.
             autocast: what autocast is set to while it runs; ``None`` if it is off.
             any_order: whether its kernel is known to read tensors with their dimensions in any order.
-            beside: whether files have what the call is translated to.
+            plain: what files have in the places of its results.
 
         Raises:
             UnsupportedOperatorError: it takes or gives something that a graph cannot hold.
@@ -138,23 +121,15 @@ class SiteMaker:
             outputs = self.call(node, IndexCheck, [text], tensors)  # type: ignore[arg-type]
         else:
             outputs = self._aten(node, autocast, any_order=any_order)
-        if beside:
-            outputs = self._beside(node, outputs)
+        if plain is not None:
+            with self._graph.inserting_before(node):
+                pairs = zip(plain, outputs, strict=True)
+                outputs = [self._node(node, internal_ops.exact, pair) for pair in pairs]
         numbers = _numbers_of(node)
         replace_call(node, outputs)
         for number in numbers:
             if not number.users:
                 self._graph.erase_node(number)
-
-    def _beside(self, node: torch.fx.Node, exact: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
-        """The results of a kernel, in whose places files have those of a copy of ``node``."""
-        with self._graph.inserting_before(node):
-            copy = self._graph.node_copy(node)
-            results = [copy]
-            if not isinstance(node.meta["val"], torch.Tensor):
-                results = [self._node(node, operator.getitem, (copy, i)) for i in range(len(exact))]
-            pairs = zip(results, exact, strict=True)
-            return [self._node(node, internal_ops.exact, pair) for pair in pairs]
 
     def _aten(
         self, node: torch.fx.Node, autocast: Autocast | None, *, any_order: bool

@@ -8,11 +8,10 @@ import onnx
 import torch
 
 from torch2ort.graph.graph_traversal import ancestors
-from torch2ort.graph.node_provenance import Origin
+from torch2ort.graph.node_provenance import Origin, kernel_name
 from torch2ort.options import Options
 from torch2ort.providers import name_of
 from torch2ort.pythonop import Site
-from torch2ort.runtime.profiling import kernel_name
 from torch2ort.support.user_warnings import warn
 
 # Of the operators that run in PyTorch's kernels: those that torch.use_deterministic_algorithms refuses, by

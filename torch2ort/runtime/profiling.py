@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from torch2ort.graph.graph_traversal import function_of
-from torch2ort.graph.node_provenance import Origin
+from torch2ort.graph.node_provenance import Origin, kernel_name
 from torch2ort.pythonop import Site
 
 _KERNEL = "_kernel_time"
@@ -125,15 +125,6 @@ def describe(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
     if _active is not None:
         names = {name: kernel_name(site) for name, site in sites.items()}
         _active.describe({node.name: Origin.of(node) for node in graph.node}, names)
-
-
-def kernel_name(site: Site) -> str:
-    """The Function, or the operator of PyTorch whose kernel a site calls."""
-    for value in site.constants.values() if site.internal else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            namespace, _, name = json.loads(value)["operator"].rpartition("::")
-            return f"torch.ops.{namespace or 'aten'}.{name}"
-    return site.func_name
 
 
 @contextlib.contextmanager

@@ -34,9 +34,10 @@ from torch2ort.program.index_checks import check_indices
 from torch2ort.program.inline_autograd_functions import inline_calls
 from torch2ort.program.integer_clamp import settle_bounds
 from torch2ort.program.keep_raising_ops import keep_unread_checks
-from torch2ort.program.kernel_sites import SiteMaker, drop_plain, is_operator
+from torch2ort.program.kernel_sites import SiteMaker, is_operator
 from torch2ort.program.mutated_inputs import refuse_effects, refuse_other_mutations
 from torch2ort.program.no_grad_regions import inline_grad_regions
+from torch2ort.program.plain_results import drop_plain, plain_results
 from torch2ort.program.recurrent_layers import separate_layers
 from torch2ort.program.runtime_assertions import drop_conditions
 from torch2ort.program.scalar_overflow import settle_numbers
@@ -248,15 +249,14 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
         _refuse_kernels(program, chosen)
         return
     maker = SiteMaker(program.graph_module.graph, has_libraries=target.has_libraries)
-    known = registry(translation_table(target)) if target.is_exported else None
+    plain_for = _plain_for(program, target)
     with private.symbolic_resizes():
         for node in list(program.graph_module.graph.nodes):
             if node.op == "call_function" and node.target is not internal_ops.checked_index and chosen(node):
                 if drop_plain(node):
                     continue
                 _drop_own_checks(node)
-                beside = known is not None and is_plain_in_files(node) and has_translation(node, known)
-                maker.replace(node, beside=beside)
+                maker.replace(node, plain=plain_for(node))
             else:
                 maker.passes_by(node)
         for node in list(program.graph_module.graph.nodes) if target.is_half else ():
@@ -267,6 +267,23 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
         _forget_strides(program)
         sync_output_names(program)
         program.graph_module.graph.lint()
+
+
+def _plain_for(
+    program: torch.export.ExportedProgram, target: Target
+) -> Callable[[torch.fx.Node], list[torch.fx.Node] | None]:
+    """What gives the results that files have in the place of a kernel's."""
+    if not target.is_exported:
+        return lambda node: None
+    table = translation_table(target)
+    known, decompositions = registry(table), private.plain_decompositions(table)
+
+    def plain(node: torch.fx.Node) -> list[torch.fx.Node] | None:
+        if not is_plain_in_files(node):
+            return None
+        return plain_results(program, node, lambda part: has_translation(part, known), decompositions)
+
+    return plain
 
 
 def _refuse_kernels(program: torch.export.ExportedProgram, chosen: Callable[[torch.fx.Node], bool]) -> None:

@@ -12,11 +12,11 @@ import torch
 from torch2ort.differentiate.split import Half, copied_node
 from torch2ort.differentiate.symbolic_shapes import SizeNodes
 from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.graph.node_provenance import kernel_name
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.pythonop import site_by_key
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
-from torch2ort.runtime.profiling import kernel_name
 from torch2ort.support.provenance import source_line
 from torch2ort.training_files.arguments import input_taken
 from torch2ort.training_files.counter_rng import draw_from_seed

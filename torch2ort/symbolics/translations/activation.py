@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -82,6 +84,22 @@ def prelu(self: ir.Value, weight: ir.Value) -> ir.Value:
         weight = op("Reshape", weight, constant(np.array([-1, *[1] * (rank - 2)] if rank else [], np.int64)))
     zero = constant(np.array(0, self.dtype.numpy()))  # type: ignore[union-attr]
     return op("Where", op("Greater", self, zero), self, op("Mul", self, weight))
+
+
+def _softmax(operator: str) -> Callable[..., ir.Value]:
+    def translate(self: ir.Value, dim: int, dtype: int = -1) -> ir.Value:
+        assert self.shape is not None
+        # In the wanted type, where torch.onnx casts the result.
+        x = op("Cast", self, to=dtype, dtype=ir.DataType(dtype)) if dtype not in (-1, self.dtype) else self
+        if self.shape:
+            return op(operator, x, axis=dim)
+        return op("Squeeze", op(operator, op("Unsqueeze", x, constant([0])), axis=0), constant([0]))
+
+    return translate
+
+
+translates(aten.softmax.int, aten.special_softmax.default)(_softmax("Softmax"))
+translates(aten.log_softmax.int, aten.special_log_softmax.default)(_softmax("LogSoftmax"))
 
 
 @translates(aten.gelu.default)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from torch2ort._torch import onnx_exporter as private
 from torch2ort.program.pool_padding import of_each, padding_at_the_end
 from torch2ort.symbolics.graph_builder import constant, op
 from torch2ort.symbolics.translations.registry import translates
@@ -36,9 +37,13 @@ def _max_pool(rank: int) -> Callable[..., ir.Value]:
     return translate
 
 
-def _max_pool_with_indices(rank: int) -> Callable[..., tuple[ir.Value, ir.Value]]:
-    def translate(*arguments: Any) -> tuple[ir.Value, ir.Value]:
-        # Nobody reads the indices.
+def _max_pool_with_indices(operator: Any, rank: int) -> Callable[..., Any]:
+    def translate(*arguments: Any) -> Any:
+        if not (len(arguments) > 5 and arguments[5]):
+            others = private.torchlib_translation(operator)
+            assert others is not None
+            return others(*arguments)
+        # Nobody reads these indices.
         result = _max_pool(rank)(*arguments)
         return result, result
 
@@ -95,4 +100,5 @@ for _rank in (1, 2, 3):
     translates(getattr(aten, f"max_pool{_rank}d").default)(_max_pool(_rank))
     translates(getattr(aten, f"avg_pool{_rank}d").default)(_average_pool(_rank))
 for _rank in (2, 3):
-    translates(getattr(aten, f"max_pool{_rank}d_with_indices").default)(_max_pool_with_indices(_rank))
+    _with_indices = getattr(aten, f"max_pool{_rank}d_with_indices").default
+    translates(_with_indices)(_max_pool_with_indices(_with_indices, _rank))
