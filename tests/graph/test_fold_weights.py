@@ -203,6 +203,13 @@ def test_a_value_of_weights_alone_is_computed(name: str) -> None:
     torch.testing.assert_close(exported(x), model(x))
 
 
+def test_a_weight_without_dimensions_has_none() -> None:
+    model, x = nn.PReLU(), torch.tensor(-1.5)
+    result = torch2ort.export(model.eval(), x)(x)
+    assert result.shape == ()
+    torch.testing.assert_close(result, model(x))
+
+
 class Outer(nn.Module):
     """A product of two vectors that is larger than both."""
 

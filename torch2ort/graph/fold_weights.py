@@ -256,7 +256,9 @@ class _Folding:
             free = f"{base}_{count}"
         self._names.add(free)
         tensor = self._graph.initializer.add()
-        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), free))
+        # NumPy gives what has no dimensions one.
+        dense = np.ascontiguousarray(array).reshape(array.shape)
+        tensor.CopyFrom(numpy_helper.from_array(dense, free))
         self._tensors[free] = tensor
         return free
 

@@ -65,11 +65,11 @@ def unread_nodes(
     unread: set[str] = set()
     for node in reversed(nodes):
         part = inputs_read(node)
-        if part is not None:
-            read.update(part)
-            given_up.update(node.input)
-        elif read.isdisjoint(node.output) and not given_up.isdisjoint(node.output):
+        if read.isdisjoint(node.output) and not given_up.isdisjoint(node.output):
             unread.add(node.output[0])
+            given_up.update(node.input)
+        elif part is not None:
+            read.update(part)
             given_up.update(node.input)
         else:
             read.update(node.input, *(values_read(body) for body in bodies(node)))
@@ -242,8 +242,7 @@ def _outputs_renamed(nodes: list[onnx.NodeProto], outputs: Sequence[str]) -> dic
 def _left_out(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[str]:
     """The first outputs of the nodes that files leave out."""
     refined = {node.output[0] for node in nodes if is_refinement(node)}
-    read = [name for name in outputs if name not in refined]
-    return refined | unread_nodes(nodes, read, lambda n: n.input[:1] if is_refinement(n) else None)
+    return refined | unread_nodes(nodes, outputs, lambda n: n.input[:1] if is_refinement(n) else None)
 
 
 def _plain(name: str, refined: Mapping[str, onnx.NodeProto]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from torch2ort.errors import ExportError
+from torch2ort.graph.refinements import EXACT
 from torch2ort.kernels.index_check import CHECKED_INDEX
 from torch2ort.pythonop import SITE_META, Site, site_by_key
 
@@ -103,7 +104,8 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
             assert value is not None
             graph.remove(node, safe=True)
             if graph.outputs:
-                _wait(graph, value, node.name or _NAME)
+                # A session alone checks: in a file nothing waits.
+                _wait(graph, value, node.name or _NAME, in_files=False)
     read: set[ir.Node] = set()
     _add_read(read, graph.outputs)
     # A call that waits reads others before it.
@@ -148,10 +150,14 @@ def _must_compute(node: ir.Node) -> bool:
     return node.domain == _DOMAIN and node.op_type == _NAME
 
 
-def _wait(graph: ir.Graph, token: ir.Value, what: str) -> None:
+def _wait(graph: ir.Graph, token: ir.Value, what: str, *, in_files: bool = True) -> None:
     """Have the first output come after ``token``."""
     result = graph.outputs[0]
     waiting = _after(graph, graph[-1], result, token, behind=True)
+    if not in_files:
+        chosen = ir.node(EXACT.partition("::")[2], [result, waiting], domain=_DOMAIN)
+        graph.append(chosen)
+        waiting = chosen.outputs[0]
     waiting.shape, waiting.type, waiting.name = result.shape, result.type, result.name
     result.name = f"{result.name}.before.{what}"
     graph.outputs[0] = waiting

@@ -29,7 +29,7 @@ _ALL = (
 
 def exact(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model``, or a copy of it that checks indices and counts NaN as PyTorch, in any session."""
-    return guard_indices(keep_nan(model))
+    return guard_indices(keep_nan(take_exact(model)))
 
 
 def mended(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -79,3 +81,15 @@ def scalar_tensor(s: float | ir.Value, dtype: int = ir.DataType.FLOAT, **_: obje
     if isinstance(s, ir.Value):
         return op("Cast", s, to=int(target))
     return constant(s, target)
+
+
+@translates(aten.angle.default)
+def angle(self: ir.Value) -> ir.Value:
+    """Pi below zero; of integers, too, for which torch.onnx cuts its fraction off."""
+    assert self.dtype is not None
+    is_fraction = self.dtype.is_floating_point()
+    x = self if is_fraction else op("Cast", self, to=int(ir.DataType.FLOAT), dtype=ir.DataType.FLOAT)
+    assert x.dtype is not None
+    zero, pi = (constant(np.array(number, x.dtype.numpy())) for number in (0, math.pi))
+    found = op("Where", op("Less", x, zero), pi, zero)
+    return op("Where", op("IsNaN", x), x, found) if is_fraction else found
