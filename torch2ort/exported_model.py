@@ -98,13 +98,16 @@ class ExportedModel:
             if not site.internal
         )
 
-    def renamed(self, names: Mapping[str, str]) -> ExportedModel:
+    def renamed(self, names: Mapping[str, str], texts: Mapping[str, str] | None = None) -> ExportedModel:
         """Return the same model with other names of values: inputs, outputs, initializers.
 
         Args:
             names: old name -> new name.
+            texts: new name of an initializer -> its documentation.
         """
         graph, interface = renamed(self._graph, self._interface, names)
+        for initializer in graph.proto.graph.initializer:
+            initializer.doc_string = (texts or {}).get(initializer.name, initializer.doc_string)
         weights = {names.get(name, name): value for name, value in self._weights.items()}
         return ExportedModel(
             graph,

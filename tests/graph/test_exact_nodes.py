@@ -130,7 +130,7 @@ def test_a_file_has_the_operator_alone_and_a_loaded_one_counts_nan(
 
 FORMULAS = {
     ("none", 18): ["Div", "Erf", "Add", "Mul", "Mul"],
-    ("tanh", 18): ["Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul"],
+    ("tanh", 18): ["Pow", "Mul", "Add", "Mul", "Tanh", "Mul", "Add", "Mul"],
     ("none", 20): ["Gelu"],
     ("tanh", 20): ["Gelu"],
 }

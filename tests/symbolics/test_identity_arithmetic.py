@@ -99,6 +99,25 @@ def test_an_exported_graph_drops_no_number(names: list[str], dtype: torch.dtype)
 
 
 @pytest.mark.skipif(version() < (1, 20), reason="onnxruntime-training 1.19.2 drops 0.0 that is added to -0.0")
+class Ones(torch.nn.Module):
+    """Products with ones: of the input's sizes, and of more than it has."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.arange(math.prod(self.sizes)) >= 0).to(x.dtype).reshape(self.sizes)
+
+
+@pytest.mark.parametrize(("sizes", "operators"), [((3, 1), ["Identity"]), ((2, 1, 1), ["Mul"])])
+def test_a_product_with_ones_is_left_out_where_it_has_its_sizes(sizes, operators) -> None:
+    model, x = Ones(*sizes).eval(), torch.tensor([[-0.0, math.nan]] * 3)
+    exported = torch2ort.export(model, x)
+    assert [node.op_type for node in exported.proto.graph.node if node.op_type != "Constant"] == operators
+    torch.testing.assert_close(exported(x), model(x), rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_wrapped_module_drops_no_number_in_forward_and_gradient() -> None:
     names = ["x + c", "x - c", "x * c", "x / c", "c / x", "x ** c"]
     model, x = Sweep(names, torch.float32), _inputs(names, torch.float32)

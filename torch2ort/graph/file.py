@@ -57,7 +57,7 @@ def save(path: Path, proto: onnx.ModelProto, graph: Graph, interface: Interface,
 
     Args:
         path: the file; one that exists is replaced.
-        proto: the graph with its weights.
+        proto: the graph with its weights; another one than that of ``graph`` is changed.
         graph: the graph.
         interface: how to call it.
         training: the mode that was exported.
@@ -68,8 +68,10 @@ def save(path: Path, proto: onnx.ModelProto, graph: Graph, interface: Interface,
     """
     for site in graph.sites.values():
         refuse_unstorable(site)
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model = proto
+    if proto is graph.proto:
+        model = onnx.ModelProto()
+        model.CopyFrom(proto)
     del model.metadata_props[:]
     onnx.helper.set_model_props(model, {METADATA_KEY: _metadata(model, graph, interface, training=training)})
     _write(model, path)

@@ -101,12 +101,14 @@ def _formula(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
         if element != "FLOAT":
             x = add("Cast", source)
             made[-1].attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
+        # In the order that ONNX Runtime's fusions look for.
         if node.op_type == _GELU:
             bounded = add("Erf", add("Div", x, number(math.sqrt(2))))
+            product = add("Mul", add("Mul", x, add("Add", bounded, number(1))), number(0.5))
         else:
             cubed = add("Mul", add("Pow", x, number(3)), number(0.044715))
             bounded = add("Tanh", add("Mul", add("Add", x, cubed), number(math.sqrt(2 / math.pi))))
-        product = add("Mul", add("Mul", x, add("Add", bounded, number(1))), number(0.5))
+            product = add("Mul", add("Mul", x, number(0.5)), add("Add", bounded, number(1)))
         if element != "FLOAT":
             add("CastLike", product, source)
     last = made[-1]

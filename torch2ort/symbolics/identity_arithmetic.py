@@ -1,4 +1,4 @@
-"""Arithmetic with a number that changes nothing, down to the last bit: ``x * 1``, ``x - 0``.
+"""Arithmetic with numbers that change nothing, down to the last bit: ``x * 1``, ``x - 0``.
 
 IEEE 754 has two zeros. ``x + 0.0`` makes 0.0 of -0.0, so that only ``x + -0.0`` and ``x - 0.0`` are ``x``.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRuleClassBase
 
 
 class _NeutralNumber(RewriteRuleClassBase):
-    """Replaces a node by ``Identity`` where its second input is a number that leaves the first as it is."""
+    """Replaces a node by ``Identity`` where its second input has numbers that leave the first as it is."""
 
     def __init__(self, op_type: str, neutral: float) -> None:
         super().__init__(f"Neutral{op_type}")
@@ -24,19 +25,31 @@ class _NeutralNumber(RewriteRuleClassBase):
         return getattr(op, self._op_type)(x, number)
 
     def check(self, context: Any, x: ir.Value, number: ir.Value) -> bool:  # type: ignore[override]
-        """Whether the second input is the neutral number, and has no dimensions that the result would get."""
+        """Whether the second input is the neutral number everywhere, and gives the result no dimensions."""
         tensor = ir.convenience.get_const_tensor(number)
-        if tensor is None or tensor.shape.rank() != 0:
+        if tensor is None or not _fits(tensor.shape, x.shape):
             return False
-        found = tensor.numpy().item()
-        if found != self._neutral:
+        found = tensor.numpy()
+        if not found.size or not (found == self._neutral).all():
             return False
         # Integers have one zero.
-        return isinstance(found, int) or math.copysign(1, found) == math.copysign(1, self._neutral)
+        if self._neutral or found.dtype.kind in "iub":
+            return True
+        is_negative = math.copysign(1, self._neutral) < 0
+        return bool((np.signbit(found.astype(np.float64)) == is_negative).all())
 
     def rewrite(self, op: Any, x: ir.Value, number: ir.Value) -> Any:
         """The first input, as a result of its own."""
         return op.Identity(x)
+
+
+def _fits(sizes: ir.ShapeProtocol, of: ir.Shape | None) -> bool:
+    """Whether a tensor of these sizes broadcasts to ``of`` as it is."""
+    if not len(sizes):
+        return True
+    if of is None or len(sizes) > len(of):
+        return False
+    return all(size in (1, other) for size, other in zip(reversed(sizes), reversed(of), strict=False))
 
 
 NEUTRAL_NUMBER_RULES = {

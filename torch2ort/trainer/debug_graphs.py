@@ -113,12 +113,9 @@ class Graphs:
         # Behind the outputs: one that is an input has that one's name. State is behind the inputs.
         for value, one in zip(graph.input, self._description.inputs, strict=False):
             names[value.name] = one.name
-        result = exported.renamed({old: new for old, new in names.items() if old != new})
         parameters = {names[name] for name, _ in self._whole.named_parameters() if name in names}
-        for one in result.proto.graph.initializer:
-            if one.name in parameters:
-                one.doc_string = TRAINED
-        return result
+        changed = {old: new for old, new in names.items() if old != new}
+        return exported.renamed(changed, dict.fromkeys(parameters, TRAINED))
 
     def _exported(self, sample: tuple[torch.Tensor, ...]) -> ExportedModel:
         """The model with the described sizes; with bounds on them, where the model has bounds."""
