@@ -91,7 +91,7 @@ def test_a_loaded_file_refuses_them_and_a_plain_session_computes(tmp_path) -> No
     (given,) = session.get_inputs()
     (found,) = session.run(None, {given.name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), model(x))
-    with pytest.raises(ValueError, match="^Expected parameter loc"):
+    with pytest.raises(ValueError, match=r"^Expected parameter loc"):
         torch2ort.load(tmp_path / "model.onnx")(torch.full((3, 4), torch.nan))
 
 

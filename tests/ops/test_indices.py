@@ -44,8 +44,8 @@ def wrapped(name, training):
     return model
 
 
-# A model of its own for each use and mode, half of which run.
-@pytest.mark.parametrize(("name", "mode"), thinned(itertools.product(USES, MODES), 2))
+# A model of its own for each use and mode, a quarter of which run.
+@pytest.mark.parametrize(("name", "mode"), thinned(itertools.product(USES, MODES), 4))
 def test_another_index_does_what_it_does_in_eager(models, name, mode):
     exported = mode == "an export"
     model = models[mode]() if exported else wrapped(name, mode == "training")

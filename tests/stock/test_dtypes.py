@@ -13,7 +13,7 @@ from torch2ort.runtime._ort_private import version
 from torch2ort.symbolics.kernel_types import kernel_types
 
 # Types that differ in kernels alone, and the oldest runtime, which has other kernels.
-ALIKE = {torch.int8, torch.int16, torch.int32, torch.float16}
+ALIKE = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16}
 LONG = set(dtypes.DTYPES) if version() < (1, 20) else ALIKE
 
 

@@ -19,7 +19,7 @@ def loaded(tmp_path_factory):
     return torch2ort.load(path)
 
 
-@pytest.mark.parametrize("name", thinned(USES, 2))
+@pytest.mark.parametrize("name", thinned(USES, 4))
 def test_a_loaded_file_does_with_another_index_what_eager_does(loaded, name):
     number = USES[name].others[-1]
     tensors, indices = inputs(**{name: number})

@@ -27,6 +27,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same
+from tests.support.sweeps import thinned
 from tests.variants.model_changes import Reads
 
 distributions = torch.distributions
@@ -158,7 +159,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any,
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", thinned(CHANGES, 2))
 def test_what_an_object_holds_is_compared_before_each_call(name: str):
     make, read, change = CHANGES[name]
     VARIABLE.set(1.0)
