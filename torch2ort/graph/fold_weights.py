@@ -22,10 +22,22 @@ SUFFIX = ".folded"
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 # What moves elements and computes nothing.
 _MOVES = frozenset({"Concat", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-# What computes numbers of each place, or of all that it is given; in the types below.
+# What computes numbers, or repeats them; in the types below.
 _COMPUTES = frozenset(
-    {"Abs", "Add", "Cos", "Div", "Exp", "Log", "MatMul", "Mul", "Neg", "Pow", "Reciprocal", "ReduceL2"}
-    | {"ReduceMax", "ReduceMean", "ReduceSum", "Sigmoid", "Sin", "Softplus", "Sqrt", "Sub", "Tanh"}
+    {"Abs", "Add", "Cos", "Div", "Exp", "Expand", "Gather", "Log", "MatMul", "Mul", "Neg", "Pow"}
+    | {
+        "Reciprocal",
+        "ReduceL2",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceSum",
+        "Sigmoid",
+        "Sin",
+        "Softplus",
+        "Sqrt",
+        "Sub",
+        "Tanh",
+    }
 )
 _COMPUTED: dict[int, int] = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.DOUBLE: 8, onnx.TensorProto.INT64: 8}
 # Elements of a tensor that may be there twice.
