@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -16,7 +17,7 @@ from torch2ort.graph.debug_dumps import save_optimized
 from torch2ort.graph.graph import Graph
 from torch2ort.log import onnxruntime_severity
 from torch2ort.options import Options
-from torch2ort.providers import session_providers
+from torch2ort.providers import CPU, session_providers
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import off
 from torch2ort.pythonop.native import native
@@ -27,11 +28,12 @@ from torch2ort.runtime.determinism import name_undeterministic
 from torch2ort.runtime.eager_random import drawing_as_eager
 from torch2ort.runtime.feeds import Feeds
 from torch2ort.runtime.index_error import refused_index
-from torch2ort.runtime.native_sites import original_feeds
+from torch2ort.runtime.native_sites import Callee, original_feeds
 from torch2ort.runtime.optimized_model import Optimization, identity
 from torch2ort.runtime.ortvalues import bool_outputs, to_tensors
-from torch2ort.runtime.profiling import describe
-from torch2ort.runtime.session import refuse_missing, tuned_session
+from torch2ort.runtime.profiling import active_tracer, describe
+from torch2ort.runtime.session import native_session, refuse_missing, tuned_session
+from torch2ort.runtime.step_io import Passing
 from torch2ort.support.startup_timing import SESSION, timed
 
 _NOTHING_TO_CALL = contextlib.nullcontext()
@@ -49,41 +51,61 @@ class InferenceEngine:
     @timed(SESSION)
     def __init__(self, graph: Graph, options: Options, shelf: Shelf | None = None) -> None:
         self._graph = graph = drawing_as_eager(graph)
-        settings = private.onnxruntime().SessionOptions()
-        settings.log_severity_level = onnxruntime_severity()
-        settings.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
-        settings.use_deterministic_compute = options.deterministic
-        if graph.weights:
-            # They are inputs, which training changes between calls.
-            settings.add_session_config_entry("session.disable_prepacking", "1")
-        save_optimized(options, "inference_optimized", settings)
+        self._options = options
         name_undeterministic(graph.proto.graph, graph.sites, options)
         describe(graph.proto.graph, graph.sites)
         providers = self._providers(options)
         feeds = {name: i for i, name in enumerate(graph.feeds)}
         originals = original_feeds(graph.proto.graph, graph.sites, feeds)
-        optimize = None
-        if shelf is not None and graph.weights:
-            # An entry has no weights, and nothing computed from them.
-            optimization = Optimization(settings, providers)
-            optimize = functools.partial(
-                optimization.kept, kind="inference graph", shelf=shelf, identity=identity(options)
-            )
-        self._session = tuned_session(
-            graph.proto,
-            graph.sites,
-            settings,
-            providers=providers,
-            originals=originals,
-            optimize=optimize,
-        )
-        if options.providers:
-            refuse_missing(self._session, providers)
-        private.drop_model_bytes(self._session)
         self._has_originals = bool(originals)
         self._feeds = Feeds(len(graph.inputs))
         self._names, self._fetches = graph.feeds, list(graph.fetches)
         self._bools = bool_outputs(graph.proto.graph, graph.fetches)
+        self._half: native.Half | None = None
+        self._session: Any = None
+        self._bound: Sequence[Callee] = ()
+        if providers == [CPU] and active_tracer() is None:
+            passing = replace(Passing.through(len(feeds), len(self._fetches)), varying=len(graph.inputs))
+            settings = self._settings()
+            optimize = self._optimize(settings, providers, shelf)
+            names = self._names, self._fetches
+            made = native_session(graph, settings, names, passing, originals=originals, optimize=optimize)
+            # What nodes call lives as long as they do.
+            self._half, self._bound = made or (None, ())
+        if self._half is None:
+            settings = self._settings()
+            self._session = tuned_session(
+                graph.proto,
+                graph.sites,
+                settings,
+                providers=providers,
+                originals=originals,
+                optimize=self._optimize(settings, providers, shelf),
+            )
+            if options.providers:
+                refuse_missing(self._session, providers)
+            private.drop_model_bytes(self._session)
+
+    def _settings(self) -> Any:
+        settings = private.onnxruntime().SessionOptions()
+        settings.log_severity_level = onnxruntime_severity()
+        settings.intra_op_num_threads = self._options.intra_op_threads or torch.get_num_threads()
+        settings.use_deterministic_compute = self._options.deterministic
+        if self._graph.weights:
+            # They are inputs, which training changes between calls.
+            settings.add_session_config_entry("session.disable_prepacking", "1")
+        save_optimized(self._options, "inference_optimized", settings)
+        return settings
+
+    def _optimize(self, settings: Any, providers: Sequence[Any], shelf: Shelf | None) -> Any:
+        """What gives the model as ONNX Runtime optimises it; ``None`` where that is not kept."""
+        if shelf is None or not self._graph.weights:
+            # An entry has no weights, and nothing computed from them.
+            return None
+        optimization = Optimization(settings, providers)
+        return functools.partial(
+            optimization.kept, kind="inference graph", shelf=shelf, identity=identity(self._options)
+        )
 
     # What a session of another device does otherwise.
     def _providers(self, options: Options) -> list[Any]:
@@ -98,7 +120,9 @@ class InferenceEngine:
         Raises:
             EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
         """
-        values = dict(zip(self._names, self._feeds.values(feeds), strict=True))
+        if self._half is not None:
+            return self._passed(self._half, feeds)
+        values = self._values(feeds)
         failure: BaseException | None = None
         with self._around_functions(feeds) if self._graph.sites else _NOTHING_TO_CALL:
             try:
@@ -109,6 +133,25 @@ class InferenceEngine:
         if failure is not None:
             raise failure
         return to_tensors(fetched, self._bools)
+
+    def _passed(self, half: native.Half, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same where tensors pass in C++."""
+        run = native.Run()
+        if self._has_originals:
+            run.originals = tuple(feeds)
+        try:
+            with off() if self._graph.sites else _NOTHING_TO_CALL:
+                return half.run(None, feeds, run)[0]
+        except EngineError as error:
+            refused = self._refused_index(self._values(feeds))
+            if refused is None:
+                raise
+            failure = refused
+            failure.__cause__ = error
+        raise failure
+
+    def _values(self, feeds: Sequence[torch.Tensor]) -> dict[str, Any]:
+        return dict(zip(self._names, self._feeds.values(feeds), strict=True))
 
     @contextlib.contextmanager
     def _around_functions(self, feeds: Sequence[torch.Tensor]) -> Iterator[None]:

@@ -12,9 +12,11 @@ import torch
 
 from torch2ort.errors import EngineError
 from torch2ort.graph.external_weights import loadable
+from torch2ort.graph.graph import Graph
 from torch2ort.log import onnxruntime_severity
 from torch2ort.providers import name_of
 from torch2ort.pythonop import Site
+from torch2ort.pythonop.native import native
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime import stock
 from torch2ort.runtime.custom_op.in_place import follows_maps
@@ -22,6 +24,7 @@ from torch2ort.runtime.custom_op.output_allocator import forget_output_sizes, le
 from torch2ort.runtime.eager_random import with_eager_draws
 from torch2ort.runtime.native_sites import Callee, OriginalFeeds
 from torch2ort.runtime.profiling import profiled
+from torch2ort.runtime.step_io import Passing, native_half
 from torch2ort.runtime.workarounds import mended
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers
 
@@ -89,6 +92,63 @@ def tuned_session(
         optimized = None if optimize is None else optimize(model)
         with loadable(model if optimized is None else optimized) as source:
             return make_session(source, bound, settings, providers)
+
+
+def native_session(
+    graph: Graph,
+    settings: Any,
+    names: tuple[Sequence[str], Sequence[str]],
+    passing: Passing,
+    *,
+    originals: OriginalFeeds | None = None,
+    optimize: Callable[[onnx.ModelProto], onnx.ModelProto | None] | None = None,
+) -> tuple[native.Half, Sequence[Callee]] | None:
+    """As :func:`tuned_session` on the CPU, but tensors pass in C++.
+
+    Args:
+        graph: the graph.
+        settings: as there.
+        names: of what is fed, and of what is fetched.
+        passing: what becomes of these.
+        originals: as there.
+        optimize: as there.
+
+    Returns:
+        The session, and what its nodes call; ``None`` where onnxruntime does not share its environment.
+
+    Raises:
+        EngineError: onnxruntime refuses the model.
+    """
+    model = mended(graph.proto)
+    bound: Sequence[Callee] = ()
+    stock.register_library(settings)
+    registered = native.registered_options()
+    if graph.sites or optimize is not None:
+        own = onnx.ModelProto()
+        own.CopyFrom(model)
+        model, bound = own, stock.bind_nodes(own.graph, graph.sites, originals, in_place=follows_maps(None))
+        model.opset_import.MergeFrom(_missing_imports(model))
+    # A session without Functions has no outputs of theirs to take.
+    with lent_allocator(settings if graph.sites else private.onnxruntime().SessionOptions()) as lent:
+        if not lent:
+            return None
+        if graph.sites:
+            forget_output_sizes(model.graph)
+        optimized = None if optimize is None else optimize(model)
+        with loadable(model if optimized is None else optimized) as source:
+            missing = _missing_imports(model)
+            if missing and isinstance(source, str):
+                return None
+            if missing and isinstance(source, bytes):
+                # Messages that follow each other are merged: an import needs no copy of the weights.
+                source += onnx.ModelProto(opset_import=missing).SerializeToString()
+            return native_half(source, *names, passing, settings, registered), bound
+
+
+def _missing_imports(model: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
+    """Of the domain that ONNX Runtime fuses into: beside a library's operators it has to be imported."""
+    is_there = any(entry.domain == "com.microsoft" for entry in model.opset_import)
+    return [] if is_there else [onnx.helper.make_opsetid("com.microsoft", 1)]
 
 
 def _bind(
