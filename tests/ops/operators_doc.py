@@ -32,8 +32,8 @@ PyTorch's own samples of its operators, more than 600, run in exported files and
 this page says: where these are near eager's results, a session of torch2ort's runs PyTorch's kernel, and the
 file holds the operators ([stock_runtime.md](stock_runtime.md)). `python -m tests.ops.plain_files` compares
 each sample with `torch.onnx.export`, in `float32`, `int64` and `bool`: what that writes in ONNX with eager's
-results, a file does, too, but for 17 samples that it names with the reason. `torch.sort`, `argsort` and `topk` leave it open in
-which order equal values come; so it is here, and with `stable=True` it is eager's.
+results, a file does, too, but for 17 samples that it names with the reason. `torch.sort`, `argsort` and
+`topk` leave it open in which order equal values come; so it is here, and with `stable=True` it is eager's.
 """
 
 

@@ -30,8 +30,8 @@ KNOWN = {
     "float32": {
         # An export refuses what it reads a number for, and what draws random numbers in another order.
         *("item", "nn.functional.multi_head_attention_forward"),
-        # Right for this sample: it takes no account of align_corners and scales, of padding_idx, and of windows
-        # behind the input.
+        # Right for this sample: it takes no account of align_corners and scales, of padding_idx, and of
+        # windows behind the input.
         *("_upsample_bilinear2d_aa", "nn.functional.embedding_bag", "max_pool2d_with_indices_backward"),
         *("nn.functional.max_pool1d", "nn.functional.max_pool2d", "nn.functional.max_pool3d"),
     },
