@@ -40,6 +40,7 @@ def test_it_lists_inputs_outputs_and_calls_with_their_arguments(saved, capsys):
     assert lines[0].startswith(
         f"{saved}: saved by torch2ort in format 1, inference mode, opset 18, IR version 10, "
     )
+    first = Model.forward.__code__.co_firstlineno + 1
     assert lines[1:] == [
         "inputs:",
         "  x: float32 [batch, 6]",
@@ -49,10 +50,12 @@ def test_it_lists_inputs_outputs_and_calls_with_their_arguments(saved, capsys):
         "  next: int64 []",
         "PythonOps: 2",
         "  PythonOp_0: tests.support.functions.Affine",
+        f"    line tests/_commands/test_info.py:{first}",
         "    argument 0: x: float32 [batch, 6]",
         "    argument 1: scale: float32 [6]",
         "    output getitem: float32 [batch, 6]",
         "  PythonOp_1: tests.support.functions.Constants",
+        f"    line tests/_commands/test_info.py:{first + 1}",
         "    argument 0: getitem: float32 [batch, 6]",
         "    argument 1: True",
         "    argument 2: 3",

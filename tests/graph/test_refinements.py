@@ -158,6 +158,23 @@ def test_metadata_that_would_call_a_forbidden_kernel_is_refused(tmp_path: Path) 
         torch2ort.load(file)
 
 
+def test_metadata_that_goes_in_a_circle_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    torch2ort.export(Applied(torch.log1p).eval(), torch.rand(3)).save(file)
+    model = onnx.load(file)
+    (mark,) = [p for node in model.graph.node for p in node.metadata_props if p.key == REFINED_META]
+    record = json.loads(mark.value)
+    (*_, exact) = record[0][1]
+    other = {**exact, "output": ["other"], "input": [exact["output"][0], exact["input"][1]]}
+    exact["input"][0] = "other"
+    record[0][1][-1:] = [other, exact]
+    mark.value = json.dumps(record)
+    onnx.save(model, file)
+    with pytest.raises(ModelLoadError) as caught:
+        torch2ort.load(file)
+    assert "has other tensors than its metadata describe" in str(caught.value)
+
+
 def test_metadata_of_a_users_function_is_refused(tmp_path: Path) -> None:
     def call_function(kernel: dict[str, Any]) -> None:
         kernel["domain"], kernel["opType"] = "com.microsoft", "PythonOp"

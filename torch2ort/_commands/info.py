@@ -145,6 +145,9 @@ def _origin(model: onnx.ModelProto) -> str:
 def _describe_node(node: onnx.NodeProto, types: Mapping[str, str]) -> Iterator[str]:
     texts = {a.name: a.s.decode() for a in node.attribute if a.type == onnx.AttributeProto.STRING}
     yield f"  {node.name}: {texts.get('func_name', '(no func_name)')}"
+    line = Origin.of(node).line
+    if line:
+        yield f"    line {line}"
     inputs = iter(node.input)
     if SITE_ATTRIBUTE in texts:
         yield from (f"    {line}" for line in _arguments(load_node(node), inputs, types))

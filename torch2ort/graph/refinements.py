@@ -246,8 +246,10 @@ def _left_out(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[st
 
 
 def _plain(name: str, refined: Mapping[str, onnx.NodeProto]) -> str:
-    """What a file holds in the place of a value."""
-    while name in refined:
+    """What a file holds in the place of a value; of values in a circle one of these."""
+    seen: set[str] = set()
+    while name in refined and name not in seen:
+        seen.add(name)
         name = refined[name].input[0]
     return name
 
