@@ -48,6 +48,9 @@ class InferenceEngine:
         shelf: where the optimised graph is kept for the next process.
     """
 
+    # Whether tensors may pass in C++; not where another device has feeds of its own.
+    _in_cpp = True
+
     @timed(SESSION)
     def __init__(self, graph: Graph, options: Options, shelf: Shelf | None = None) -> None:
         self._graph = graph = drawing_as_eager(graph)
@@ -64,7 +67,7 @@ class InferenceEngine:
         self._half: native.Half | None = None
         self._session: Any = None
         self._bound: Sequence[Callee] = ()
-        if providers == [CPU] and active_tracer() is None:
+        if self._in_cpp and providers == [CPU] and active_tracer() is None:
             passing = replace(Passing.through(len(feeds), len(self._fetches)), varying=len(graph.inputs))
             settings = self._settings()
             optimize = self._optimize(settings, providers, shelf)

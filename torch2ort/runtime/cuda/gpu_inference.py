@@ -24,6 +24,8 @@ class DeviceInference(InferenceEngine):
         options: threads and providers.
     """
 
+    _in_cpp = False
+
     def __init__(self, graph: Graph, options: Options) -> None:
         device = device_of(options.providers)
         self._stream = streams.stream_of(device)
