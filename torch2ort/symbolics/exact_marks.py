@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from torch2ort.graph.exact_nodes import GELU_META, NAN_META
+from torch2ort.support.provenance import operator_of
 from torch2ort.symbolics.element_types import operator_name, typed_nodes
 from torch2ort.symbolics.registered.exporter_calls import WRITTEN_BY_USERS
 
@@ -26,6 +27,9 @@ def mark_exact(model: ir.Model) -> None:
         node = typed.node
         dtype = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
         if dtype is None or not dtype.is_floating_point() or WRITTEN_BY_USERS in node.meta:
+            continue
+        if node.op_type == "Erf" and "gelu" in operator_of(node):
+            # The product with NaN is NaN, whatever Erf says.
             continue
         if operator_name(node) in _GELUS:
             node.metadata_props[GELU_META] = dtype.name

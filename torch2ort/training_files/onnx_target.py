@@ -13,6 +13,7 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.options import DEFAULT_OPSET
 from torch2ort.program.decomposition_table import Table
+from torch2ort.program.pool_padding import of_each
 from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.runtime.kernel_support import can_run
 from torch2ort.symbolics.graph_builder import constant, op, ops
@@ -79,7 +80,7 @@ def _max_pool(axes: int) -> Callable[..., Sequence[ir.Value]]:
             raise UnsupportedOperatorError(
                 "max_pool with ceil_mode=True counts windows otherwise than ONNX. Pad the input instead"
             )
-        full = [_of_rank(one, axes) for one in (kernel_size, stride or kernel_size, padding, dilation)]
+        full = [of_each(one, axes) for one in (kernel_size, stride or kernel_size, padding, dilation)]
         assert self.shape is not None
         batched = len(self.shape) == axes + 2
         data = self if batched else op("Unsqueeze", self, constant([0]))
@@ -101,10 +102,6 @@ def _max_pool(axes: int) -> Callable[..., Sequence[ir.Value]]:
         return tuple(op("Squeeze", one, constant([0])) for one in (values, within))
 
     return translate
-
-
-def _of_rank(numbers: Sequence[int], rank: int) -> list[int]:
-    return list(numbers) if len(numbers) == rank else [numbers[0]] * rank
 
 
 def _product(letters: str) -> Callable[[ir.Value, ir.Value], ir.Value]:
