@@ -14,14 +14,27 @@ from torch2ort.support.install_paths import INSTALLED, STANDARD_LIBRARY, below, 
 from torch2ort.support.source_lines import LIBRARIES
 
 _FILE = re.compile(r'(?<=File ")[^"]+(?=", line \d)')
+# From one frame of a stack trace to the next.
+_NEXT = re.compile(r'\n\s*(?=File ")')
+_OWN = 'File "site-packages/torch2ort/'
 
 
 def shorten_paths(model: onnx.ModelProto) -> None:
-    """Shorten paths in the nodes' stack traces to below the project or installed packages, in place."""
+    """Shorten paths in the nodes' stack traces to below the project or installed packages, in place.
+
+    Frames of torch2ort's own, which is below each trace of a model, are left out.
+    """
     graphs = [*graphs_in(model.graph), *model.functions]
     for prop in (prop for graph in graphs for node in graph.node for prop in node.metadata_props):
         if _FILE.search(prop.value):
-            prop.value = _FILE.sub(lambda found: portable_path(found[0]), prop.value)
+            prop.value = _shortened(prop.value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shortened(trace: str) -> str:
+    frames = _NEXT.split(_FILE.sub(lambda found: portable_path(found[0]), trace))
+    users = [frame for frame in frames if not frame.startswith(_OWN)]
+    return "\n  ".join(users or frames)
 
 
 @functools.lru_cache(maxsize=4096)
