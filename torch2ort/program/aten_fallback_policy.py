@@ -108,7 +108,6 @@ _INEXACT: frozenset[OpOverload] = frozenset(
         aten.logaddexp.default,
         aten.logaddexp2.default,
         aten.logcumsumexp.default,
-        aten.special_erfcx.default,
         # Of a negative zero.
         aten.signbit.default,
         aten.logit.default,

@@ -13,7 +13,7 @@ import torch
 from torch2ort._torch import decompositions as private
 from torch2ort._torch.fake_tensors import fake_mode
 from torch2ort._torch.onnx_exporter import sync_output_names
-from torch2ort.program.fx_inline import inline
+from torch2ort.program.fx_inline import call_of, inline
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.support.provenance import origin_of
 
@@ -89,13 +89,7 @@ def _multiply_sizes(node: torch.fx.Node) -> None:
 def _decompose(
     node: torch.fx.Node, function: Callable[..., Any], decompositions: Mapping[Any, Callable[..., Any]]
 ) -> None:
-    given = node.all_input_nodes
-
-    def call(*values: Any) -> Any:
-        by_node = dict(zip(given, values, strict=True))
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), by_node.__getitem__)
-        return function(*args, **kwargs)
-
+    given, call = node.all_input_nodes, call_of(node, function)
     # Most decline, and that is asked without a trace.
     with fake_mode(node.graph) or contextlib.nullcontext():
         if call(*(n.meta["val"] for n in given)) is NotImplemented:

@@ -65,6 +65,23 @@ def inline(
     raise AssertionError("a graph without an output")
 
 
+def call_of(node: torch.fx.Node, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of ``function`` with a node's arguments, as a function of those that are nodes.
+
+    Args:
+        node: whose arguments.
+        function: takes them all.
+    """
+    given = node.all_input_nodes
+
+    def call(*values: Any) -> Any:
+        by_node = dict(zip(given, values, strict=True))
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), by_node.__getitem__)
+        return function(*args, **kwargs)
+
+    return call
+
+
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 

@@ -17,7 +17,7 @@ from torch2ort._torch.dispatch import OpOverload
 from torch2ort._torch.symbolic_shapes import environment, guards_taken_back
 from torch2ort.errors import Torch2OrtError
 from torch2ort.program import internal_ops
-from torch2ort.program.fx_inline import inline
+from torch2ort.program.fx_inline import call_of, inline
 from torch2ort.support.provenance import origin_of
 
 _PART = "torch2ort_plain"
@@ -102,16 +102,18 @@ def _decomposed(
         return None
     sizes = environment(given[0].meta["val"]) if given else None
 
-    def call(*values: Any) -> Any:
-        by_node = dict(zip(given, values, strict=True))
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), by_node.__getitem__)
-        result = function(*args, **kwargs)
+    call = call_of(node, function)
+
+    def results_of(*values: Any) -> Any:
+        result = call(*values)
         # Not a named tuple, which a trace would call.
         return tuple(result) if isinstance(result, tuple) else result
 
     try:
         with private.decomposing(program), guards_taken_back(sizes) as assumed:
-            results = inline(node.graph, call, given, decompositions=decompositions, origin=origin_of(node))
+            results = inline(
+                node.graph, results_of, given, decompositions=decompositions, origin=origin_of(node)
+            )
     except (RuntimeError, TypeError, ValueError, Torch2OrtError):
         # Decompositions of torch's cannot do all that its kernels can.
         return None
