@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import gc
+import re
 import sys
 import traceback
 
@@ -72,6 +73,28 @@ def test_a_call_gives_the_models_own_output_structure():
 def test_another_call_is_refused_with_path_expected_and_given(exported, args, kwargs, message):
     with pytest.raises(torch2ort.SchemaMismatchError, match=message):
         exported(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(2, 4, dtype=torch.float64), torch.zeros(4, 2), torch.zeros(8)], ids=str
+)
+def test_another_call_is_refused_after_one_that_fits(exported, other):
+    exported(torch.zeros(2, 4))
+    with pytest.raises(torch2ort.SchemaMismatchError):
+        exported(other)
+
+
+def test_a_default_that_changes_is_refused_after_a_call_that_fits():
+    class Scaled(torch.nn.Module):
+        def forward(self, x, scales=[2.0]):  # noqa: B006 - the default is what changes
+            return x * scales[0]
+
+    model, x = Scaled(), torch.ones(2)
+    exported = torch2ort.export(model, x)
+    exported(x)
+    Scaled.forward.__defaults__[0][0] = 3.0
+    with pytest.raises(torch2ort.SchemaMismatchError, match=re.escape("['scales'][0]: expected")):
+        exported(x)
 
 
 def test_a_size_that_breaks_a_condition_of_the_trace_is_refused():

@@ -154,7 +154,8 @@ class ExportedModel:
         fetched = self._engine().run([*tensors, *weights])
         if graph.mutations:
             self._write(tensors, fetched[len(graph.outputs) :])
-        return self._interface.result(bound, fetched[: len(graph.outputs)])
+            del fetched[len(graph.outputs) :]
+        return self._interface.result(bound, fetched)
 
     def _write(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Put what a run leaves into the call's tensors and the state."""
