@@ -203,6 +203,67 @@ def test_a_value_of_weights_alone_is_computed(name: str) -> None:
     torch.testing.assert_close(exported(x), model(x))
 
 
+class Positioned(nn.Module):
+    """Rows of a table that a buffer numbers."""
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 4)
+        self.register_buffer("positions", positions)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table(self.positions)
+
+
+def test_rows_that_a_buffer_numbers_are_a_weight() -> None:
+    model, x = Positioned(torch.tensor([5, 0, 7])).eval(), torch.randn(3, 4)
+    exported = torch2ort.export(model, x)
+    assert operators(exported) == ["Add"]
+    torch.testing.assert_close(in_a_plain_session(exported, x), model(x))
+
+
+def test_an_index_that_lies_outside_is_refused_out_of_the_cache(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    torch2ort.export(Positioned(torch.tensor([5, 0, 7])).eval(), x, cache_dir=tmp_path)
+    exported = torch2ort.export(Positioned(torch.tensor([5, 0, 8])).eval(), x, cache_dir=tmp_path)
+    assert exported.cache.hit
+    with pytest.raises(IndexError, match="index out of range in self"):
+        exported(x)
+
+
+class Resized(nn.Module):
+    """An image of weights at the size that the input has."""
+
+    def __init__(self, mode: str, first: float = 0.5) -> None:
+        super().__init__()
+        self.mode = mode
+        self.image = nn.Parameter(torch.randn(1, 2, 3, 5))
+        self.image.data[0, 0, 0, 0] = first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.interpolate(self.image, x.shape[-2:], mode=self.mode)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_an_image_of_weights_of_its_own_size_is_not_resized(mode: str) -> None:
+    model, x = Resized(mode).eval(), torch.randn(1, 2, 3, 5)
+    exported = torch2ort.export(model, x)
+    assert operators(exported) == ["Add"]
+    torch.testing.assert_close(in_a_plain_session(exported, x), model(x), rtol=0, atol=0)
+
+
+def test_an_image_of_infinite_numbers_is_resized() -> None:
+    exported = torch2ort.export(Resized("bicubic", torch.inf).eval(), torch.randn(1, 2, 3, 5))
+    assert operators(exported) == ["Resize", "Add"]
+
+
+def test_an_image_of_another_size_is_resized() -> None:
+    model, x = Resized("bicubic").eval(), torch.randn(1, 2, 6, 5)
+    exported = torch2ort.export(model, x)
+    assert operators(exported) == ["Resize", "Add"]
+    torch.testing.assert_close(in_a_plain_session(exported, x), model(x))
+
+
 def test_a_weight_without_dimensions_has_none() -> None:
     model, x = nn.PReLU(), torch.tensor(-1.5)
     result = torch2ort.export(model.eval(), x)(x)

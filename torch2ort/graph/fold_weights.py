@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from torch2ort.graph.graph_traversal import values_read
+from torch2ort.graph.refinements import check_of, is_check
+from torch2ort.kernels.index_check import are_inside, decode_check
 
 SUFFIX = ".folded"
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -60,6 +63,8 @@ def fold_weights(model: onnx.ModelProto) -> None:
     """
     folding = _Folding(model.graph)
     folding.compute(model.opset_import)
+    while folding.copies():
+        folding.compute(model.opset_import)
     for node in list(model.graph.node):
         if node.domain:
             continue
@@ -104,25 +109,35 @@ class _Folding:
             weights = (of.get(name, name) for name in node.input if name in of or name in self._tensors)
             of[node.output[0]] = next(weights, node.output[0])
         names = {r: self._added(of[r], value) for r, value in zip(results, values, strict=True)}
-        gone = {id(node) for node in nodes}
-        for node in self._graph.node:
-            if id(node) not in gone:
-                for i, name in enumerate(node.input):
-                    if name in names:
-                        node.input[i] = names[name]
-                        self._readers.update([names[name]])
-                        self._readers.subtract([name])
         self._readers.subtract(inside)
         self._gone += nodes
+        self._rename(names)
+
+    def _rename(self, names: Mapping[str, str]) -> None:
+        """Let what is left read other values."""
+        for node in self._nodes():
+            for i, name in enumerate(node.input):
+                if name in names:
+                    node.input[i] = names[name]
+                    self._readers.update([names[name]])
+                    self._readers.subtract([name])
+
+    def _nodes(self) -> list[onnx.NodeProto]:
+        """Those that are left."""
+        gone = {id(node) for node in self._gone}
+        return [node for node in self._graph.node if id(node) not in gone]
+
+    def _fixed(self) -> set[str]:
+        """What keeps its name: what bodies read, and outputs of the graph."""
+        outside = Counter(name for node in self._nodes() for name in node.input)
+        return {name for name, count in self._readers.items() if count != outside[name]}
 
     def _known(self) -> list[onnx.NodeProto]:
         """The nodes that depend on weights alone, in their order."""
-        outside = Counter(name for node in self._graph.node for name in node.input)
-        # What bodies read, and outputs of the graph, keep their names.
-        fixed = {name for name, count in self._readers.items() if count != outside[name]}
+        fixed = self._fixed()
         nodes = [
             n
-            for n in self._graph.node
+            for n in self._nodes()
             if not n.domain and (n.op_type in _MOVES or self._is_cheap(n)) and n.output[0] not in fixed
         ]
         while True:
@@ -156,6 +171,36 @@ class _Folding:
         if name not in self._tensors:
             return name in self._makers and self._makers[name].op_type == "Constant"
         return math.prod(self._tensors[name].dims) <= _SMALL or self._readers[name] == inside[name]
+
+    def copies(self) -> bool:
+        """Drop nodes that are now known to give their first input; whether there are any."""
+        fixed = self._fixed()
+        copies = [n for n in self._nodes() if n.output[0] not in fixed]
+        copies = [n for n in copies if (self._passes(n) if is_check(n) else self._keeps_size(n))]
+        for node in copies:
+            self._readers.subtract(node.input)
+        self._gone += copies
+        self._rename({node.output[0]: node.input[0] for node in copies})
+        return bool(copies)
+
+    def _passes(self, node: onnx.NodeProto) -> bool:
+        """Whether an index that is checked is known, and lies inside."""
+        check = decode_check(check_of(node))
+        tensors = node.input[1:]
+        index = self._constant(tensors[check.index])
+        source = None if check.source is None else self._tensors.get(tensors[check.source])
+        if index is None or (source is None and check.source is not None):
+            return False
+        return are_inside(check, torch.from_numpy(index.copy()), () if source is None else source.dims)
+
+    def _keeps_size(self, node: onnx.NodeProto) -> bool:
+        """Whether a known image is resized to its own size; of infinite numbers a kernel makes NaN."""
+        if node.op_type != "Resize" or any(node.input[1:3]):
+            return False
+        image, sizes = self._float(node.input[0]), self._constant(node.input[3])
+        if image is None or sizes is None or not np.isfinite(image).all():
+            return False
+        return (*sizes,) == image.shape
 
     def normalization(self, node: onnx.NodeProto) -> None:
         """Fold a batch normalization into the node before it, if that is exact."""
@@ -225,13 +270,8 @@ class _Folding:
         """Drop the nodes that were folded, and what nobody reads after that."""
         if not self._gone:
             return
-        gone = {id(node) for node in self._gone}
         unread = {name for name, count in self._readers.items() if count <= 0}
-        nodes = [
-            node
-            for node in self._graph.node
-            if id(node) not in gone and not (node.op_type == "Constant" and unread >= {*node.output})
-        ]
+        nodes = [n for n in self._nodes() if not (n.op_type == "Constant" and unread >= {*n.output})]
         values = [value for value in self._graph.value_info if value.name not in unread]
         for field, kept in ((self._graph.node, nodes), (self._graph.value_info, values)):
             del field[:]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -76,6 +77,24 @@ def decode_check(text: str) -> Check:
     return check
 
 
+def are_inside(check: Check, index: torch.Tensor, sizes: Sequence[int]) -> bool:
+    """Whether each number of an index tensor is allowed.
+
+    Args:
+        check: the numbers that are allowed.
+        index: the index tensor.
+        sizes: those of the tensor that is indexed; unread without :attr:`Check.source`.
+    """
+    if check.source is None:
+        size = check.size or 0
+    else:
+        size = math.prod(sizes) if check.dim is None else sizes[check.dim]
+    low = -size if check.low is None else check.low
+    if _inside(index, low, size):
+        return True
+    return check.ignored is not None and _inside(index[index != check.ignored], low, size)
+
+
 def refuse_index(text: str, tensors: Sequence[torch.Tensor]) -> None:
     """Raise what eager raises if an index lies outside.
 
@@ -84,16 +103,7 @@ def refuse_index(text: str, tensors: Sequence[torch.Tensor]) -> None:
         tensors: those of its call.
     """
     check = decode_check(text)
-    index = tensors[check.index]
-    if check.source is None:
-        size = check.size or 0
-    else:
-        source = tensors[check.source]
-        size = source.numel() if check.dim is None else source.shape[check.dim]
-    low = -size if check.low is None else check.low
-    if _inside(index, low, size):
-        return
-    if check.ignored is not None and _inside(index[index != check.ignored], low, size):
+    if are_inside(check, tensors[check.index], () if check.source is None else tensors[check.source].shape):
         return
     # Eager's own operator raises eager's own error.
     try:
