@@ -200,7 +200,7 @@ class _Folding:
         image, sizes = self._float(node.input[0]), self._constant(node.input[3])
         if image is None or sizes is None or not np.isfinite(image).all():
             return False
-        return (*sizes,) == image.shape
+        return bool((*sizes,) == image.shape)
 
     def normalization(self, node: onnx.NodeProto) -> None:
         """Fold a batch normalization into the node before it, if that is exact."""
