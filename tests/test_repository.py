@@ -47,6 +47,7 @@ FLOORS = (
     {"differentiate"},
     {"exports"},
     {"runtime"},
+    {"portable"},
     {"autotune"},
     {"training"},
     {"exported_model"},

@@ -38,6 +38,7 @@ FIRST = (
     "tests/runtime_ext/test_guards.py",
     "tests/stock/test_sessions.py",
     "tests/stock/test_optimizers_keep_calls.py",
+    "tests/portable/test_portable.py",
     "tests/training/test_engine.py",
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch2ort.graph.refinements import kernels_in_files
 from torch2ort.graph.weights import frozen
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
+from torch2ort.portable.weight_functions import computed
 from torch2ort.refuse_torch_onnx_calls import refuses_habits
 from torch2ort.support.startup_timing import TRACE, Startup
 from torch2ort.support.user_warnings import warn
@@ -42,6 +44,7 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     training: bool | None = None,
+    portable: bool = False,
     opset: int | None = None,
     cache_dir: str | os.PathLike[str] | bool | None = None,
     options: Options | None = None,
@@ -60,6 +63,8 @@ def export(
             ``{"x": {0: "batch"}}``, ``{"x": ["batch", None]}``. A name takes the bounds that the model needs,
             said at INFO; those of a ``Dim`` have to hold. ``None`` takes every size from the sample.
         training: export that mode; ``None`` takes ``model.training``.
+        portable: whether any runtime runs the file, without Python: each call of a Function is a node of the
+            Function's name, and the file has its body. Evaluation mode alone.
         opset: ONNX opset, 18 to 21; 18 by default.
         cache_dir: folder of the export cache; ``None`` means the user's, and ``False`` keeps none.
         options: further settings.
@@ -69,13 +74,13 @@ def export(
 
     Raises:
         ExportError: the model cannot be exported; says where and why. Or the call is one of
-            ``torch.onnx.export``; says how it is written here.
-        UnsupportedOperatorError: an operator has no translation.
+            ``torch.onnx.export``; says how it is written here. Or a Function is not portable.
+        UnsupportedOperatorError: an operator has no translation, or a portable file has none of ONNX's.
         SchemaError: an argument or output is of a kind that cannot be flattened.
         OptionError: an option is not allowed.
     """
     options = with_arguments(options, opset=opset, cache_dir=cache_dir)
-    return _exported(model, sample, kwargs, dynamic_shapes, training, options)
+    return _exported(model, sample, kwargs, dynamic_shapes, training, options, portable=portable)
 
 
 def export_unfolded(model: torch.nn.Module, sample: Any, dynamic_shapes: Any) -> ExportedModel:
@@ -92,10 +97,18 @@ def _exported(
     options: Options,
     *,
     folds: bool = True,
+    portable: bool = False,
 ) -> ExportedModel:
     apply_level(options)
     if not isinstance(model, torch.nn.Module):
         raise ExportError(f"export: expected a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(portable, bool):
+        raise ExportError(f"export: portable is {portable!r}; expected True or False")
+    if portable and (model.training if training is None else training):
+        raise ExportError(
+            "export: portable=True is for inference, and the model is exported in training mode; call "
+            "model.eval(), or pass training=False"
+        )
     args, keywords = _arguments(sample, kwargs)
     signature = io_schema.Signature.of(model.forward)
     _check_mode(training)
@@ -108,8 +121,12 @@ def _exported(
     startup = Startup(type(model).__name__)
     with whole(model):
         with startup.recording(TRACE):
-            program = build(model, call, training=training, target=target_of(options), options=options)
-        graph, weights = frozen(program.graph, program.weights, folds=folds)
+            target = replace(target_of(options), give_bodies=_give_bodies if portable else None)
+            program = build(model, call, training=training, target=target, options=options)
+        graph, weights = program.graph, program.weights
+        if portable:
+            graph, weights = computed(graph, weights, options)
+        graph, weights = frozen(graph, weights, folds=folds)
     startup.tell(logging.INFO)
     _tell_kernels(graph)
     return ExportedModel(
@@ -121,6 +138,13 @@ def _exported(
         cache=program.report,
         folds=folds,
     )
+
+
+def _give_bodies(*arguments: Any) -> Graph:
+    # What traces takes long to import, and a start out of the cache does not trace.
+    from torch2ort.portable.portable_graph import portable
+
+    return portable(*arguments)
 
 
 def _tell_kernels(graph: Graph) -> None:

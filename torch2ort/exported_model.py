@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch2ort import io_schema
 from torch2ort.cache.report import CacheReport
 from torch2ort.graph.file import read, save
 from torch2ort.graph.file_form import file_form
+from torch2ort.graph.function_calls import inlined
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 from torch2ort.graph.rename_values import renamed
@@ -74,7 +76,7 @@ class ExportedModel:
 
     @property
     def _run(self) -> onnx.ModelProto:
-        """The same as sessions run it."""
+        """The same as sessions run it, but for calls of Functions that have bodies."""
         if self._graph.weights:
             return with_weights(self._graph, self._weights, folds=self._folds)
         return self._graph.proto
@@ -172,7 +174,8 @@ class ExportedModel:
         deterministic = torch.are_deterministic_algorithms_enabled()
         if deterministic not in self._engines:
             options = with_arguments(self._options, deterministic=deterministic or None)
-            self._engines[deterministic] = InferenceEngine(self._graph, options)
+            graph = replace(self._graph, proto=inlined(self._graph.proto))
+            self._engines[deterministic] = InferenceEngine(graph, options)
         return self._engines[deterministic]
 
     def session(self, *, providers: Sequence[Any] | None = None, session_options: Any = None) -> Any:
@@ -188,7 +191,7 @@ class ExportedModel:
         """
         chosen = session_providers(self._options.providers) if providers is None else providers
         session = inference_session(
-            self._run, self._graph.sites, providers=chosen, session_options=session_options
+            inlined(self._run), self._graph.sites, providers=chosen, session_options=session_options
         )
         if providers is None:
             refuse_missing(session, chosen)

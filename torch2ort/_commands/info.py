@@ -79,7 +79,7 @@ def _describe(model: onnx.ModelProto) -> Iterator[str]:
     for node in kernels:
         line = Origin.of(node).line
         yield f"  {node.name}: {kernel_name(load_node(node))}" + (f" ({line})" if line else "")
-    marked = exact_nodes(graph)
+    marked = exact_nodes(model)
     if marked:
         yield f"marks: {_count(len(marked), 'node')} that a session of torch2ort runs as eager PyTorch does"
 

@@ -10,7 +10,7 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -260,6 +260,24 @@ def trace(
                 sample.sizes_needed = True
                 continue
             run_on_sample(type(model).__name__, model, sample, eager())
+
+
+def sample_calls(
+    model: torch.nn.Module, call: Call, functions: Iterable[type], *, training: bool | None
+) -> dict[type, list[list[torch.Tensor]]]:
+    """Copies of the tensors of each call of some Functions, in order, in an eager run of the sample.
+
+    Args:
+        model: the model.
+        call: the call.
+        functions: the Functions.
+        training: the mode; ``None`` takes ``model.training``.
+    """
+    sample = Sample()
+    sample.calls.update({function: [] for function in functions})
+    with _in_mode(model, training), _same_rng():
+        run_on_sample(type(model).__name__, model, sample, eager_runs(model, call))
+    return sample.calls
 
 
 _EagerRuns = Callable[[], contextlib.AbstractContextManager[Callable[[], Any]]]

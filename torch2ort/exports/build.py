@@ -64,8 +64,10 @@ def build(
         "numbers as inputs": sorted(call.numbers),
         "identical inputs": list(call.same),
         "inlines Functions": target.inlines_functions,
+        "portable": target.give_bodies is not None,
     }
-    inlines = target.inlines_functions
+    # The code of forward is in the graph.
+    inlines = target.inlines_functions or target.give_bodies is not None
     found = found or (lambda: dependencies(model, call.tensors, call.schema, inlines_functions=inlines))
 
     def afresh(call: Call = call) -> Program:

@@ -18,9 +18,9 @@ GELU_META = "torch2ort.gelu"
 _KINDS = frozenset({NAN_META, REFINED_META})
 
 
-def exact_nodes(graph: onnx.GraphProto) -> list[str]:
+def exact_nodes(model: onnx.ModelProto) -> list[str]:
     """Names of all nodes that are marked, those of bodies included, in order."""
-    nodes = [node for part in graphs_in(graph) for node in part.node]
+    nodes = [node for part in (*graphs_in(model.graph), *model.functions) for node in part.node]
     return [n.name for n in nodes if any(prop.key in _KINDS for prop in n.metadata_props)]
 
 

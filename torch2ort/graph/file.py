@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx.external_data_helper
 import torch
 
 from torch2ort import io_schema
-from torch2ort.errors import ExportError, ModelLoadError
+from torch2ort.errors import ExportError, FunctionNotFoundError, ModelLoadError
 from torch2ort.graph import file_checksum
 from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.external_weights import content_of
 from torch2ort.graph.file_checks import check_draws, check_exact, check_functions, check_interface
 from torch2ort.graph.file_form import run_form
+from torch2ort.graph.function_calls import call_classes
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
@@ -29,7 +31,7 @@ from torch2ort.graph.random_nodes import order_of_draws
 from torch2ort.graph.weights import state_of, take_state
 from torch2ort.kernels.functions import decode_library_call
 from torch2ort.kernels.library import LibraryKernel
-from torch2ort.pythonop import Site, unstorable
+from torch2ort.pythonop import Site, classes_given, unstorable
 
 METADATA_KEY = "torch2ort"
 FORMAT_VERSION = 1
@@ -110,7 +112,7 @@ def _metadata(model: onnx.ModelProto, graph: Graph, interface: Interface, *, tra
             **record(graph, interface),
             "state": state_of(graph),
             "draws": order_of_draws(graph.proto.graph, graph.sites),
-            "exact": exact_nodes(model.graph),
+            "exact": exact_nodes(model),
         }
     )
 
@@ -118,10 +120,43 @@ def _metadata(model: onnx.ModelProto, graph: Graph, interface: Interface, *, tra
 def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Saved:
     """Read what :func:`save` wrote.
 
+    Args:
+        file: the path.
+        functions: classes; in a portable file those that run in the places of bodies.
+
     Raises:
         ModelLoadError: the file is damaged, was not written by torch2ort, or calls a class with other
             arguments than it takes.
-        FunctionNotFoundError: a name is not resolved; lists all of them.
+        FunctionNotFoundError: a name is not resolved, or a portable file does not have it; lists all of them.
+    """
+    functions = classes_given(functions)
+    model, text = _opened(file)
+    try:
+        data = json.loads(text)
+        if data["version"] != FORMAT_VERSION:
+            raise ModelLoadError(
+                f"written in format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}"
+            )
+        check_functions(model)
+        check_exact(model, list(data.get("exact", [])))
+        if data.get("portable", False):
+            call_classes(model, functions)
+        saved = _recorded(model, data)
+        bind_classes(saved.graph.sites.values(), functions)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+    except FunctionNotFoundError:
+        raise
+    except Exception as error:  # whatever a text that somebody else wrote leads to
+        raise ModelLoadError(f"{file}: its torch2ort metadata is damaged ({error})") from error
+    return saved
+
+
+def _opened(file: Path) -> tuple[onnx.ModelProto, str]:
+    """A model of torch2ort's, and what its metadata say.
+
+    Raises:
+        ModelLoadError: the file holds none.
     """
     try:
         model = file_checksum.read(file)
@@ -142,37 +177,30 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
             f"{file}: an ONNX model, but not one that torch2ort saved (it has no '{METADATA_KEY}' metadata); "
             f"run it with onnxruntime.InferenceSession, or export the PyTorch model with torch2ort.export"
         )
-    try:
-        data = json.loads(texts[METADATA_KEY])
-        if data["version"] != FORMAT_VERSION:
-            raise ModelLoadError(
-                f"written in format {data['version']!r}, this torch2ort reads {FORMAT_VERSION}"
-            )
-        interface = recorded_interface(
-            data,
-            io_schema.Signature.from_json(data["signature"]),
-            io_schema.Schema.from_json(data["inputs"]),
-            io_schema.Schema.from_json(data["outputs"]),
-        )
-        check_functions(model)
-        check_exact(model, list(data.get("exact", [])))
-        run_form(model)
-        sites = load_sites(model.graph)
-        state = dict(data.get("state", {}))
-        values = take_state(model, state)
-        graph = recorded_graph(data, model, sites, state)
-        check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
-        check_draws(graph, list(data.get("draws", [])))
-        training = bool(data["training"])
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{file}: {error}") from error
-    except Exception as error:  # whatever a text that somebody else wrote leads to
-        raise ModelLoadError(f"{file}: its torch2ort metadata is damaged ({error})") from error
-    try:
-        bind_classes(sites.values(), functions)
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{file}: {error}") from error
-    return Saved(graph, values, interface, training)
+    return model, texts[METADATA_KEY]
+
+
+def _recorded(model: onnx.ModelProto, data: Mapping[str, Any]) -> Saved:
+    """What a model and its metadata say, before classes are bound.
+
+    Args:
+        model: in the form of files; it is changed.
+        data: its metadata.
+    """
+    interface = recorded_interface(
+        data,
+        io_schema.Signature.from_json(data["signature"]),
+        io_schema.Schema.from_json(data["inputs"]),
+        io_schema.Schema.from_json(data["outputs"]),
+    )
+    run_form(model)
+    sites = load_sites(model.graph)
+    state = dict(data.get("state", {}))
+    values = take_state(model, state)
+    graph = recorded_graph(data, model, sites, state)
+    check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
+    check_draws(graph, list(data.get("draws", [])))
+    return Saved(graph, values, interface, bool(data["training"]))
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:

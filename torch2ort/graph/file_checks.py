@@ -113,7 +113,7 @@ def check_exact(model: onnx.ModelProto, saved: Sequence[str]) -> None:
     Raises:
         ModelLoadError: it lost some.
     """
-    found = exact_nodes(model.graph)
+    found = exact_nodes(model)
     if found != saved:
         raise ModelLoadError(
             f"its nodes that say how PyTorch computes them are {_short(found)}, and were {_short(saved)} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from torch2ort.graph.function_calls import each_body
 from torch2ort.graph.gelu_formulas import formulas_as_gelus, gelus_as_formulas, is_gelu
 from torch2ort.graph.graph_traversal import graphs_in
 from torch2ort.graph.refinements import is_refinement, marks_as_refinements, refinements_as_marks
@@ -16,17 +17,22 @@ def file_form(model: onnx.ModelProto, *, is_own: bool) -> onnx.ModelProto:
         model: as sessions take it.
         is_own: whether it may be changed; else ``model`` itself is returned where both forms are the same.
     """
-    nodes = [node for graph in graphs_in(model.graph) for node in graph.node]
+    nodes = [node for part in (*graphs_in(model.graph), *model.functions) for node in part.node]
     if not (_unused_domains(model) or any(is_gelu(node) or is_refinement(node) for node in nodes)):
         return model
     made = model
     if not is_own:
         made = onnx.ModelProto()
         made.CopyFrom(model)
-    refinements_as_marks(made)
-    gelus_as_formulas(made)
+    _parts_as_in_files(made)
+    each_body(made, _parts_as_in_files)
     forget_unused_domains(made)
     return made
+
+
+def _parts_as_in_files(model: onnx.ModelProto) -> None:
+    refinements_as_marks(model)
+    gelus_as_formulas(model)
 
 
 def forget_unused_domains(model: onnx.ModelProto) -> None:
@@ -47,6 +53,11 @@ def run_form(model: onnx.ModelProto) -> None:
     Raises:
         ModelLoadError: another tool changed it, or its metadata is damaged.
     """
+    _parts_as_in_runs(model)
+    each_body(model, _parts_as_in_runs)
+
+
+def _parts_as_in_runs(model: onnx.ModelProto) -> None:
     marks_as_refinements(model)
     formulas_as_gelus(model)
     used = {node.domain for graph in graphs_in(model.graph) for node in graph.node} - {""}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx
 
@@ -21,12 +21,14 @@ class GraphSignature:
         weights: graph input -> name of the parameter, buffer or constant that is fed to it.
         outputs: names of the model's tensor outputs.
         mutations: writes to buffers and inputs.
+        portable: whether calls of Functions have their bodies in the graph (graph/function_calls.py).
     """
 
     inputs: tuple[str, ...]
     weights: dict[str, str]
     outputs: tuple[str, ...]
     mutations: tuple[Mutation, ...]
+    portable: bool = field(default=False, kw_only=True)
 
     @property
     def feeds(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ def record(graph: GraphSignature, interface: Interface) -> dict[str, Any]:
         "graph_inputs": list(graph.inputs),
         "graph_outputs": list(graph.outputs),
         "mutations": [[m.output, m.kind, m.target] for m in graph.mutations],
+        "portable": graph.portable,
     }
 
 
@@ -59,6 +60,7 @@ def recorded_signature(data: Mapping[str, Any], weights: Mapping[str, str]) -> G
         weights=dict(weights),
         outputs=tuple(data["graph_outputs"]),
         mutations=tuple(Mutation(*entry) for entry in data["mutations"]),
+        portable=bool(data.get("portable", False)),
     )
 
 

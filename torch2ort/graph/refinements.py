@@ -83,6 +83,20 @@ def kernels_in_files(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in kernels if node.output[0] not in unread]
 
 
+def drop_exact(graph: onnx.GraphProto) -> None:
+    """Take out what PyTorch's kernels compute beside operators of ONNX; checks of indices stay."""
+    nodes = list(graph.node)
+    outputs = [value.name for value in graph.output]
+    plain_of = {node.output[0]: node for node in nodes if is_exact(node)}
+    unread = unread_nodes(nodes, outputs, lambda n: n.input[:1] if is_exact(n) else None)
+    for node in nodes:
+        if is_exact(node):
+            node.op_type, node.domain = "Identity", ""
+            del node.input[1:]
+    del graph.node[:]
+    graph.node.extend(node for node in nodes if node.output[0] not in unread or node.output[0] in plain_of)
+
+
 def refinements_as_marks(model: onnx.ModelProto) -> None:
     """Take refinements out of a model, which :func:`marks_as_refinements` puts back."""
     graph = model.graph

@@ -111,13 +111,17 @@ def refuse_random(node: torch.fx.Node) -> None:
 
 
 @contextlib.contextmanager
-def applied(site: Site) -> Iterator[Callable[..., Any]]:
+def applied(site: Site, *, counts: bool = False) -> Iterator[Callable[..., Any]]:
     """What calls the Function of a site, to be traced inside; its tensors share no memory with arguments.
+
+    Args:
+        site: the call.
+        counts: see :class:`torch2ort.program.purity_check.Watched`.
 
     Raises:
         NotInlinedError: the Function does more than compute, also where PyTorch failed to trace it.
     """
-    watched = Watched(site)
+    watched = Watched(site, counts=counts)
 
     def call(*tensors: torch.Tensor) -> Any:
         with suspended():
@@ -139,7 +143,9 @@ def applied(site: Site) -> Iterator[Callable[..., Any]]:
         raise NotInlinedError(watched.does)
 
 
-def _own(result: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+def _own(result: Any, arguments: Sequence[torch.Tensor]) -> Any:
+    if not isinstance(result, torch.Tensor):
+        return result
     return result.clone() if any(result is t for t in arguments) or result._is_view() else result
 
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,16 @@ class Watched:
 
     Args:
         site: the call.
+        counts: whether it may write to Python objects, as one that counts its calls, and to its arguments.
 
     Attributes:
         function: to be applied instead.
         does: what it was seen to do beside computing, as the end of a sentence; empty if nothing.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *, counts: bool = False) -> None:
         assert site.function is not None
-        self._site = site
+        self._site, self._counts = site, counts
         self.function = _with_watch(site.function, self._running)
         self.does = ""
 
@@ -64,7 +65,8 @@ class Watched:
                     yield
             finally:
                 for holder, contents in reached.changed():
-                    self._note(f"it writes to {change(holder, contents)}")
+                    if not self._counts:
+                        self._note(f"it writes to {change(holder, contents)}")
                     holder.write(holder.before)
                 for path, place in tensors:
                     if place.restore():
@@ -77,10 +79,11 @@ class Watched:
         self.does = self.does or what
 
     @contextlib.contextmanager
-    def _running(self, method: str) -> Iterator[None]:
-        """Have a method of the Function run inside."""
+    def _running(self, method: str, arguments: Sequence[Any]) -> Iterator[None]:
+        """Have a method of the Function run inside, with these arguments."""
+        own = [a for a in arguments if self._counts and type(a) is torch.Tensor]
         torch.default_generator.manual_seed(_SEED)
-        with Undone() as undone:
+        with Undone(own) as undone:
             try:
                 with in_front_of_calls_outside(functools.partial(self._end, method)):
                     yield
@@ -96,7 +99,8 @@ class Watched:
 
 
 def _with_watch(
-    function: type[torch.autograd.Function], running: Callable[[str], contextlib.AbstractContextManager[None]]
+    function: type[torch.autograd.Function],
+    running: Callable[[str, Sequence[Any]], contextlib.AbstractContextManager[None]],
 ) -> type[torch.autograd.Function]:
     """A subclass whose methods are those of ``function``, each inside of ``running``."""
 
@@ -105,7 +109,7 @@ def _with_watch(
 
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with running(name):
+            with running(name, args):
                 return method(*args, **kwargs)
 
         return staticmethod(run)

@@ -71,6 +71,8 @@ class Target:
         translations: of operators that are translated for this target otherwise than for all.
         training: the mode that is exported.
         inlines_functions: whether each Function that can be inlined is, besides those that are registered.
+        give_bodies: from a graph, its model and a call to a graph in which calls of Functions have bodies
+            that any runtime runs; ``None`` where they call the Functions.
     """
 
     opset: int
@@ -82,6 +84,7 @@ class Target:
     translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, hash=False)
     training: bool = False
     inlines_functions: bool = False
+    give_bodies: Callable[..., Any] | None = None
 
     @property
     def is_exported(self) -> bool:

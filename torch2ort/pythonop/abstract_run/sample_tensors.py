@@ -71,6 +71,11 @@ def place(site: Site, sample: Sample, number: int) -> None:
     _places[site] = sample, number
 
 
+def number_of(site: Site) -> int:
+    """Which call of its Function in the model's forward ``site`` is."""
+    return _places[site][1]
+
+
 def sizes_needed(site: Site) -> bool:
     """Whether ``site``'s outputs must have the sizes that they had on the sample."""
     return site in _places and _places[site][0].sizes_needed

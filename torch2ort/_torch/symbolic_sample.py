@@ -1,0 +1,72 @@
+"""Private names of tensors whose sizes are symbols, and the versions tried.
+
+| name | tried on |
+| --- | --- |
+| torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.13.0, 2.15.0 |
+| torch.fx.experimental.symbolic_shapes.ShapeEnv, DimDynamic, StatelessSymbolicContext | 2.13.0, 2.15.0 |
+| torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.13.0, 2.15.0 |
+| FakeTensorMode.from_tensor, SymBool.__bool__, torch._dynamo.source.ConstantSource | 2.13.0, 2.15.0 |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torch2ort.support.replaced import replaced
+from torch2ort.support.versions import private_names
+
+with private_names("torch"):
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorMode,
+    )
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        GuardOnDataDependentSymNode,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+
+READS_DATA = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""Raised in code that reads a value out of a tensor without data."""
+
+
+@contextlib.contextmanager
+def symbolic(tensors: Sequence[torch.Tensor], *, any_size: bool) -> Iterator[Sequence[torch.Tensor]]:
+    """Tensors like others, without data, out of which no number can be read.
+
+    Args:
+        tensors: the others.
+        any_size: whether each size but 0 and 1 is a symbol of its own; else all sizes are numbers.
+    """
+    environment = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=True)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    kind = DimDynamic.DYNAMIC if any_size else DimDynamic.STATIC
+    made = []
+    for i, tensor in enumerate(tensors):
+        sizes = [kind if size > 1 else DimDynamic.STATIC for size in tensor.shape]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+        source = ConstantSource(f"tensor_{i}")
+        made.append(mode.from_tensor(tensor.detach(), symbolic_context=context, source=source))
+    with mode:
+        yield made
+
+
+def sizes_decide(refuse: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Context in which ``refuse`` is called where Python code asks whether a condition on sizes holds."""
+    decide = torch.SymBool.__bool__
+    asking = threading.get_ident()
+
+    def decided(self: torch.SymBool) -> bool:
+        if threading.get_ident() == asking and self.node.expr.free_symbols:
+            refuse()
+        return bool(decide(self))
+
+    return replaced(torch.SymBool, __bool__=decided)

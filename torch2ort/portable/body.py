@@ -1,0 +1,148 @@
+"""The body of a call of a Function: what forward computes, as operators of ONNX."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torch2ort import io_schema
+from torch2ort.capture.sample_call import Call
+from torch2ort.capture.torch_modes import Modes
+from torch2ort.capture.trace import trace
+from torch2ort.errors import ExportError, UnsupportedOperatorError
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.graph_traversal import python_op_nodes
+from torch2ort.graph.node_provenance import Origin, kernel_name
+from torch2ort.graph.refinements import drop_exact
+from torch2ort.graph.weights import with_weights
+from torch2ort.portable.probe import WAY_OUT
+from torch2ort.program.inline_autograd_functions import NotInlinedError, applied, refuse_to_inline
+from torch2ort.program.target import Target
+from torch2ort.pythonop import TENSOR, Site, uses_setup_context
+from torch2ort.support.source_lines import users_line
+from torch2ort.symbolics.lowering import lower
+
+Dims = Sequence[int | str | None]
+
+
+@dataclass(frozen=True)
+class Body:
+    """What stands for a call.
+
+    Attributes:
+        graph: takes the call's tensors, and gives those of its node.
+        parameters: name of each argument of the call.
+    """
+
+    graph: Graph
+    parameters: tuple[str, ...]
+
+
+def parameters_of(site: Site) -> tuple[str, ...]:
+    """Name of each argument of a call, as forward names it."""
+    assert site.function is not None
+    try:
+        parameters = list(inspect.signature(site.function.forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    else:
+        parameters = parameters[0 if uses_setup_context(site.function) else 1 :]
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "argument")
+    count = len(site.arguments)
+    return (*names[:count], *(f"{rest}_{i}" for i in range(count - len(names))))
+
+
+def body_of(site: Site, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], target: Target) -> Body:
+    """Trace the forward of a call, and translate it.
+
+    Args:
+        site: the call.
+        tensors: its tensors on the sample.
+        dims: sizes of its tensors in the graph; those that are no numbers vary.
+        target: what the graph is for.
+
+    Raises:
+        ExportError: forward cannot be traced, or does more than compute.
+        UnsupportedOperatorError: ONNX lacks an operator.
+    """
+    names = parameters_of(site)
+    given = [names[position] for position in site.tensor_positions]
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    signature = io_schema.Signature(inspect.Signature([inspect.Parameter(n, kind) for n in given]))
+    flat, schema = io_schema.flatten(dict(zip(given, tensors, strict=True)))
+    varying = [
+        {i: torch.export.Dim.AUTO for i, size in enumerate(sizes) if not isinstance(size, int)} or None
+        for sizes in dims
+    ]
+    call = Call(signature, flat, schema, Modes.now(), varying)
+    try:
+        refuse_to_inline(_as_written(site))
+        with applied(site, counts=True) as function:
+            forward = _Forward(site, function)
+            traced = trace(forward, call, training=False)
+            graph, weights = lower(forward, traced, schema, target)
+    except NotInlinedError as reason:
+        cause = reason.__cause__
+        if isinstance(cause, UnsupportedOperatorError):
+            raise UnsupportedOperatorError(f"{site.func_name} is not portable: {cause}") from cause
+        said = str(cause).splitlines()[0] if isinstance(cause, ExportError) else str(reason)
+        line = users_line(cause) if cause is not None and not isinstance(cause, ExportError) else ""
+        raise ExportError(f"{site.func_name} is not portable: {said}{line}. {WAY_OUT}") from cause
+    if graph.weights:
+        graph = replace(graph, proto=with_weights(graph, weights, folds=False), weights={})
+    drop_exact(graph.proto.graph)
+    _refuse_kernels(site, graph)
+    return Body(replace(graph, sites={}), names)
+
+
+def _as_written(site: Site) -> Site:
+    """The call, whose writes to arguments are results of its node, and whose trace tells what it does.
+
+    A call that counts in Python objects counts where its class runs.
+    """
+    result = replace(site.known_result, mutated=(), hidden=(), observed=True, effects=False)
+    return replace(site, result=result, remembers=False, keeps_state=False)
+
+
+class _Forward(torch.nn.Module):
+    """A call of a Function as a module, which gives the tensors that its node gives."""
+
+    def __init__(self, site: Site, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+        self._result = site.known_result
+        self._written = {p: i for i, p in enumerate(site.tensor_positions) if p in self._result.mutated}
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the tensors that the node of the call gives, under the names that they have in its body."""
+        given = list(tensors)
+        for i in self._written.values():
+            given[i] = given[i].clone()
+        found = self._function(*given)
+        results = found if isinstance(found, tuple) else (found,)
+        kinds = self._result.outputs
+        returned = [value for value, kind in zip(results, kinds, strict=True) if kind is TENSOR]
+        hidden = [given[self._written[position]] for position in self._result.hidden]
+        outputs = [*returned, *hidden]
+        return outputs[0] if len(outputs) == 1 else {f"output_{i}": value for i, value in enumerate(outputs)}
+
+
+def _refuse_kernels(site: Site, graph: Graph) -> None:
+    """Refuse what a graph gives to PyTorch's kernels.
+
+    Raises:
+        UnsupportedOperatorError: names the operators, with their lines.
+    """
+    found: dict[str, None] = {}
+    for node in python_op_nodes(graph.proto.graph):
+        line = Origin.of(node).line
+        found[kernel_name(graph.sites[node.name]) + (f" at {line}" if line else "")] = None
+    if found:
+        raise UnsupportedOperatorError(
+            f"{site.func_name} is not portable: ONNX has no operators for {', '.join(found)}. {WAY_OUT}"
+        )

@@ -1,0 +1,105 @@
+"""Comparison of a body with the forward that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch2ort.errors import ExportError
+from torch2ort.options import Options
+from torch2ort.portable.body import Body
+from torch2ort.portable.probe import WAY_OUT
+from torch2ort.program.inline_autograd_functions import NotInlinedError, applied
+from torch2ort.pythonop import TENSOR, Site
+from torch2ort.runtime import InferenceEngine
+
+_RANDOM = 2
+# Relative difference of two ways to compute the same, by the type of the result. Kernels of PyTorch and of
+# ONNX Runtime differ by a few units in the last place for an operator; forward has some.
+_TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-7}
+# Of so many elements one may be on the other side of a rounding.
+_ROUNDED = 10_000
+
+
+def compare(site: Site, body: Body, tensors: Sequence[torch.Tensor], options: Options) -> None:
+    """Run a body and forward on the sample, and on random inputs of its sizes.
+
+    Args:
+        site: the call.
+        body: what stands for it.
+        tensors: its tensors on the sample.
+        options: threads.
+
+    Raises:
+        ExportError: the results differ; says by how much.
+    """
+    engine = InferenceEngine(body.graph, options)
+    generator = torch.Generator().manual_seed(0)
+    runs = [("the sample", list(tensors))]
+    runs += [("random inputs", [_random(t, generator) for t in tensors]) for _ in range(_RANDOM)]
+    for where, given in runs:
+        try:
+            expected = _eager(site, [t.clone() for t in given])
+        except Exception:
+            if where == "the sample":
+                raise
+            # Forward refuses what it does not get in the model.
+            continue
+        actual = engine.run([t.detach().contiguous() for t in given])
+        for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
+            difference = _difference(one, other)
+            if difference is not None:
+                raise ExportError(
+                    f"{site.func_name} is not portable: its body computes something else than forward on "
+                    f"{where}; output {i} differs by up to {difference:.6g}. Forward may depend on more "
+                    f"than its arguments. {WAY_OUT}"
+                )
+
+
+def _eager(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What forward gives, and leaves in arguments that it does not return."""
+    given = dict(zip(site.tensor_positions, tensors, strict=True))
+    try:
+        with torch.no_grad(), applied(site, counts=True) as call:
+            found = call(*tensors)
+    except NotInlinedError as reason:
+        raise (reason.__cause__ or ExportError(f"{site.func_name} is not portable: {reason}")) from None
+    result = site.known_result
+    values = found if isinstance(found, tuple) else (found,)
+    returned = [v for v, kind in zip(values, result.outputs, strict=True) if kind is TENSOR]
+    return [*returned, *(given[position] for position in result.hidden)]
+
+
+def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers like those of a tensor: normal, or integers within its own."""
+    shape = tensor.shape
+    if tensor.is_floating_point():
+        return torch.randn(shape, generator=generator).to(tensor.dtype)
+    if tensor.is_complex():
+        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(tensor.dtype)
+    if tensor.dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    if not tensor.numel():
+        return tensor.clone()
+    low, high = (int(end) for end in torch.aminmax(tensor))
+    return torch.randint(low, high + 1, shape, generator=generator).to(tensor.dtype)
+
+
+def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float | None:
+    """The largest difference, if it is no rounding; infinite where sizes or types differ."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return float("inf")
+    if not expected.numel():
+        return None
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    one, other = actual.to(wide), expected.detach().to(wide)
+    tolerance = _TOLERANCES.get(expected.dtype, 0.0)
+    finite = other[other.isfinite()].abs()
+    scale = float(finite.max()) if finite.numel() else 0.0
+    same = torch.isclose(one, other, rtol=tolerance, atol=tolerance * 0.1 * scale, equal_nan=True)
+    wrong = int((~same).sum())
+    if wrong * _ROUNDED <= expected.numel():
+        return None
+    gaps = (one - other).abs()[~same]
+    return float(gaps.nan_to_num(nan=float("inf")).max())

@@ -1,0 +1,215 @@
+"""From a graph with PythonOps to one whose calls of Functions have their bodies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import onnx
+import torch
+from onnx import helper
+
+from torch2ort.capture.sample_call import Call
+from torch2ort.capture.trace import sample_calls
+from torch2ort.errors import UnsupportedOperatorError
+from torch2ort.graph.file import refuse_unstorable
+from torch2ort.graph.function_calls import CALL_META, attributes_of, call_text
+from torch2ort.graph.graph import Graph
+from torch2ort.graph.graph_traversal import ancestors
+from torch2ort.graph.node_provenance import Origin, kernel_name
+from torch2ort.graph.refinements import kernels_in_files
+from torch2ort.options import Options
+from torch2ort.portable.body import Body, Dims, body_of
+from torch2ort.portable.comparison import compare
+from torch2ort.portable.probe import probe
+from torch2ort.portable.weight_functions import calls_of_functions
+from torch2ort.program.target import Target
+from torch2ort.pythonop import Site
+from torch2ort.pythonop.abstract_run.sample_tensors import number_of
+
+# Operators whose results are others in each run.
+_RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
+
+def portable(graph: Graph, model: torch.nn.Module, call: Call, target: Target, options: Options) -> Graph:
+    """Put a node of the Function's name in the place of each PythonOp, and its body into the model.
+
+    A call whose tensors depend on weights alone stays; :func:`torch2ort.portable.weight_functions.computed`
+    computes it.
+
+    Args:
+        graph: of a model in evaluation mode.
+        model: the model.
+        call: the sample call.
+        target: what the graph is for.
+        options: threads.
+
+    Raises:
+        ExportError: a Function has no body that computes what it does.
+        UnsupportedOperatorError: ONNX lacks an operator.
+    """
+    _refuse_kernels(graph)
+    nodes = calls_of_functions(graph)
+    calls = {node.name: node for node in nodes if not _is_of_weights_alone(graph, node)}
+    if not calls:
+        return replace(graph, portable=True)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    functions = {site.function for site in map(graph.sites.__getitem__, calls) if site.function is not None}
+    tensors = sample_calls(model, call, functions, training=target.training)
+    bodies = _Bodies(proto, target, options)
+    for node in proto.graph.node:
+        if node.name in calls:
+            site = graph.sites[node.name]
+            assert site.function is not None
+            bodies.give(node, site, tensors[site.function][number_of(site)])
+    contexts = {node.output[0] for node in calls.values()}
+    for value in [value for value in proto.graph.value_info if value.name in contexts]:
+        proto.graph.value_info.remove(value)
+    return replace(
+        graph, portable=True, proto=proto, sites={n: s for n, s in graph.sites.items() if n not in calls}
+    )
+
+
+def _is_of_weights_alone(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether the tensors of a call depend on no input, on no state, and on no random number."""
+    found = ancestors(graph.proto.graph, node.input)
+    state = {mutation.target for mutation in graph.mutations}
+    varying = {*graph.inputs, *(name for name, origin in graph.weights.items() if origin in state)}
+    draws = any(n.op_type in _RANDOM for n in graph.proto.graph.node if not found.isdisjoint(n.output))
+    return not draws and found.isdisjoint(varying) and not found.isdisjoint(graph.weights)
+
+
+class _Bodies:
+    """The bodies of a model.
+
+    Args:
+        proto: the model; changed in place.
+        target: what the graph is for.
+        options: threads.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, target: Target, options: Options) -> None:
+        self._proto = proto
+        self._target = replace(target, give_bodies=None)
+        self._options = options
+        self._dims = dict(_dims(proto.graph))
+        self._traced: dict[object, Body] = {}
+        self._written: dict[type, list[onnx.FunctionProto]] = {}
+        self._count = 0
+
+    def give(self, node: onnx.NodeProto, site: Site, tensors: Sequence[torch.Tensor]) -> None:
+        """Turn the PythonOp of a call into a node with a body."""
+        refuse_unstorable(site)
+        body = self._body(site, node, tensors)
+        function = self._function(site, body)
+        parameters = {body.parameters[i]: value for i, value in site.constants.items()}
+        made = helper.make_node(
+            function.name,
+            node.input,
+            node.output[1:],
+            f"{function.name}_{self._count}",
+            domain=function.domain,
+            **attributes_of(parameters),
+        )
+        self._count += 1
+        made.metadata_props.extend(node.metadata_props)
+        made.metadata_props.add(key=CALL_META, value=call_text(site))
+        node.CopyFrom(made)
+
+    def _body(self, site: Site, node: onnx.NodeProto, tensors: Sequence[torch.Tensor]) -> Body:
+        dims = [self._dims.get(name, [None] * t.dim()) for name, t in zip(node.input, tensors, strict=True)]
+        types = [(tensor.dtype, tensor.shape, sizes) for tensor, sizes in zip(tensors, dims, strict=True)]
+        key = (site.function, repr(site.arguments), str(types))
+        body = self._traced.get(key)
+        if body is None:
+            probe(site, tensors)
+            body = self._traced[key] = body_of(site, tensors, dims, self._target)
+        compare(site, body, tensors, self._options)
+        return body
+
+    def _function(self, site: Site, body: Body) -> onnx.FunctionProto:
+        """The body in the model, under the Function's name or one with a number."""
+        assert site.function is not None
+        made = _function(body, site)
+        written = self._written.setdefault(site.function, [])
+        for function in written:
+            if _is_same(function, made):
+                return function
+        written.append(made)
+        domain, name, count = site.function.__module__, site.function.__qualname__, 1
+        names = {f.name for f in self._proto.functions if f.domain == domain}
+        made.domain, made.name = domain, name
+        while made.name in names:
+            count += 1
+            made.name = f"{name}__{count}"
+        self._proto.functions.append(made)
+        if all(entry.domain != domain for entry in self._proto.opset_import):
+            self._proto.opset_import.append(helper.make_opsetid(domain, 1))
+        return made
+
+
+def _function(body: Body, site: Site) -> onnx.FunctionProto:
+    """A body as a local function without a name."""
+    graph = body.graph.proto.graph
+    constants = [
+        helper.make_node("Constant", [], [tensor.name], f"Constant_{tensor.name}", value=tensor)
+        for tensor in graph.initializer
+    ]
+    domains = {"", *(node.domain for node in graph.node)}
+    opsets = [entry for entry in body.graph.proto.opset_import if entry.domain in domains]
+    parameters = {body.parameters[i]: value for i, value in site.constants.items()}
+    return helper.make_function(
+        "",
+        "",
+        [value.name for value in graph.input],
+        [value.name for value in graph.output],
+        [*constants, *graph.node],
+        opsets,
+        sorted(attributes_of(parameters)),
+    )
+
+
+def _is_same(one: onnx.FunctionProto, other: onnx.FunctionProto) -> bool:
+    """Whether two bodies compute the same, wherever in the model they are called."""
+    parts = []
+    for function in (one, other):
+        nodes = []
+        for node in function.node:
+            bare = onnx.NodeProto()
+            bare.CopyFrom(node)
+            del bare.metadata_props[:]
+            bare.doc_string = ""
+            nodes.append(bare.SerializeToString(deterministic=True))
+        parts.append((nodes, [*function.input], [*function.output], [*function.attribute]))
+    return parts[0] == parts[1]
+
+
+def _dims(graph: onnx.GraphProto) -> Iterator[tuple[str, Dims]]:
+    """Sizes of each value: numbers, names, and ``None`` for those that are not known."""
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            sizes = value.type.tensor_type.shape.dim
+            yield value.name, [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in sizes]
+    for tensor in graph.initializer:
+        yield tensor.name, list(tensor.dims)
+
+
+def _refuse_kernels(graph: Graph) -> None:
+    """Refuse what the model gives to PyTorch's kernels.
+
+    Raises:
+        UnsupportedOperatorError: names the operators, with their lines.
+    """
+    found: dict[str, None] = {}
+    for node in kernels_in_files(graph.proto.graph):
+        line = Origin.of(node).line
+        found[kernel_name(graph.sites[node.name]) + (f" at {line}" if line else "")] = None
+    if found:
+        raise UnsupportedOperatorError(
+            f"the model is not portable: ONNX has no operators for {', '.join(found)}. Write them with "
+            f"others, register a translation with torch2ort.register_symbolic, or export without "
+            f"portable=True"
+        )
