@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx
-import onnxruntime
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -16,6 +14,7 @@ from torch import nn
 from torch.autograd import Function
 
 import torch2ort
+from tests.portable.portable_models import Calls, export, in_a_plain_session
 from tests.support.functions import Constants
 
 
@@ -41,33 +40,12 @@ class Plain(Function):
         return grad, None
 
 
-class Calls(nn.Module):
-    """A function of tensors as a model."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.call(x)
-
-
-def export(call: Callable[..., Any], x: torch.Tensor, **arguments: Any) -> torch2ort.ExportedModel:
-    return torch2ort.export(Calls(call).eval(), x, portable=True, **arguments)
-
-
 def calls(exported: torch2ort.ExportedModel) -> list[onnx.NodeProto]:
     return [node for node in exported.proto.graph.node if node.domain]
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-
-
-def in_a_plain_session(exported: torch2ort.ExportedModel, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    session = onnxruntime.InferenceSession(exported.proto.SerializeToString())
-    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs, strict=True)}
-    return [torch.from_numpy(result) for result in session.run(None, feeds)]
 
 
 def test_a_call_is_a_node_of_the_functions_name() -> None:
@@ -326,136 +304,3 @@ def test_a_loaded_file_is_saved_as_it_was(tmp_path: Path) -> None:
     first, second = (onnx.load(tmp_path / name) for name in ("model.onnx", "again.onnx"))
     assert [*first.graph.node] == [*second.graph.node]
     assert [*first.functions] == [*second.functions]
-
-
-# --- refusals
-
-
-class Item(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * x.sum().item()
-
-
-class Branch(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        if x.sum() > 0:
-            return x * 2
-        return x
-
-
-class SizeBranch(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.shape[0] > 3 else x * 3
-
-
-class NumPy(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(x.numpy() * 2)
-
-
-class Random(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x)
-
-
-class Asks(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if torch.compiler.is_exporting() else x * 3
-
-
-REMEDY = (
-    "Write forward without it, register an exporter with torch2ort.register_exporter, or export without "
-    "portable=True, which keeps the call as a PythonOp"
-)
-REFUSED = {
-    "item": (Item, "forward reads a value out of a tensor"),
-    "branch": (Branch, "forward reads a value out of a tensor"),
-    "size": (SizeBranch, "forward chooses by the size of a tensor"),
-    "numpy": (NumPy, "forward does not run without data"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_function_without_a_body_is_refused_with_its_line_and_cause(name: str) -> None:
-    function, sentence = REFUSED[name]
-    where = r" at .*test_portable.py:\d+ in forward \(.*\)"
-    with pytest.raises(torch2ort.ExportError, match=sentence + where) as caught:
-        export(function.apply, torch.randn(2, 3).abs())
-    assert str(caught.value).startswith(f"{__name__}.{function.__name__} is not portable: ")
-    assert str(caught.value).endswith(f". {REMEDY}")
-    assert isinstance(caught.value.__cause__, Exception)
-
-
-def test_a_function_that_draws_random_numbers_is_refused() -> None:
-    with pytest.raises(torch2ort.ExportError, match=r"Random is not portable: .* draws random numbers"):
-        export(Random.apply, torch.randn(2, 3))
-
-
-def test_a_body_that_differs_from_forward_is_refused_with_the_difference() -> None:
-    with pytest.raises(torch2ort.ExportError) as caught:
-        export(Asks.apply, torch.ones(2, 3))
-    assert str(caught.value) == (
-        f"{__name__}.Asks is not portable: its body computes something else than forward on the sample; "
-        f"output 0 differs by up to 1. Forward may depend on more than its arguments. {REMEDY}"
-    )
-
-
-class Checked(Function):
-    """Raises for some sizes, and chooses by none."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        assert x.shape[1] % 2 == 0
-        if x.shape[0] > 100:
-            raise ValueError("too large")
-        return x.view(x.shape[0], -1, 2).sum(-1) / math.sqrt(x.shape[1])
-
-
-def test_a_function_that_checks_sizes_has_a_body() -> None:
-    x = torch.randn(3, 4)
-    exported = export(Checked.apply, x)
-    torch.testing.assert_close(in_a_plain_session(exported, x)[0], Checked.apply(x))
-
-
-class Bessel(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.special.bessel_j0(x)
-
-
-def test_an_operator_that_onnx_lacks_is_refused() -> None:
-    with pytest.raises(torch2ort.UnsupportedOperatorError, match="Bessel is not portable: ONNX has no op"):
-        export(Bessel.apply, torch.randn(3, 3))
-
-
-def test_an_operator_of_the_model_that_onnx_lacks_is_refused() -> None:
-    with pytest.raises(torch2ort.UnsupportedOperatorError, match="the model is not portable: ONNX has no op"):
-        export(lambda x: torch.special.bessel_j0(x), torch.randn(3, 3))
-
-
-def test_a_model_in_training_mode_is_refused() -> None:
-    with pytest.raises(torch2ort.ExportError) as caught:
-        torch2ort.export(Quantized(), torch.randn(2, 3), portable=True)
-    assert str(caught.value) == (
-        "export: portable=True is for inference, and the model is exported in training mode; call "
-        "model.eval(), or pass training=False"
-    )
-
-
-def test_an_argument_that_no_file_holds_is_refused() -> None:
-    class Scale:
-        value = 2.0
-
-    class Scaled(Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, scale: Scale) -> torch.Tensor:
-            return x * scale.value
-
-    with pytest.raises(torch2ort.ExportError, match="argument 1 is an object of type"):
-        export(lambda x: Scaled.apply(x, Scale()), torch.randn(2, 3))

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx.shape_inference
 
 from torch2ort._commands.load_model import read_model
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.costs import Cost, Costs
 from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.file import METADATA_KEY
+from torch2ort.graph.function_calls import called, function_calls, inlined
 from torch2ort.graph.graph_traversal import python_op_nodes
 from torch2ort.graph.node_provenance import Origin, kernel_name
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
@@ -44,7 +46,7 @@ def _info(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     try:
-        lines = [*_describe(model), *_costs(model.graph, sizes)]
+        lines = [*_describe(model), *_costs(_whole(model).graph, sizes)]
     except ModelLoadError as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 1
@@ -73,6 +75,11 @@ def _describe(model: onnx.ModelProto) -> Iterator[str]:
     yield f"PythonOps: {len(functions)}"
     for node in functions:
         yield from _describe_node(node, types)
+    calls = function_calls(model)
+    if calls:
+        yield f"portable Functions: {len(calls)}"
+    for node in calls:
+        yield from _describe_call(node, types)
     kernels = [node for node in nodes if node.domain != "com.microsoft"]
     if kernels:
         yield f"kernels of PyTorch: {len(kernels)}"
@@ -82,6 +89,11 @@ def _describe(model: onnx.ModelProto) -> Iterator[str]:
     marked = exact_nodes(model)
     if marked:
         yield f"marks: {_count(len(marked), 'node')} that a session of torch2ort runs as eager PyTorch does"
+
+
+def _whole(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the operators of bodies, and their shapes."""
+    return onnx.shape_inference.infer_shapes(inlined(model)) if model.functions else model
 
 
 def _size(text: str) -> tuple[str, int]:
@@ -154,6 +166,17 @@ def _describe_node(node: onnx.NodeProto, types: Mapping[str, str]) -> Iterator[s
     else:
         yield from (f"    input {name}: {types.get(name, 'unknown')}" for name in inputs)
     for name in node.output[1:]:
+        yield f"    output {name or '(unused)'}: {types.get(name, 'unknown')}"
+
+
+def _describe_call(node: onnx.NodeProto, types: Mapping[str, str]) -> Iterator[str]:
+    site = called(node)
+    yield f"  {node.name}: {site.func_name}, as {node.domain}::{node.op_type}"
+    line = Origin.of(node).line
+    if line:
+        yield f"    line {line}"
+    yield from (f"    {line}" for line in _arguments(site, iter(node.input), types))
+    for name in node.output:
         yield f"    output {name or '(unused)'}: {types.get(name, 'unknown')}"
 
 

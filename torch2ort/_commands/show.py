@@ -33,7 +33,8 @@ def add_parser(commands: Any) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     path = Path(arguments.model)
     try:
-        graph = read_model(path).graph
+        model = read_model(path)
+        graph = model.graph
     except ModelLoadError as error:
         print(error, file=sys.stderr)
         return 1
@@ -46,7 +47,7 @@ def _show(arguments: argparse.Namespace) -> int:
         known = ", ".join(_WRITERS)
         print(f"-o {target}: the suffix is {target.suffix!r}; expected one of {known}", file=sys.stderr)
         return 1
-    drawn = drawing(graph, arguments.boxes)
+    drawn = drawing(graph, arguments.boxes, model.functions)
     try:
         target.write_text(writer(drawn, path.name), encoding="utf-8")
     except OSError as error:

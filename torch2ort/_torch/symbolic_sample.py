@@ -5,6 +5,7 @@
 | torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.13.0, 2.15.0 |
 | torch.fx.experimental.symbolic_shapes.ShapeEnv, DimDynamic, StatelessSymbolicContext | 2.13.0, 2.15.0 |
 | torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.13.0, 2.15.0 |
+| torch.utils._sympy.functions.FloorDiv, Mod, PythonMod | 2.13.0, 2.15.0 |
 | FakeTensorMode.from_tensor, SymBool.__bool__, torch._dynamo.source.ConstantSource | 2.13.0, 2.15.0 |
 """
 
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from torch2ort.support.replaced import replaced
@@ -33,6 +35,7 @@ with private_names("torch"):
         ShapeEnv,
         StatelessSymbolicContext,
     )
+    from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 READS_DATA = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 """Raised in code that reads a value out of a tensor without data."""
@@ -57,6 +60,14 @@ def symbolic(tensors: Sequence[torch.Tensor], *, any_size: bool) -> Iterator[Seq
         made.append(mode.from_tensor(tensor.detach(), symbolic_context=context, source=source))
     with mode:
         yield made
+
+
+def fixes_a_size(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes leaves one number for a size, or one size for two."""
+    if isinstance(condition, bool):
+        return not condition
+    expression = condition.node.expr
+    return isinstance(expression, sympy.Eq) and not expression.has(FloorDiv, Mod, PythonMod)
 
 
 def sizes_decide(refuse: Callable[[], None]) -> contextlib.AbstractContextManager[None]:

@@ -77,7 +77,7 @@ def _program(model: torch.nn.Module, call: Call, traced: Trace, target: Target, 
         with phase(TRANSLATE):
             graph, weights = lower(model, traced, call.schema, target)
             if target.give_bodies is not None:
-                graph = target.give_bodies(graph, model, call, target, options)
+                graph = target.give_bodies(graph, model, call, traced, target, options)
         save_stage(options, f"{name}_exported", graph.proto)
         log_graph(name, graph)
         signature = graph

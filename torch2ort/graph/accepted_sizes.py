@@ -82,6 +82,24 @@ class Sizes:
         guards = (*self.guards, *conditions)
         return Sizes(self.names, self.dims, self.ranges, guards, {**self.lines, **conditions})
 
+    def conditions(self, shapes: Sequence[Sequence[Any]]) -> list[tuple[str, Any]]:
+        """All that has to hold of sizes, each with its text; of symbolic sizes it is symbolic."""
+        found: list[tuple[str, Any]] = []
+        seen: dict[str, tuple[str, Any]] = {}
+        for name, dims, shape in zip(self.names, self.dims, shapes, strict=True):
+            for axis, (expected, given) in enumerate(zip(dims, shape, strict=True)):
+                where = f"dimension {axis} of {name}"
+                if isinstance(expected, int):
+                    found.append((f"{where} is {expected}", given == expected))
+                    continue
+                low, high = self.ranges.get(expected, (0, None))
+                first, known = seen.setdefault(expected, (where, given))
+                found += [(f"{where} is {first}", given == known)] if first != where else []
+                # A trace takes sizes that vary for 2 or more, and is right for fewer.
+                found += [(f"{where} is at least {low}", given >= low)] if low > 2 else []
+                found += [] if high is None else [(f"{where} is at most {high}", given <= high)]
+        return found + [(text, condition(shapes)) for text, condition in self._compiled]
+
     def mismatch(self, shapes: Shapes) -> str | None:
         """``None`` if the graph holds for ``shapes``, else a sentence: where, expected, given, what to do."""
         key = tuple(tuple(s) for s in shapes)

@@ -31,6 +31,7 @@ class Box:
         nodes: the nodes in it.
         level: how far from the inputs; edges go from lower to higher ones.
         module: path of the module around it.
+        inside: the operators of a Function's body, where the file has it.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Box:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     level: int = 0
     module: str = ""
+    inside: list[str] = field(default_factory=list)
 
     @property
     def detail(self) -> str:
@@ -62,13 +64,26 @@ class Drawing:
     edges: tuple[tuple[int, int], ...]
 
 
-def drawing(graph: onnx.GraphProto, many: int = _MANY) -> Drawing:
+def drawing(
+    graph: onnx.GraphProto, many: int = _MANY, functions: Iterable[onnx.FunctionProto] = ()
+) -> Drawing:
     """The drawing of a graph, folded by module until it has no more than ``many`` boxes, if that can be.
 
     Args:
         graph: any graph; of one that torch2ort did not export, no modules are known.
         many: boxes that can be looked at.
+        functions: bodies of calls.
     """
+    drawn = _folded(graph, many)
+    bodies = {(function.domain, function.name): function for function in functions}
+    for box in drawn.boxes:
+        for key in dict.fromkeys((node.domain, node.op_type) for node in box.nodes):
+            if key in bodies:
+                box.inside += [f"  {node.op_type} {node.name}" for node in bodies[key].node]
+    return drawn
+
+
+def _folded(graph: onnx.GraphProto, many: int) -> Drawing:
     origins = [Origin.of(node) for node in graph.node]
     deepest = max((_depth(origin.module) for origin in origins), default=0)
     for depth in range(deepest, -1, -1):
@@ -233,6 +248,7 @@ def _lines(box: Box) -> Iterable[str]:
     for node in box.nodes:
         line = Origin.of(node).line
         yield f"{node.op_type} {node.name}" + (f" ({line})" if line else "")
+    yield from box.inside
 
 
 def _short(text: str) -> str:

@@ -15,9 +15,8 @@ import onnx
 from onnx import helper, inliner
 
 from torch2ort.errors import FunctionNotFoundError, ModelLoadError
+from torch2ort.graph.graph_traversal import CALL_META, text_of_call
 from torch2ort.pythonop import Site, dump_site, load_site, node_attributes, qualified_name
-
-CALL_META = "torch2ort.call"
 
 
 def call_text(site: Site) -> str:
@@ -27,7 +26,7 @@ def call_text(site: Site) -> str:
 
 def function_calls(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes of calls, in order."""
-    return [node for node in model.graph.node if _text(node) is not None]
+    return [node for node in model.graph.node if text_of_call(node)]
 
 
 def called(node: onnx.NodeProto) -> Site:
@@ -37,7 +36,7 @@ def called(node: onnx.NodeProto) -> Site:
         ModelLoadError: its metadata are damaged.
     """
     try:
-        data = json.loads(_text(node) or "")
+        data = json.loads(text_of_call(node))
         return load_site(str(data["func_name"]), str(data["site"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(
@@ -83,7 +82,7 @@ def call_classes(model: onnx.ModelProto, functions: Iterable[type]) -> None:
         ModelLoadError: the metadata of a node are damaged.
     """
     names = dict.fromkeys(map(qualified_name, functions))
-    sites = {i: called(node) for i, node in enumerate(model.graph.node) if _text(node) is not None}
+    sites = {i: called(node) for i, node in enumerate(model.graph.node) if text_of_call(node)}
     has = dict.fromkeys(site.func_name.partition("#")[0] for site in sites.values())
     missing = [name for name in names if name not in has]
     if missing:
@@ -153,7 +152,3 @@ def _python_op(node: onnx.NodeProto, site: Site, name: str) -> onnx.NodeProto:
     )
     made.metadata_props.extend(prop for prop in node.metadata_props if prop.key != CALL_META)
     return made
-
-
-def _text(node: onnx.NodeProto) -> str | None:
-    return next((prop.value for prop in node.metadata_props if prop.key == CALL_META), None)

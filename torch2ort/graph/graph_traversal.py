@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator
 
 import onnx
@@ -11,6 +12,8 @@ from torch2ort.pythonop import Site, load_node
 
 # Where the PythonOpGrad node of a file says the name of the PythonOp node whose backward it runs.
 FORWARD_ATTRIBUTE = "forward_node"
+# Metadata of a node with a body (graph/function_calls.py).
+CALL_META = "torch2ort.call"
 # Functions of the user's, and PyTorch's own kernels.
 _OPERATORS = frozenset({("com.microsoft", "PythonOp"), ("org.pytorch.aten", "ATen")})
 
@@ -25,8 +28,15 @@ def python_op_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def function_of(node: onnx.NodeProto) -> str:
-    """The ``func_name`` of a PythonOp or PythonOpGrad node; empty if it has none."""
-    return next((a.s.decode() for a in node.attribute if a.name == "func_name"), "")
+    """The ``func_name`` of the Function that a node calls, or has the body of; empty if it does neither."""
+    name = next((a.s.decode() for a in node.attribute if a.name == "func_name"), "")
+    text = "" if name else text_of_call(node)
+    return str(json.loads(text).get("func_name", "")) if text else name
+
+
+def text_of_call(node: onnx.NodeProto) -> str:
+    """The exact call that a node has the body of; empty if it has none."""
+    return next((prop.value for prop in node.metadata_props if prop.key == CALL_META), "")
 
 
 def values_read(graph: onnx.GraphProto) -> Iterator[str]:

@@ -19,14 +19,14 @@ from torch2ort.graph.graph_traversal import python_op_nodes
 from torch2ort.graph.node_provenance import Origin, kernel_name
 from torch2ort.graph.refinements import drop_exact
 from torch2ort.graph.weights import with_weights
+from torch2ort.portable.body_sizes import settle_sizes
 from torch2ort.portable.probe import WAY_OUT
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied, refuse_to_inline
 from torch2ort.program.target import Target
 from torch2ort.pythonop import TENSOR, Site, uses_setup_context
+from torch2ort.sizes.symbols import is_constant
 from torch2ort.support.source_lines import users_line
-from torch2ort.symbolics.lowering import lower
-
-Dims = Sequence[int | str | None]
+from torch2ort.symbolics.lowering import lower, sizes_of
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,19 @@ def parameters_of(site: Site) -> tuple[str, ...]:
     return (*names[:count], *(f"{rest}_{i}" for i in range(count - len(names))))
 
 
-def body_of(site: Site, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], target: Target) -> Body:
+def body_of(
+    site: Site, tensors: Sequence[torch.Tensor], traced: Sequence[torch.Tensor], target: Target
+) -> Body:
     """Trace the forward of a call, and translate it.
 
     Args:
         site: the call.
         tensors: its tensors on the sample.
-        dims: sizes of its tensors in the graph; those that are no numbers vary.
+        traced: its tensors in the trace of the model.
         target: what the graph is for.
 
     Raises:
-        ExportError: forward cannot be traced, or does more than compute.
+        ExportError: forward cannot be traced, does more than compute, or computes so for some sizes only.
         UnsupportedOperatorError: ONNX lacks an operator.
     """
     names = parameters_of(site)
@@ -76,16 +78,17 @@ def body_of(site: Site, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], t
     signature = io_schema.Signature(inspect.Signature([inspect.Parameter(n, kind) for n in given]))
     flat, schema = io_schema.flatten(dict(zip(given, tensors, strict=True)))
     varying = [
-        {i: torch.export.Dim.AUTO for i, size in enumerate(sizes) if not isinstance(size, int)} or None
-        for sizes in dims
+        {i: torch.export.Dim.AUTO for i, size in enumerate(tensor.shape) if not is_constant(size)} or None
+        for tensor in traced
     ]
     call = Call(signature, flat, schema, Modes.now(), varying)
     try:
         refuse_to_inline(_as_written(site))
         with applied(site, counts=True) as function:
             forward = _Forward(site, function)
-            traced = trace(forward, call, training=False)
-            graph, weights = lower(forward, traced, schema, target)
+            found = trace(forward, call, training=False)
+            graph, weights = lower(forward, found, schema, target)
+            sizes = sizes_of(found, given)
     except NotInlinedError as reason:
         cause = reason.__cause__
         if isinstance(cause, UnsupportedOperatorError):
@@ -93,6 +96,7 @@ def body_of(site: Site, tensors: Sequence[torch.Tensor], dims: Sequence[Dims], t
         said = str(cause).splitlines()[0] if isinstance(cause, ExportError) else str(reason)
         line = users_line(cause) if cause is not None and not isinstance(cause, ExportError) else ""
         raise ExportError(f"{site.func_name} is not portable: {said}{line}. {WAY_OUT}") from cause
+    settle_sizes(site, sizes, traced)
     if graph.weights:
         graph = replace(graph, proto=with_weights(graph, weights, folds=False), weights={})
     drop_exact(graph.proto.graph)

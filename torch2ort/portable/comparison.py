@@ -9,7 +9,7 @@ import torch
 from torch2ort.errors import ExportError
 from torch2ort.options import Options
 from torch2ort.portable.body import Body
-from torch2ort.portable.probe import WAY_OUT
+from torch2ort.portable.probe import INSTEAD
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied
 from torch2ort.pythonop import TENSOR, Site
 from torch2ort.runtime import InferenceEngine
@@ -53,7 +53,7 @@ def compare(site: Site, body: Body, tensors: Sequence[torch.Tensor], options: Op
                 raise ExportError(
                     f"{site.func_name} is not portable: its body computes something else than forward on "
                     f"{where}; output {i} differs by up to {difference:.6g}. Forward may depend on more "
-                    f"than its arguments. {WAY_OUT}"
+                    f"than its arguments; write it without that, {INSTEAD}"
                 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx
@@ -10,16 +10,16 @@ import torch
 from onnx import helper
 
 from torch2ort.capture.sample_call import Call
-from torch2ort.capture.trace import sample_calls
+from torch2ort.capture.trace import Trace, sample_calls
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.file import refuse_unstorable
-from torch2ort.graph.function_calls import CALL_META, attributes_of, call_text
+from torch2ort.graph.function_calls import attributes_of, call_text
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.graph_traversal import ancestors
+from torch2ort.graph.graph_traversal import CALL_META, ancestors
 from torch2ort.graph.node_provenance import Origin, kernel_name
 from torch2ort.graph.refinements import kernels_in_files
 from torch2ort.options import Options
-from torch2ort.portable.body import Body, Dims, body_of
+from torch2ort.portable.body import Body, body_of
 from torch2ort.portable.comparison import compare
 from torch2ort.portable.probe import probe
 from torch2ort.portable.weight_functions import calls_of_functions
@@ -33,7 +33,9 @@ _RANDOM = frozenset(
 )
 
 
-def portable(graph: Graph, model: torch.nn.Module, call: Call, target: Target, options: Options) -> Graph:
+def portable(
+    graph: Graph, model: torch.nn.Module, call: Call, traced: Trace, target: Target, options: Options
+) -> Graph:
     """Put a node of the Function's name in the place of each PythonOp, and its body into the model.
 
     A call whose tensors depend on weights alone stays; :func:`torch2ort.portable.weight_functions.computed`
@@ -43,6 +45,7 @@ def portable(graph: Graph, model: torch.nn.Module, call: Call, target: Target, o
         graph: of a model in evaluation mode.
         model: the model.
         call: the sample call.
+        traced: its trace.
         target: what the graph is for.
         options: threads.
 
@@ -59,12 +62,13 @@ def portable(graph: Graph, model: torch.nn.Module, call: Call, target: Target, o
     proto.CopyFrom(graph.proto)
     functions = {site.function for site in map(graph.sites.__getitem__, calls) if site.function is not None}
     tensors = sample_calls(model, call, functions, training=target.training)
+    symbolic = _symbolic(traced)
     bodies = _Bodies(proto, target, options)
     for node in proto.graph.node:
         if node.name in calls:
             site = graph.sites[node.name]
             assert site.function is not None
-            bodies.give(node, site, tensors[site.function][number_of(site)])
+            bodies.give(node, site, tensors[site.function][number_of(site)], symbolic[site.key])
     contexts = {node.output[0] for node in calls.values()}
     for value in [value for value in proto.graph.value_info if value.name in contexts]:
         proto.graph.value_info.remove(value)
@@ -95,15 +99,27 @@ class _Bodies:
         self._proto = proto
         self._target = replace(target, give_bodies=None)
         self._options = options
-        self._dims = dict(_dims(proto.graph))
         self._traced: dict[object, Body] = {}
         self._written: dict[type, list[onnx.FunctionProto]] = {}
         self._count = 0
 
-    def give(self, node: onnx.NodeProto, site: Site, tensors: Sequence[torch.Tensor]) -> None:
-        """Turn the PythonOp of a call into a node with a body."""
+    def give(
+        self,
+        node: onnx.NodeProto,
+        site: Site,
+        tensors: Sequence[torch.Tensor],
+        traced: Sequence[torch.Tensor],
+    ) -> None:
+        """Turn the PythonOp of a call into a node with a body.
+
+        Args:
+            node: the PythonOp.
+            site: the call.
+            tensors: its tensors on the sample.
+            traced: its tensors in the trace of the model.
+        """
         refuse_unstorable(site)
-        body = self._body(site, node, tensors)
+        body = self._body(site, tensors, traced)
         function = self._function(site, body)
         parameters = {body.parameters[i]: value for i, value in site.constants.items()}
         made = helper.make_node(
@@ -119,14 +135,13 @@ class _Bodies:
         made.metadata_props.add(key=CALL_META, value=call_text(site))
         node.CopyFrom(made)
 
-    def _body(self, site: Site, node: onnx.NodeProto, tensors: Sequence[torch.Tensor]) -> Body:
-        dims = [self._dims.get(name, [None] * t.dim()) for name, t in zip(node.input, tensors, strict=True)]
-        types = [(tensor.dtype, tensor.shape, sizes) for tensor, sizes in zip(tensors, dims, strict=True)]
+    def _body(self, site: Site, tensors: Sequence[torch.Tensor], traced: Sequence[torch.Tensor]) -> Body:
+        types = [(a.dtype, [*a.shape], str(b.shape)) for a, b in zip(tensors, traced, strict=True)]
         key = (site.function, repr(site.arguments), str(types))
         body = self._traced.get(key)
         if body is None:
             probe(site, tensors)
-            body = self._traced[key] = body_of(site, tensors, dims, self._target)
+            body = self._traced[key] = body_of(site, tensors, traced, self._target)
         compare(site, body, tensors, self._options)
         return body
 
@@ -187,14 +202,10 @@ def _is_same(one: onnx.FunctionProto, other: onnx.FunctionProto) -> bool:
     return parts[0] == parts[1]
 
 
-def _dims(graph: onnx.GraphProto) -> Iterator[tuple[str, Dims]]:
-    """Sizes of each value: numbers, names, and ``None`` for those that are not known."""
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        if value.type.tensor_type.HasField("shape"):
-            sizes = value.type.tensor_type.shape.dim
-            yield value.name, [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in sizes]
-    for tensor in graph.initializer:
-        yield tensor.name, list(tensor.dims)
+def _symbolic(traced: Trace) -> dict[str, list[torch.Tensor]]:
+    """The tensors of each call in a trace, by the key of its site."""
+    nodes = traced.program.graph.find_nodes(op="call_function", target=torch.ops.torch2ort.python_op.default)
+    return {str(node.args[1]): [given.meta["val"] for given in node.args[0]] for node in nodes}
 
 
 def _refuse_kernels(graph: Graph) -> None:

@@ -17,10 +17,11 @@ from torch2ort.program.inline_autograd_functions import NotInlinedError, applied
 from torch2ort.pythonop import Site
 from torch2ort.support.source_lines import is_users, users_line
 
-WAY_OUT = (
-    "Write forward without it, register an exporter with torch2ort.register_exporter, or export without "
-    "portable=True, which keeps the call as a PythonOp"
+INSTEAD = (
+    "register an exporter with torch2ort.register_exporter, or export without portable=True, which keeps the "
+    "call as a PythonOp"
 )
+WAY_OUT = f"Write forward without it, {INSTEAD}"
 
 
 class SizeBranchError(RuntimeError):

@@ -71,8 +71,8 @@ class Target:
         translations: of operators that are translated for this target otherwise than for all.
         training: the mode that is exported.
         inlines_functions: whether each Function that can be inlined is, besides those that are registered.
-        give_bodies: from a graph, its model and a call to a graph in which calls of Functions have bodies
-            that any runtime runs; ``None`` where they call the Functions.
+        give_bodies: from a graph, its model, a call and its trace to a graph in which calls of Functions have
+            bodies that any runtime runs; ``None`` where they call the Functions.
     """
 
     opset: int

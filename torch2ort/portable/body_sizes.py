@@ -1,0 +1,36 @@
+"""Sizes that a body computes for, and those that its call can have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from torch2ort._torch.fake_tensors import is_known
+from torch2ort._torch.symbolic_sample import fixes_a_size
+from torch2ort.errors import ExportError
+from torch2ort.graph.accepted_sizes import Sizes
+from torch2ort.portable.probe import INSTEAD
+from torch2ort.pythonop import Site
+
+
+def settle_sizes(site: Site, sizes: Sizes, traced: Sequence[torch.Tensor]) -> None:
+    """Have the graph of a model take the sizes only that the body of a call computes for.
+
+    Args:
+        site: the call.
+        sizes: those that its body computes for.
+        traced: its tensors in the trace of the model, which notes the conditions.
+
+    Raises:
+        ExportError: a size that varies in the model is a number in the body, or two sizes are one.
+    """
+    for text, condition in sizes.conditions([t.shape for t in traced]):
+        # A condition that the sample fulfils is noted where Python asks for it.
+        if not is_known(condition) and (fixes_a_size(condition) or not condition):
+            said = re.sub(r"size\((\d+), (\d+)\)", lambda m: f"{sizes.names[int(m[1])]}.shape[{m[2]}]", text)
+            raise ExportError(
+                f"{site.func_name} is not portable: forward computes so only where {said}, and that size "
+                f"varies in the model. Export the model with that size fixed, {INSTEAD}"
+            )
