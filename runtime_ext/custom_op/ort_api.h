@@ -107,7 +107,9 @@ struct OrtApi {
   OrtStatus* (*CreateMemoryInfo)(const char* name, OrtAllocatorKind kind, int id, OrtMemoryType type, OrtMemoryInfo** out);  // 68
   void* unused_69[3];
   OrtStatus* (*MemoryInfoGetId)(const OrtMemoryInfo* info, int* out);  // 72
-  void* unused_73[14];
+  void* unused_73[12];
+  OrtStatus* (*KernelInfoGetAttribute_float)(const OrtKernelInfo* info, const char* name, float* out);  // 85
+  void* unused_86;
   OrtStatus* (*KernelInfoGetAttribute_string)(const OrtKernelInfo* info, const char* name, char* out, size_t* size);  // 87
   OrtStatus* (*KernelContext_GetInputCount)(const OrtKernelContext* context, size_t* out);  // 88
   OrtStatus* (*KernelContext_GetOutputCount)(const OrtKernelContext* context, size_t* out);  // 89

@@ -98,6 +98,35 @@ def test_it_lists_kernels_of_pytorch_and_counts_marks(tmp_path, capsys):
     ]
 
 
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return Scale.apply(x, 0.1)
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        return x * factor
+
+
+def test_it_lists_portable_functions_with_their_arguments(tmp_path, capsys):
+    path = tmp_path / "model.onnx"
+    torch2ort.export(Scaled().eval(), torch.randn(3, 6), portable=True).save(path)
+    assert main(["info", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("PythonOps: 0")
+    assert lines[start : start + 7] == [
+        "PythonOps: 0",
+        "portable Functions: 1",
+        f"  Scale_0: {__name__}.Scale, as {__name__}::Scale",
+        f"    line tests/_commands/test_info.py:{Scaled.forward.__code__.co_firstlineno + 1}",
+        "    argument 0: x: float32 [3, 6]",
+        "    argument 1: 0.1",
+        "    output output: float32 [3, 6]",
+    ]
+    assert "  Mul                                       1         18        148" in lines
+
+
 def test_it_ends_quietly_where_nobody_reads_on(saved):
     command = [sys.executable, "-m", "torch2ort", "info", str(saved)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

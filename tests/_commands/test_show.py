@@ -135,3 +135,20 @@ def test_version_names_what_it_stands_on():
     # As pip names it; a build of one's own calls itself 2.15.0+cu132.
     assert f"torch {metadata.version('torch')}" in line
     assert "onnxruntime" in line
+
+
+def test_a_portable_function_is_one_node_that_opens(tmp_path):
+    path, page = tmp_path / "model.onnx", tmp_path / "model.html"
+    torch2ort.export(Model().eval(), torch.randn(2, 3), portable=True).save(path)
+    assert main(["show", str(path), "-o", str(page)]) == 0
+    boxes = page.read_text().split("<details>")
+    opened = [box for box in boxes if box.startswith("<summary>Square: ")]
+    assert len(opened) == 2
+    assert all("Square Square_" in box and "\n  Mul " in box for box in opened)
+
+
+def test_the_outline_lists_calls_of_portable_functions(tmp_path, capsys):
+    path = tmp_path / "model.onnx"
+    torch2ort.export(Model().eval(), torch.randn(2, 3), portable=True).save(path)
+    assert main(["show", str(path)]) == 0
+    assert capsys.readouterr().out.count("calls tests.support.functions.Square") == 2
