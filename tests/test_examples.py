@@ -46,6 +46,16 @@ def test_the_trainer_s_example_resumes_saves_and_writes(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == written
 
 
+def test_the_portable_file_runs_by_bodies_a_kernel_and_its_class() -> None:
+    lines = run_small("portable_kernel/serve").splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "body, any runtime",
+        "compiled kernel",
+        "class, in Python",
+        "the kernel ran 303 times",
+    ]
+
+
 def run_small(name: str, *arguments: object) -> str:
     """What an example prints with ``arguments``."""
     run = subprocess.run(

@@ -65,7 +65,8 @@ def export(
         training: export that mode; ``None`` takes ``model.training``.
         portable: whether any runtime runs the file, without Python: each call of a Function is a node of the
             Function's name, and the file has its body. Evaluation mode alone.
-        opset: ONNX opset, 18 to 21; 18 by default.
+        opset: ONNX opset, 18 to the highest that the installed onnx and onnxruntime both take; 18 by
+            default.
         cache_dir: folder of the export cache; ``None`` means the user's, and ``False`` keeps none.
         options: further settings.
 

@@ -67,7 +67,8 @@ def export_training(
             gives a tensor.
         dynamic_shapes: as for ``torch.export.export``, of ``(inputs, targets)`` with ``loss``; ``None`` takes
             every size from the sample.
-        opset: ONNX opset, 18 to 21; 18 by default.
+        opset: ONNX opset, 18 to the highest that the installed onnx and onnxruntime both take; 18 by
+            default.
         options: further settings.
 
     Raises:

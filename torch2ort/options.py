@@ -15,7 +15,6 @@ from torch2ort.errors import OptionError
 
 DEFAULT_OPSET = 18
 MIN_OPSET = 18
-MAX_OPSET = 21
 
 _ENV_PREFIX = "TORCH2ORT_"
 # Read by the project's own tests, so not a misspelt option.
@@ -41,7 +40,7 @@ class Options:
     >>> Options(opset=9)
     Traceback (most recent call last):
     ...
-    torch2ort.errors.OptionError: Option 'opset' is 9; allowed is an integer from 18 to 21, or None for 18.
+    torch2ort.errors.OptionError: Option 'opset' is 9; allowed is an integer of at least 18, or None for 18.
 
     Attributes:
         cache_dir: Folder of the export cache; ``None`` means the user's, ``$XDG_CACHE_HOME/torch2ort`` or
@@ -52,7 +51,8 @@ class Options:
         log_level: Level of the logger ``torch2ort``: ``"debug"``, ``"devinfo"``, ``"info"``, ``"warning"``,
             ``"error"`` or ``"critical"``, in any case. ``None`` leaves the logger as it is. Of a distributed
             run, rank 0 alone speaks from ``"info"`` on.
-        opset: ONNX opset of the graph, 18 to 21; ``None`` means 18.
+        opset: ONNX opset of the graph, 18 to the highest that the installed onnx and onnxruntime both take;
+            ``None`` means 18.
         intra_op_threads: Threads that ONNX Runtime uses inside one operator, at least 1. ``None``
             means as many as PyTorch uses.
         save_onnx_dir: Folder into which every graph is written at every stage, for debugging.
@@ -233,12 +233,10 @@ def _one_of(allowed: tuple[str, ...]) -> Callable[[Any], str]:
     return convert
 
 
-def _integer(minimum: int, maximum: int | None = None) -> Callable[[Any], int]:
+def _integer(minimum: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
         # bool is an int to Python, but True threads is a slip.
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise ValueError
-        if maximum is not None and value > maximum:
             raise ValueError
         return value
 
@@ -277,9 +275,9 @@ _RULES = {
     ),
     "log_level": _Rule(_level, str, f"one of {', '.join(_LOG_LEVELS)}, or None", optional=True),
     "opset": _Rule(
-        _integer(MIN_OPSET, MAX_OPSET),
+        _integer(MIN_OPSET),
         int,
-        f"an integer from {MIN_OPSET} to {MAX_OPSET}, or None for {DEFAULT_OPSET}",
+        f"an integer of at least {MIN_OPSET}, or None for {DEFAULT_OPSET}",
         optional=True,
     ),
     "intra_op_threads": _Rule(

@@ -1,4 +1,4 @@
-"""A portable file in three sessions: by the Function's body, by a compiled kernel, and by its class in Python.
+"""A portable file in three sessions: by the body, by a compiled kernel, and by the class in Python.
 
 The file needs neither Python nor torch2ort: any runtime runs the body of a node ``swish::Swish``. A session
 that knows a kernel of that name calls the kernel, and ``torch2ort.load(path, functions=[Swish])`` the class.

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import onnx
 
+from torch2ort.errors import OptionError
+from torch2ort.options import DEFAULT_OPSET
 from torch2ort.runtime import _ort_private as private
 
+# Every onnxruntime that torch2ort runs on takes it.
+_SURE_OPSET = 21
 
-def probe_session(graph: onnx.GraphProto, domain: str = "") -> Any:
+
+def checked_opset(opset: int | None) -> int:
+    """The opset of graphs.
+
+    Args:
+        opset: at least 18; ``None`` for 18.
+
+    Raises:
+        OptionError: the installed onnx or onnxruntime does not take it.
+    """
+    if opset is None or opset <= _SURE_OPSET:
+        return opset or DEFAULT_OPSET
+    highest = _highest_opset()
+    if opset > highest:
+        runtime = private.onnxruntime().__version__
+        raise OptionError(
+            f"Option 'opset' is {opset}; onnx {onnx.__version__} and onnxruntime {runtime} both take "
+            f"{DEFAULT_OPSET} to {highest}. Export with one of these, or install newer ones."
+        )
+    return opset
+
+
+@functools.cache
+def _highest_opset() -> int:
+    """The highest opset that both take; a released onnxruntime refuses one that is not released."""
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "probe", [value], [result])
+    for opset in range(onnx.defs.onnx_opset_version(), _SURE_OPSET, -1):
+        with contextlib.suppress(Exception):  # onnxruntime's exceptions have no common class
+            probe_session(graph, opset=opset)
+            return opset
+    return _SURE_OPSET
+
+
+def probe_session(graph: onnx.GraphProto, domain: str = "", opset: int = DEFAULT_OPSET) -> Any:
     """A session on the CPU that says nothing, over a graph that asks something of the installed onnxruntime.
 
     Args:
         graph: the graph.
         domain: of nodes in it that are not ONNX's own.
+        opset: of ONNX's own.
     """
-    imports = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(domain, 1)]
+    imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(domain, 1)]
     # Older than any onnxruntime that torch2ort runs on.
     model = onnx.helper.make_model(graph, opset_imports=imports[: 2 if domain else 1], ir_version=8)
     settings = private.onnxruntime().SessionOptions()

@@ -36,6 +36,9 @@ from torch2ort.symbolics.translations.basics import folded_view, view
 
 # The opset of torch.onnx's translations and of our own.
 _BUILD_OPSET = 18
+# The highest that onnxscript converts to. In those above operators have got types and attributes alone, whose
+# defaults are what they did before (tests/symbolics/test_opsets.py).
+_CONVERTED_OPSET = 25
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _OPAQUE = (_PYTHON_OP, PYTHON_OP_GRAD, MAPPED_CALL, MAPPED_CALL_GRAD)
@@ -139,7 +142,10 @@ def _convert(model: ir.Model, opset: int) -> None:
     # A graph of PythonOp nodes alone imports no opset of ONNX's own.
     model.opset_imports[""] = _BUILD_OPSET
     if opset != _BUILD_OPSET:
-        onnxscript.version_converter.convert_version(model, opset)
+        onnxscript.version_converter.convert_version(model, min(opset, _CONVERTED_OPSET))
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if not node.domain:
+            node.version = opset
     model.opset_imports[""] = opset
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch2ort.errors import OptionError, RuntimeNotFoundError
-from torch2ort.options import DEFAULT_OPSET, Options
+from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.providers import CPU, name_of
 from torch2ort.runtime import InferenceEngine, onnxruntime, version
 from torch2ort.runtime.cuda.gpu_inference import DeviceInference
 from torch2ort.runtime.cuda.sessions import device_of
-from torch2ort.runtime.kernel_support import can_run
+from torch2ort.runtime.kernel_support import can_run, checked_opset
 from torch2ort.training.cuda_engine import DeviceEngine
 from torch2ort.training.engine import Engine
 
@@ -67,9 +67,12 @@ def target_of(options: Options) -> Target:
 
     Args:
         options: the opset.
+
+    Raises:
+        OptionError: the installed onnx or onnxruntime does not take the opset.
     """
     return Target(
-        opset=options.opset or DEFAULT_OPSET,
+        opset=checked_opset(options.opset),
         can_run=can_run,
         inlines_functions=options.inline_functions,
     )

@@ -11,11 +11,10 @@ import onnx_ir as ir
 import torch
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.options import DEFAULT_OPSET
 from torch2ort.program.decomposition_table import Table
 from torch2ort.program.pool_padding import of_each
 from torch2ort.program.target import GradientRules, GradientSource, Target
-from torch2ort.runtime.kernel_support import can_run
+from torch2ort.runtime.kernel_support import can_run, checked_opset
 from torch2ort.symbolics.graph_builder import constant, op, ops
 from torch2ort.symbolics.translations.activation import quotient
 from torch2ort.training_files.decompositions import STEP
@@ -30,9 +29,12 @@ def plain_target(opset: int | None, *, is_step: bool, training: bool = False) ->
         opset: version of ONNX's operators; ``None`` for the default.
         is_step: whether its Functions have a backward in it, too.
         training: the mode that was traced.
+
+    Raises:
+        OptionError: the installed onnx or onnxruntime does not take the opset.
     """
     return Target(
-        opset=opset or DEFAULT_OPSET,
+        opset=checked_opset(opset),
         can_run=can_run,
         gradients=GradientRules(
             source=GradientSource.HALVES if is_step else GradientSource.NOWHERE,

@@ -9,7 +9,6 @@ import onnx
 import onnx_ir as ir
 
 from torch2ort.errors import ExportError
-from torch2ort.options import MAX_OPSET
 
 _KINDS = onnx.defs.OpSchema.AttrType
 
@@ -37,8 +36,6 @@ class OperatorSchema:
                 since = onnx.defs.get_schema(op_type).since_version
                 reason = (
                     f"came with opset {since}, and the graph is of opset {opset}; export with opset={since}"
-                    if since <= MAX_OPSET
-                    else f"came with opset {since}, and graphs are of opset {MAX_OPSET} at most"
                 )
             else:
                 reason = "is none of ONNX's own; write 'domain::Operator' for one of another domain"
