@@ -16,16 +16,15 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from _file_models import MODELS
 from _machine import machine
-from _timing import interleaved_medians
+from _plain_sessions import latency, session
 from torch import Tensor, nn
 
 import torch2ort
@@ -59,29 +58,6 @@ def _ours(model: nn.Module, x: Tensor) -> onnx.ModelProto:
     return torch2ort.export(model, x, opset=OPSET, cache_dir=False).proto
 
 
-def _session(model: onnx.ModelProto, x: Tensor) -> tuple[Callable[[], object], np.ndarray[Any, Any]]:
-    """Return a run in a plain session, and its first output."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    feeds = {session.get_inputs()[0].name: x.numpy()}
-    return lambda: session.run(None, feeds), session.run(None, feeds)[0]
-
-
-def _latency(files: dict[str, onnx.ModelProto], x: Tensor) -> tuple[float, float]:
-    """Return the ratio of the two files' latencies, and the seconds of the second.
-
-    A session that is made first is some 5 % slower, even of the same file: each is first once.
-    """
-    ratio, seconds = 1.0, 0.0
-    for order in (("ours", "theirs"), ("theirs", "ours")):
-        runs = {way: _session(files[way], x)[0] for way in order}
-        times = interleaved_medians(runs, rounds=120, calls=3, clock=time.thread_time)
-        ratio *= times["ours"] / times["theirs"]
-        seconds += times["theirs"] / 2
-    return math.sqrt(ratio), seconds
-
-
 def compare(name: str, *, shows_nodes: bool) -> dict[str, float]:
     """Print one line, and return the ratios of the two files."""
     torch.manual_seed(1)
@@ -104,7 +80,7 @@ def compare(name: str, *, shows_nodes: bool) -> dict[str, float]:
     found = {"nodes": nodes["ours"] / nodes["theirs"], "size": sizes["ours"] / sizes["theirs"]}
     found |= {"export": seconds["ours"], "their export": seconds["theirs"]}
     try:
-        sessions = {way: _session(file, x) for way, file in files.items()}
+        sessions = {way: session(file, x) for way, file in files.items()}
     except Exception:  # of ONNX Runtime, which has no class of its own for it
         text += ", no plain session loads it"
     else:
@@ -112,7 +88,7 @@ def compare(name: str, *, shows_nodes: bool) -> dict[str, float]:
             expected = model(x).numpy()
         for _, result in sessions.values():
             np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
-        found["latency"], seconds_of_theirs = _latency(files, x)
+        found["latency"], seconds_of_theirs = latency(files, x)
         text += f", latency {found['latency']:.2f} of its {1e6 * seconds_of_theirs:.0f} us"
     text += f", size {found['size']:.2f}, export {seconds['ours']:.2f} s of its {seconds['theirs']:.2f}"
     print(text + (f"; beside ONNX's own: {', '.join(foreign)}" if foreign else ""), flush=True)

@@ -19,9 +19,15 @@ from torch2ort.errors import ExportError, FunctionNotFoundError, ModelLoadError
 from torch2ort.graph import file_checksum
 from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.external_weights import content_of
-from torch2ort.graph.file_checks import check_draws, check_exact, check_functions, check_interface
+from torch2ort.graph.file_checks import (
+    check_calls,
+    check_draws,
+    check_exact,
+    check_functions,
+    check_interface,
+)
 from torch2ort.graph.file_form import run_form
-from torch2ort.graph.function_calls import call_classes
+from torch2ort.graph.function_calls import call_classes, function_calls
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.graph_json import record, recorded_graph, recorded_interface
@@ -113,6 +119,7 @@ def _metadata(model: onnx.ModelProto, graph: Graph, interface: Interface, *, tra
             "state": state_of(graph),
             "draws": order_of_draws(graph.proto.graph, graph.sites),
             "exact": exact_nodes(model),
+            "calls": [node.name for node in function_calls(model)],
         }
     )
 
@@ -139,6 +146,7 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
             )
         check_functions(model)
         check_exact(model, list(data.get("exact", [])))
+        check_calls(model, list(data.get("calls", [])))
         if data.get("portable", False):
             call_classes(model, functions)
         saved = _recorded(model, data)

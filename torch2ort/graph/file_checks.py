@@ -11,6 +11,7 @@ import onnx
 from torch2ort.errors import ModelLoadError
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.exact_nodes import exact_nodes
+from torch2ort.graph.function_calls import function_calls
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.random_nodes import order_of_draws
 from torch2ort.graph.refinements import is_refinement
@@ -119,6 +120,21 @@ def check_exact(model: onnx.ModelProto, saved: Sequence[str]) -> None:
             f"its nodes that say how PyTorch computes them are {_short(found)}, and were {_short(saved)} "
             f"when it was saved: it was changed by another tool. Export the model again, or open it in a "
             f"plain onnxruntime.InferenceSession, which computes them as ONNX Runtime does"
+        )
+
+
+def check_calls(model: onnx.ModelProto, saved: Sequence[str]) -> None:
+    """Compare a model with what its file says of the calls that have a body.
+
+    Raises:
+        ModelLoadError: it lost some.
+    """
+    found = [node.name for node in function_calls(model)]
+    if found != saved:
+        raise ModelLoadError(
+            f"its calls of Functions are {_short(found)}, and were {_short(saved)} when it was saved: it was "
+            f"changed by another tool. Export the model again, or open it in a plain "
+            f"onnxruntime.InferenceSession, which runs the bodies that it has"
         )
 
 

@@ -37,7 +37,11 @@ def called(node: onnx.NodeProto) -> Site:
     """
     try:
         data = json.loads(text_of_call(node))
-        return load_site(str(data["func_name"]), str(data["site"]))
+        site = load_site(str(data["func_name"]), str(data["site"]))
+        counts = len(site.tensor_positions), len(site.known_result.tensors)
+        if counts != (len(node.input), len(node.output)):
+            raise ValueError(f"{counts[0]} tensors and {counts[1]} results")
+        return site
     except (ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(
             f"the metadata '{CALL_META}' of its node '{node.name}' is damaged ({error})"

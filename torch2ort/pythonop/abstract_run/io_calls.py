@@ -20,7 +20,7 @@ _SPEAKS: frozenset[Any] = frozenset((print, open, input))
 # Called for what is logged, and not for what a level leaves out.
 _LOGS = logging.Logger.makeRecord.__code__
 # Of libraries that trace: what they do for themselves while the Function runs.
-_TRACES = ("torch", "torch2ort")
+_TRACES = ("torch", "torch2ort", "sympy", "mpmath")
 
 
 @contextlib.contextmanager
