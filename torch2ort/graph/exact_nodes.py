@@ -14,8 +14,10 @@ REFINED_META = "torch2ort.refined"
 # The node is a GELU, or ends its formula (graph/gelu_formulas.py): its element type, in files behind the
 # operator and before the input.
 GELU_META = "torch2ort.gelu"
+# The node stands for others, in files (graph/composed_operators.py): these.
+COMPOSED_META = "torch2ort.composed"
 # Those without which a session is not exact.
-_KINDS = frozenset({NAN_META, REFINED_META})
+_KINDS = frozenset({NAN_META, REFINED_META, COMPOSED_META})
 
 
 def exact_nodes(model: onnx.ModelProto) -> list[str]:

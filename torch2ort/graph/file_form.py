@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from torch2ort.graph.composed_operators import compose, decompose, may_compose
 from torch2ort.graph.function_calls import each_body
 from torch2ort.graph.gelu_formulas import formulas_as_gelus, gelus_as_formulas, is_gelu
 from torch2ort.graph.graph_traversal import graphs_in
@@ -18,7 +19,8 @@ def file_form(model: onnx.ModelProto, *, is_own: bool) -> onnx.ModelProto:
         is_own: whether it may be changed; else ``model`` itself is returned where both forms are the same.
     """
     nodes = [node for part in (*graphs_in(model.graph), *model.functions) for node in part.node]
-    if not (_unused_domains(model) or any(is_gelu(node) or is_refinement(node) for node in nodes)):
+    differs = _unused_domains(model) or may_compose(model)
+    if not differs and not any(is_gelu(node) or is_refinement(node) for node in nodes):
         return model
     made = model
     if not is_own:
@@ -33,6 +35,7 @@ def file_form(model: onnx.ModelProto, *, is_own: bool) -> onnx.ModelProto:
 def _parts_as_in_files(model: onnx.ModelProto) -> None:
     refinements_as_marks(model)
     gelus_as_formulas(model)
+    compose(model)
 
 
 def forget_unused_domains(model: onnx.ModelProto) -> None:
@@ -58,6 +61,7 @@ def run_form(model: onnx.ModelProto) -> None:
 
 
 def _parts_as_in_runs(model: onnx.ModelProto) -> None:
+    decompose(model)
     marks_as_refinements(model)
     formulas_as_gelus(model)
     used = {node.domain for graph in graphs_in(model.graph) for node in graph.node} - {""}

@@ -21,7 +21,7 @@ from onnxscript.rewriter.rules import common as rules
 from torch2ort.program.effect_order import has_backward, must_run
 from torch2ort.symbolics.double_literals import loses_digits
 from torch2ort.symbolics.element_types import typed_nodes
-from torch2ort.symbolics.identity_arithmetic import NEUTRAL_NUMBER_RULES
+from torch2ort.symbolics.identity_arithmetic import NEUTRAL_NUMBER_RULES, OWN_SHAPE_RULE
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _OWN = frozenset({"PARAMETER", "BUFFER"})
@@ -54,6 +54,7 @@ _RULES: tuple[Any, ...] = (
     _RuleOf("Transpose", rules.transpose_transpose_rule),
     _RuleOf("Unsqueeze", rules.unsqueeze_unsqueeze_rule),
     _RuleOf("Reshape", rules.reshape_reshape_rule),
+    _RuleOf("Reshape", OWN_SHAPE_RULE),
     _RuleOf("Slice", rules.collapse_slice_rule),
     _RuleOf("Slice", rules.collapse_slice2_rule),
     *(_RuleOf(op_type, rule) for op_type, rule in NEUTRAL_NUMBER_RULES.items()),

@@ -1,4 +1,4 @@
-"""Arithmetic with numbers that change nothing, down to the last bit: ``x * 1``, ``x - 0``.
+"""Nodes that change nothing, down to the last bit: ``x * 1``, ``x - 0``, ``x.view(x.shape)``.
 
 IEEE 754 has two zeros. ``x + 0.0`` makes 0.0 of -0.0, so that only ``x + -0.0`` and ``x - 0.0`` are ``x``.
 """
@@ -43,6 +43,26 @@ class _NeutralNumber(RewriteRuleClassBase):
         return op.Identity(x)
 
 
+class _OwnShape(RewriteRuleClassBase):
+    """Replaces a reshape to the shape that a value has by ``Identity``."""
+
+    def pattern(self, op: Any, x: Any, shape: Any) -> Any:
+        """Any reshape."""
+        return op.Reshape(x, shape, _outputs=["reshaped"])
+
+    def check(self, context: Any, x: ir.Value, shape: ir.Value, reshaped: ir.Value) -> bool:  # type: ignore[override]
+        """Whether each size is known, or has the same name."""
+        before, after = x.shape, reshaped.shape
+        if before is None or after is None or len(before) != len(after):
+            return False
+        known = [isinstance(size, int) or size.value is not None for size in before]
+        return all(known) and all(one == other for one, other in zip(before, after, strict=True))
+
+    def rewrite(self, op: Any, x: ir.Value, shape: ir.Value, reshaped: ir.Value) -> Any:
+        """The input, as a result of its own."""
+        return op.Identity(x)
+
+
 def _fits(sizes: ir.ShapeProtocol, of: ir.Shape | None) -> bool:
     """Whether a tensor of these sizes broadcasts to ``of`` as it is."""
     if not len(sizes):
@@ -52,6 +72,7 @@ def _fits(sizes: ir.ShapeProtocol, of: ir.Shape | None) -> bool:
     return all(size in (1, other) for size, other in zip(reversed(sizes), reversed(of), strict=False))
 
 
+OWN_SHAPE_RULE = _OwnShape.rule("OwnShape")
 NEUTRAL_NUMBER_RULES = {
     op_type: _NeutralNumber.rule(op_type, neutral)
     for op_type, neutral in (("Mul", 1), ("Div", 1), ("Sub", 0.0), ("Add", -0.0))
