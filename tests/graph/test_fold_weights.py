@@ -184,7 +184,22 @@ class LowRank(nn.Module):
         return nn.functional.linear(x, self.base + self.up @ self.down / 2)
 
 
+class Biased(nn.Module):
+    """Attention with a bias for each pair of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(2, 5, 5))
+        with torch.no_grad():
+            self.bias[0, 1, 2:] = -torch.inf
+            self.bias[1, 3] = -torch.inf
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias)
+
+
 KNOWN = {
+    "a bias of attention": (Biased(), torch.randn(3, 2, 5, 4), {"Less", "Greater", "Cast", "ReduceMax"}),
     "rotary embeddings": (Rotated(), torch.randn(2, 3, 4), {"Cos", "Sin"}),
     "a correction of low rank": (LowRank(), torch.randn(3, 4), {"Add", "Div"}),
     "weight_norm": (

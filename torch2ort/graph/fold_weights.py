@@ -27,26 +27,21 @@ _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _MOVES = frozenset({"Concat", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 # What computes numbers, or repeats them; in the types below.
 _COMPUTES = frozenset(
-    {"Abs", "Add", "Cos", "Div", "Exp", "Expand", "Gather", "Log", "MatMul", "Mul", "Neg", "Pow"}
-    | {
-        "Reciprocal",
-        "ReduceL2",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceSum",
-        "Sigmoid",
-        "Sin",
-        "Softplus",
-        "Sqrt",
-        "Sub",
-        "Tanh",
-    }
+    {"Abs", "Add", "And", "Cast", "Cos", "Div", "Equal", "Exp", "Expand", "Gather", "GatherND", "Greater"}
+    | {"Less", "Log", "MatMul", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "ReduceL2", "ReduceMax"}
+    | {"ReduceMean", "ReduceSum", "Sigmoid", "Sin", "Softplus", "Sqrt", "Sub", "Tanh", "Where"}
 )
-_COMPUTED: dict[int, int] = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.DOUBLE: 8, onnx.TensorProto.INT64: 8}
+_COMPUTED: dict[int, int] = {
+    onnx.TensorProto.FLOAT: 4,
+    onnx.TensorProto.DOUBLE: 8,
+    onnx.TensorProto.INT64: 8,
+    onnx.TensorProto.BOOL: 1,
+}
 # Elements of a tensor that may be there twice.
 _SMALL = 64
 # Bytes of a result that may be larger than what it is computed of.
 _FEW = 4096
+_WHOLE = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.BOOL})
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
 
 _Array = np.ndarray[Any, np.dtype[Any]]
@@ -84,7 +79,10 @@ class _Folding:
         self._readers = Counter(values_read(graph))
         self._makers = {name: node for node in graph.node if not node.domain for name in node.output}
         self._gone: list[onnx.NodeProto] = []
-        self._bytes = {v.name: _size(v.type.tensor_type) for v in (*graph.value_info, *graph.output)}
+        values = (*graph.value_info, *graph.output)
+        self._bytes = {v.name: _size(v.type.tensor_type) for v in values}
+        self._types = {v.name: v.type.tensor_type.elem_type for v in values}
+        self._types.update({tensor.name: tensor.data_type for tensor in graph.initializer})
 
     def compute(self, opsets: Iterable[onnx.OperatorSetIdProto]) -> None:
         """Compute what depends on weights alone, as long as no large one has to be there twice."""
@@ -154,10 +152,15 @@ class _Folding:
 
     def _is_cheap(self, node: onnx.NodeProto) -> bool:
         """Whether a node computes numbers, and its result makes the file no larger."""
-        if node.op_type not in _COMPUTES:
+        if node.op_type not in _COMPUTES or (node.op_type == "Cast" and self._rounds(node)):
             return False
         size = self._bytes.get(node.output[0])
         return size is not None and size <= max(_FEW, sum(map(self._size_of, node.input)))
+
+    def _rounds(self, node: onnx.NodeProto) -> bool:
+        """Whether a cast makes integers of fractions, which machines do in their ways beyond the range."""
+        to = next(attribute.i for attribute in node.attribute if attribute.name == "to")
+        return to == onnx.TensorProto.INT64 and self._types.get(node.input[0]) not in _WHOLE
 
     def _size_of(self, name: str) -> int:
         tensor = self._tensors.get(name)
