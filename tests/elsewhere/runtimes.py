@@ -1,0 +1,102 @@
+"""Runtimes beside ONNX Runtime, and the models that they run.
+
+``python -m tests.elsewhere.runtimes`` prints the table of docs/files.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+
+import torch2ort
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import _file_models
+import portable
+
+Array = np.ndarray[Any, Any]
+
+# onnx 1.23's evaluator cannot reshape what GatherElements reads; it fails on torch.onnx's files alike.
+EVALUATOR_FAILS = frozenset({"ALBERT", "BERT", "ELECTRA", "RoBERTa"})
+
+
+def openvino(model: onnx.ModelProto, x: torch.Tensor) -> Array:
+    """The first output in OpenVINO, in float32; it knows no local functions."""
+    import openvino
+
+    core = openvino.Core()
+    plain = onnx.inliner.inline_local_functions(model)
+    compiled = core.compile_model(
+        core.read_model(plain.SerializeToString()), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    result: Array = compiled([x.numpy()])[0]
+    return result
+
+
+def evaluator(model: onnx.ModelProto, x: torch.Tensor) -> Array:
+    """The first output in onnx's reference evaluator."""
+    result: Array = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x.numpy()})[0]
+    return result
+
+
+RUNTIMES: dict[str, Callable[[onnx.ModelProto, torch.Tensor], Array]] = {
+    "OpenVINO": openvino,
+    "onnx's evaluator": evaluator,
+}
+
+
+def _portable(name: str) -> tuple[nn.Module, torch.Tensor]:
+    make, sizes = portable.MODELS[name]
+    return make(portable.as_functions), torch.randn(sizes)
+
+
+def _file_model(name: str) -> tuple[nn.Module, torch.Tensor]:
+    make, sample = _file_models.MODELS[name]
+    return make(), sample()
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    **{f"{name}, with Functions": lambda name=name: _portable(name) for name in portable.MODELS},
+    **{name: lambda name=name: _file_model(name) for name in _file_models.MODELS},
+}
+
+
+def difference(model: str, runtime: str) -> float:
+    """The largest difference of a runtime's result from eager PyTorch's, of the largest number there."""
+    torch.manual_seed(1)
+    made, x = MODELS[model]()
+    made.eval()
+    proto = torch2ort.export(made, x, portable=True, cache_dir=False).proto
+    with torch.no_grad():
+        expected = made(x).numpy()
+    actual = RUNTIMES[runtime](proto, x)
+    assert actual.shape == expected.shape
+    return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30))
+
+
+def rows() -> Iterator[str]:
+    """The table of docs/files.md."""
+    yield f"| model | {' | '.join(RUNTIMES)} |"
+    yield "| --- |" + " --- |" * len(RUNTIMES)
+    for model in MODELS:
+        cells = []
+        for runtime in RUNTIMES:
+            fails = runtime == "onnx's evaluator" and model in EVALUATOR_FAILS
+            cells.append("fails" if fails else f"{difference(model, runtime):.0e}")
+        yield f"| {model} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    for row in rows():
+        print(row, flush=True)
