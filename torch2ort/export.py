@@ -64,7 +64,7 @@ def export(
             said at INFO; those of a ``Dim`` have to hold. ``None`` takes every size from the sample.
         training: export that mode; ``None`` takes ``model.training``.
         portable: whether any runtime runs the file, without Python: each call of a Function is a node of the
-            Function's name, and the file has its body. Evaluation mode alone.
+            Function's name, and the file has its body. The mode is evaluation, whatever the model's is.
         opset: ONNX opset, 18 to the highest that the installed onnx and onnxruntime both take; 18 by
             default.
         cache_dir: folder of the export cache; ``None`` means the user's, and ``False`` keeps none.
@@ -105,11 +105,13 @@ def _exported(
         raise ExportError(f"export: expected a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(portable, bool):
         raise ExportError(f"export: portable is {portable!r}; expected True or False")
-    if portable and (model.training if training is None else training):
-        raise ExportError(
-            "export: portable=True is for inference, and the model is exported in training mode; call "
-            "model.eval(), or pass training=False"
-        )
+    if portable:
+        if training:
+            raise ExportError(
+                "export: portable=True is for inference, and training is True; leave out training, or pass "
+                "training=False"
+            )
+        training = False
     args, keywords = _arguments(sample, kwargs)
     signature = io_schema.Signature.of(model.forward)
     _check_mode(training)

@@ -123,13 +123,21 @@ def test_an_operator_of_the_model_that_onnx_lacks_is_refused() -> None:
         export(lambda x: torch.special.bessel_j0(x), torch.randn(3, 3))
 
 
-def test_a_model_in_training_mode_is_refused() -> None:
+def test_training_mode_is_refused() -> None:
     with pytest.raises(torch2ort.ExportError) as caught:
-        torch2ort.export(nn.Linear(3, 4), torch.randn(2, 3), portable=True)
+        torch2ort.export(nn.Linear(3, 4), torch.randn(2, 3), training=True, portable=True)
     assert str(caught.value) == (
-        "export: portable=True is for inference, and the model is exported in training mode; call "
-        "model.eval(), or pass training=False"
+        "export: portable=True is for inference, and training is True; leave out training, or pass "
+        "training=False"
     )
+
+
+def test_a_model_in_training_mode_is_exported_in_evaluation_mode() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.9)), torch.randn(2, 3)
+    exported = torch2ort.export(model, x, portable=True)
+    assert not exported.training
+    assert model.training
+    torch.testing.assert_close(exported(x), model.eval()(x))
 
 
 def test_an_argument_that_no_file_holds_is_refused() -> None:
