@@ -159,6 +159,24 @@ def test_a_function_that_writes_and_returns_several_values_has_a_body() -> None:
     torch.testing.assert_close(tuple(in_a_plain_session(exported, x)), call(x))
 
 
+class Product(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x @ x.T
+
+
+def test_a_function_under_autocast_computes_in_the_lower_type() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return Product.apply(x)
+
+    x = torch.randn(4, 3)
+    exported = export(call, x)
+    assert [node.op_type for node in calls(exported)] == ["Product"]
+    assert exported(x).dtype == torch.bfloat16
+    torch.testing.assert_close(exported(x), call(x))
+
+
 class Indexed(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,12 @@ from torch2ort.graph.refinements import drop_exact
 from torch2ort.graph.weights import with_weights
 from torch2ort.portable.body_sizes import settle_sizes
 from torch2ort.portable.probe import WAY_OUT
+from torch2ort.program.autocast_casts import settle_autocast
+from torch2ort.program.detach_range_bounds import detach_bounds
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied, refuse_to_inline
 from torch2ort.program.target import Target
 from torch2ort.pythonop import TENSOR, Site, uses_setup_context
+from torch2ort.pythonop.autocast import entered
 from torch2ort.sizes.symbols import is_constant
 from torch2ort.support.source_lines import users_line
 from torch2ort.symbolics.lowering import lower, sizes_of
@@ -87,6 +90,9 @@ def body_of(
         with applied(site, counts=True) as function:
             forward = _Forward(site, function)
             found = trace(forward, call, training=False)
+            sites = settle_autocast(found.program.graph_module, forward, target, gradients=False)
+            found.sites.update({own.key: own for own in sites})
+            detach_bounds(found.program.graph_module)
             graph, weights = lower(forward, found, schema, target)
             sizes = sizes_of(found, given)
     except NotInlinedError as reason:
@@ -110,7 +116,7 @@ def _as_written(site: Site) -> Site:
     A call that counts in Python objects counts where its class runs.
     """
     result = replace(site.known_result, mutated=(), hidden=(), observed=True, effects=False)
-    return replace(site, result=result, remembers=False, keeps_state=False)
+    return replace(site, result=result, remembers=False, keeps_state=False, autocast=None)
 
 
 class _Forward(torch.nn.Module):
@@ -118,7 +124,7 @@ class _Forward(torch.nn.Module):
 
     def __init__(self, site: Site, function: Callable[..., Any]) -> None:
         super().__init__()
-        self._function = function
+        self._function, self._autocast = function, site.autocast
         self._result = site.known_result
         self._written = {p: i for i, p in enumerate(site.tensor_positions) if p in self._result.mutated}
 
@@ -127,7 +133,8 @@ class _Forward(torch.nn.Module):
         given = list(tensors)
         for i in self._written.values():
             given[i] = given[i].clone()
-        found = self._function(*given)
+        with entered(self._autocast):
+            found = self._function(*given)
         results = found if isinstance(found, tuple) else (found,)
         kinds = self._result.outputs
         returned = [value for value, kind in zip(results, kinds, strict=True) if kind is TENSOR]

@@ -12,6 +12,7 @@ from torch2ort.portable.body import Body
 from torch2ort.portable.probe import INSTEAD
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied
 from torch2ort.pythonop import TENSOR, Site
+from torch2ort.pythonop.autocast import entered
 from torch2ort.runtime import InferenceEngine
 
 _RANDOM = 2
@@ -61,7 +62,7 @@ def _eager(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """What forward gives, and leaves in arguments that it does not return."""
     given = dict(zip(site.tensor_positions, tensors, strict=True))
     try:
-        with torch.no_grad(), applied(site, counts=True) as call:
+        with torch.no_grad(), applied(site, counts=True) as call, entered(site.autocast):
             found = call(*tensors)
     except NotInlinedError as reason:
         raise (reason.__cause__ or ExportError(f"{site.func_name} is not portable: {reason}")) from None
