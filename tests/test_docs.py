@@ -55,6 +55,7 @@ def test_a_block_is_a_doctest_a_command_or_what_was_printed() -> None:
 
 def test_commands_are_tried_here_or_by_their_own_tests() -> None:
     others = {"npm install", "npm start", "python make_step.py"}  # tests/test_train_in_browser.py
+    others.add("python examples/portable_kernel/serve.py")  # tests/test_examples.py
     assert [c for c in commands() if not c.startswith((OURS, "make ")) and c not in others] == []
 
 

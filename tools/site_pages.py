@@ -23,6 +23,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples/README.md": "examples/index.md",
+    "examples/portable_kernel/README.md": "examples/portable_kernel.md",
     "examples/train_in_browser/README.md": "examples/train_in_browser.md",
 }
 EXAMPLES = "examples"
@@ -76,7 +77,8 @@ def on_config(config: MkDocsConfig, **_: Any) -> MkDocsConfig:
     """Put the examples into the navigation."""
     for entry in config.nav or []:
         if entry.get("Examples") == "EXAMPLES":
-            entry["Examples"] = ["examples/index.md", *examples(), "examples/train_in_browser.md"]
+            pages = [place for place in PAGES.values() if place.startswith(f"{EXAMPLES}/")]
+            entry["Examples"] = [pages[0], *examples(), *pages[1:]]
     return config
 
 
