@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,9 +21,22 @@ from torch import nn
 
 import torch2ort
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import _file_models
-import portable
+_BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def _module(name: str) -> Any:
+    """A file of the benchmarks, whose folder nobody else imports from."""
+    spec = importlib.util.spec_from_file_location(name, _BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # A class is found by the name of its module.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_file_models, _portable_models = map(_module, ("_file_models", "_portable_models"))
 
 Array = np.ndarray[Any, Any]
 
@@ -56,8 +70,8 @@ RUNTIMES: dict[str, Callable[[onnx.ModelProto, torch.Tensor], Array]] = {
 
 
 def _portable(name: str) -> tuple[nn.Module, torch.Tensor]:
-    make, sizes = portable.MODELS[name]
-    return make(portable.as_functions), torch.randn(sizes)
+    make, sizes = _portable_models.MODELS[name]
+    return make(_portable_models.as_functions), torch.randn(sizes)
 
 
 def _file_model(name: str) -> tuple[nn.Module, torch.Tensor]:
@@ -66,7 +80,7 @@ def _file_model(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    **{f"{name}, with Functions": lambda name=name: _portable(name) for name in portable.MODELS},
+    **{f"{name}, with Functions": lambda name=name: _portable(name) for name in _portable_models.MODELS},
     **{name: lambda name=name: _file_model(name) for name in _file_models.MODELS},
 }
 
