@@ -8,7 +8,7 @@ from tests.elsewhere.runtimes import EVALUATOR_FAILS, MODELS, difference
 
 # Of the largest number of a result.
 BOUND = 1e-4
-FIRST = ("perceptron, with Functions", "transformer, with Functions", "ResNet", "Llama", "LSTM")
+FIRST = ("transformer, with Functions", "examples/reversible_layers.py", "ResNet", "Llama", "LSTM")
 CHOSEN = [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
 
 
@@ -21,7 +21,7 @@ def test_openvino_computes_as_eager(name: str) -> None:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_reference_evaluator_computes_as_eager(name: str) -> None:
     if name in EVALUATOR_FAILS:
-        with pytest.raises(ValueError, match="cannot reshape array"):
+        with pytest.raises(ValueError, match=r"cannot reshape array|index and self should be the same size"):
             difference(name, "onnx's evaluator")
     else:
         assert difference(name, "onnx's evaluator") < BOUND
