@@ -1,12 +1,12 @@
-"""Private names of tensors whose sizes are symbols, and the versions tried.
+"""Private names of tensors whose sizes are symbols, and the versions tried; not 2.15.0 yet.
 
 | name | tried on |
 | --- | --- |
-| torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.13.0, 2.15.0 |
-| torch.fx.experimental.symbolic_shapes.ShapeEnv, DimDynamic, StatelessSymbolicContext | 2.13.0, 2.15.0 |
-| torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.13.0, 2.15.0 |
-| torch.utils._sympy.functions.FloorDiv, Mod, PythonMod | 2.13.0, 2.15.0 |
-| FakeTensorMode.from_tensor, SymBool.__bool__, torch._dynamo.source.ConstantSource | 2.13.0, 2.15.0 |
+| torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | 2.13.0, 2.14.1 |
+| torch.fx.experimental.symbolic_shapes.ShapeEnv, DimDynamic, StatelessSymbolicContext | 2.13.0, 2.14.1 |
+| torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | 2.13.0, 2.14.1 |
+| torch.utils._sympy.functions.FloorDiv, Mod, PythonMod | 2.13.0, 2.14.1 |
+| FakeTensorMode.from_tensor, SymBool.__bool__, torch._dynamo.source.ConstantSource | 2.13.0, 2.14.1 |
 """
 
 from __future__ import annotations
