@@ -18,8 +18,8 @@ from google.protobuf import json_format
 from onnx import helper, numpy_helper
 
 from torch2ort.errors import ModelLoadError
-from torch2ort.graph.exact_nodes import COMPOSED_META
-from torch2ort.graph.graph_traversal import values_read
+from torch2ort.graph.exact_nodes import COMPOSED_META, changed_node
+from torch2ort.graph.graph_traversal import copied, opset_of, values_read
 
 _SWISH, _ATTENTION = 24, 23
 _PARTS = frozenset(
@@ -34,12 +34,12 @@ _FLOAT = onnx.TensorProto.FLOAT
 
 def may_compose(model: onnx.ModelProto) -> bool:
     """Whether the opset of a model has such operators."""
-    return _opset(model) >= _ATTENTION
+    return opset_of(model) >= _ATTENTION
 
 
 def compose(model: onnx.ModelProto) -> None:
     """Put operators of later opsets into a model, which :func:`decompose` takes out."""
-    opset = _opset(model)
+    opset = opset_of(model)
     finders = [_attention, _rms_normalization] if opset >= _ATTENTION else []
     finders += [_swish] if opset >= _SWISH else []
     if not finders:
@@ -72,20 +72,16 @@ def decompose(model: onnx.ModelProto) -> None:
             graph.value_info.extend(values)
             read = {name for part in parts for name in part.input}
             if not read.issuperset({*node.input} - made - {""}):
-                raise _changed(node)
+                raise changed_node(node)
         for part in parts:
             if text is not None and not known.issuperset(filter(None, part.input)):
-                raise _changed(node)
+                raise changed_node(node)
             known.update(part.output)
             nodes.append(part)
     if len(nodes) != len(graph.node):
-        kept = [_copy(node) for node in nodes if given_up.isdisjoint(node.output)]
+        kept = [copied(node) for node in nodes if given_up.isdisjoint(node.output)]
         del graph.node[:]
         graph.node.extend(kept)
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    return next((entry.version for entry in model.opset_import if not entry.domain), 0)
 
 
 @dataclass
@@ -190,7 +186,7 @@ class _Graph:
                 nodes += [*found.made, found.node]
             elif id(node) not in self._gone:
                 nodes.append(node)
-        kept = [_copy(node) for node in nodes]
+        kept = [copied(node) for node in nodes]
         made = {name for node in kept for name in node.output} | {v.name for v in self._graph.input}
         values = [_copy_value(v) for v in self._graph.value_info if v.name in made]
         del self._graph.node[:], self._graph.value_info[:]
@@ -340,25 +336,11 @@ def _recorded(
     return parts, made, values
 
 
-def _changed(node: onnx.NodeProto) -> ModelLoadError:
-    return ModelLoadError(
-        f"its node '{node.name}' has other tensors than its metadata describe: it was changed by another "
-        f"tool. Export the model again, or open it in a plain onnxruntime.InferenceSession, which computes "
-        f"it as ONNX Runtime does"
-    )
-
-
 def _bare(node: onnx.NodeProto) -> onnx.NodeProto:
     """The node without metadata of torch.onnx's."""
-    made = _copy(node)
+    made = copied(node)
     del made.metadata_props[:]
     made.metadata_props.extend(prop for prop in node.metadata_props if prop.key.startswith(_OURS))
-    return made
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from torch2ort.errors import ModelLoadError
 from torch2ort.graph.graph_traversal import graphs_in
 
 # Metadata of such a node; a plain session does without.
@@ -29,3 +30,12 @@ def exact_nodes(model: onnx.ModelProto) -> list[str]:
 def nan_type(node: onnx.NodeProto) -> str | None:
     """The element type in which a node counts NaN as PyTorch does; ``None`` where it does not."""
     return next((prop.value for prop in node.metadata_props if prop.key == NAN_META), None)
+
+
+def changed_node(node: onnx.NodeProto) -> ModelLoadError:
+    """The error of a node that is not what its metadata say."""
+    return ModelLoadError(
+        f"its node '{node.name}' has other tensors than its metadata describe: it was changed by another "
+        f"tool. Export the model again, or open it in a plain onnxruntime.InferenceSession, which computes "
+        f"it as ONNX Runtime does"
+    )

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from torch2ort.graph.exact_nodes import GELU_META
-from torch2ort.graph.graph_traversal import graphs_in, values_read
+from torch2ort.graph.graph_traversal import graphs_in, opset_of, values_read
 
 _OPSET = 20
 _DOMAIN = "com.microsoft"
@@ -22,7 +22,7 @@ _GELU, _TANH_GELU = "Gelu", "FastGelu"
 
 def gelus_as_formulas(model: onnx.ModelProto) -> None:
     """Put operators of ONNX into the places of marked nodes."""
-    opset = _opset(model)
+    opset = opset_of(model)
     for graph in graphs_in(model.graph):
         nodes = [part for n in graph.node for part in (_formula(n, opset) if is_gelu(n) else [n])]
         del graph.node[:]
@@ -31,7 +31,7 @@ def gelus_as_formulas(model: onnx.ModelProto) -> None:
 
 def formulas_as_gelus(model: onnx.ModelProto) -> None:
     """Put nodes into the places of formulas that :func:`gelus_as_formulas` wrote, where these are whole."""
-    opset = _opset(model)
+    opset = opset_of(model)
     for graph in graphs_in(model.graph):
         if not any(_mark(node) for node in graph.node):
             continue
@@ -126,7 +126,3 @@ def _is_same(one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
 
 def _mark(node: onnx.NodeProto) -> str | None:
     return next((prop.value for prop in node.metadata_props if prop.key == GELU_META), None)
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    return next((entry.version for entry in model.opset_import if not entry.domain), 0)

@@ -101,3 +101,15 @@ def load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
             )
         sites[node.name] = load_node(node)
     return sites
+
+
+def copied(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The node outside of its graph, which frees those that it drops."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    return made
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators; 0 where a model imports none."""
+    return next((entry.version for entry in model.opset_import if not entry.domain), 0)

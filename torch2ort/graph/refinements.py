@@ -17,8 +17,8 @@ from google.protobuf import json_format
 from onnx import helper
 
 from torch2ort.errors import ModelLoadError
-from torch2ort.graph.exact_nodes import REFINED_META
-from torch2ort.graph.graph_traversal import bodies, graphs_in, values_read
+from torch2ort.graph.exact_nodes import REFINED_META, changed_node
+from torch2ort.graph.graph_traversal import bodies, copied, graphs_in, values_read
 from torch2ort.graph.op_allowlist import check_index_text
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import CHECKED_INDEX, decode_check
@@ -100,7 +100,7 @@ def drop_exact(graph: onnx.GraphProto) -> None:
 def refinements_as_marks(model: onnx.ModelProto) -> None:
     """Take refinements out of a model, which :func:`marks_as_refinements` puts back."""
     graph = model.graph
-    nodes = [_copy(node) for node in graph.node]
+    nodes = [copied(node) for node in graph.node]
     renamed = _outputs_renamed(nodes, [value.name for value in graph.output])
     refined = {node.output[0]: node for node in nodes if is_refinement(node)}
     unread = _left_out(nodes, [*(value.name for value in graph.output), *renamed])
@@ -141,14 +141,14 @@ def marks_as_refinements(model: onnx.ModelProto) -> None:
         if mark.place < 0:
             outputs, i = mark.node.output, ~mark.place
             if not i < len(outputs) or outputs[i] != mark.result:
-                raise _changed(mark.node)
+                raise changed_node(mark.node)
             plain_of[mark.result] = outputs[i] = _plain(mark.result, refined)
     for mark in marked:
         if mark.place >= 0:
             inputs, i = mark.node.input, mark.place
             given = inputs[i] if i < len(inputs) else ""
             if plain_of.get(given, given) != _plain(mark.result, refined):
-                raise _changed(mark.node)
+                raise changed_node(mark.node)
             inputs[i] = mark.result
     known = {value.name for value in (*graph.input, *graph.initializer)}
     known.update(name for node in graph.node for name in node.output)
@@ -161,12 +161,12 @@ def marks_as_refinements(model: onnx.ModelProto) -> None:
                 if made.get(step.output[0]) == step:
                     continue
                 if not known.isdisjoint(step.output) or not known.issuperset(filter(None, step.input)):
-                    raise _changed(mark.node)
+                    raise changed_node(mark.node)
                 known.update(step.output)
                 made[step.output[0]] = step
                 nodes.append(step)
         if top is not None:
-            nodes.append(_copy(top))
+            nodes.append(copied(top))
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -277,14 +277,6 @@ def _steps(name: str, left_out: Mapping[str, onnx.NodeProto], seen: set[str]) ->
     return [*(step for value in node.input for step in _steps(value, left_out, seen)), node]
 
 
-def _changed(node: onnx.NodeProto) -> ModelLoadError:
-    return ModelLoadError(
-        f"its node '{node.name}' has other tensors than its metadata describe: it was changed by another "
-        f"tool. Export the model again, or open it in a plain onnxruntime.InferenceSession, which computes "
-        f"it as ONNX Runtime does"
-    )
-
-
 def _functions_as_checks(model: onnx.ModelProto) -> None:
     """Turn the local functions that files of earlier versions hold into checks."""
     domain, _, name = CHECKED_INDEX.partition("::")
@@ -306,9 +298,3 @@ def _operator(node: onnx.NodeProto) -> str:
 def _inner_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Those in the bodies of a node."""
     return [inner for body in bodies(node) for graph in graphs_in(body) for inner in graph.node]
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    return made
