@@ -23,7 +23,7 @@ from torch2ort.errors import ExportError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.exports.build import build
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.node_provenance import Origin, kernel_name
+from torch2ort.graph.node_provenance import kernels_said
 from torch2ort.graph.refinements import kernels_in_files
 from torch2ort.graph.weights import frozen
 from torch2ort.log import apply_level
@@ -152,13 +152,10 @@ def _give_bodies(*arguments: Any) -> Graph:
 
 def _tell_kernels(graph: Graph) -> None:
     """Warn of what a plain session cannot run by itself."""
-    found: dict[str, None] = {}
-    for node in kernels_in_files(graph.proto.graph):
-        name, line = kernel_name(graph.sites[node.name]), Origin.of(node).line
-        found[f"{name} ({line})" if line else name] = None
-    if found:
+    kernels = kernels_said(kernels_in_files(graph.proto.graph), graph.sites)
+    if kernels:
         warn(
-            f"ONNX has no operators for {', '.join(found)}: the graph calls PyTorch's kernels, which a plain "
+            f"ONNX has no operators for {kernels}: the graph calls PyTorch's kernels, which a plain "
             f"onnxruntime.InferenceSession finds in torch2ort's library alone. Run the file with "
             f"torch2ort.load, or register a translation with torch2ort.register_symbolic"
         )

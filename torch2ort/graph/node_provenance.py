@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,20 @@ def kernel_name(site: Site) -> str:
             namespace, _, name = json.loads(value)["operator"].rpartition("::")
             return f"torch.ops.{namespace or 'aten'}.{name}"
     return site.func_name
+
+
+def kernels_said(nodes: Iterable[onnx.NodeProto], sites: Mapping[str, Site]) -> str:
+    """What calls of kernels run, each once with its line; empty without calls.
+
+    Args:
+        nodes: the calls.
+        sites: by the names of the nodes.
+    """
+    said: dict[str, None] = {}
+    for node in nodes:
+        name, line = kernel_name(sites[node.name]), Origin.of(node).line
+        said[f"{name} ({line})" if line else name] = None
+    return ", ".join(said)
 
 
 def _names(text: str) -> list[str]:

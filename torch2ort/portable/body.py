@@ -16,7 +16,7 @@ from torch2ort.capture.trace import trace
 from torch2ort.errors import ExportError, UnsupportedOperatorError
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.graph_traversal import python_op_nodes
-from torch2ort.graph.node_provenance import Origin, kernel_name
+from torch2ort.graph.node_provenance import kernels_said
 from torch2ort.graph.refinements import drop_exact
 from torch2ort.graph.weights import with_weights
 from torch2ort.portable.body_sizes import settle_sizes
@@ -119,27 +119,37 @@ def _as_written(site: Site) -> Site:
     return replace(site, result=result, remembers=False, keeps_state=False, autocast=None)
 
 
+def tensors_of_node(site: Site, found: Any, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that the node of a call gives.
+
+    Args:
+        site: the call.
+        found: what it returned.
+        given: its tensors, as it left them.
+    """
+    result = site.known_result
+    values = found if isinstance(found, tuple) else (found,)
+    returned = [value for value, kind in zip(values, result.outputs, strict=True) if kind is TENSOR]
+    left = dict(zip(site.tensor_positions, given, strict=True))
+    return [*returned, *(left[position] for position in result.hidden)]
+
+
 class _Forward(torch.nn.Module):
     """A call of a Function as a module, which gives the tensors that its node gives."""
 
     def __init__(self, site: Site, function: Callable[..., Any]) -> None:
         super().__init__()
-        self._function, self._autocast = function, site.autocast
-        self._result = site.known_result
-        self._written = {p: i for i, p in enumerate(site.tensor_positions) if p in self._result.mutated}
+        self._function, self._site = function, site
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return the tensors that the node of the call gives, under the names that they have in its body."""
         given = list(tensors)
-        for i in self._written.values():
-            given[i] = given[i].clone()
-        with entered(self._autocast):
+        for i, position in enumerate(self._site.tensor_positions):
+            if position in self._site.known_result.mutated:
+                given[i] = given[i].clone()
+        with entered(self._site.autocast):
             found = self._function(*given)
-        results = found if isinstance(found, tuple) else (found,)
-        kinds = self._result.outputs
-        returned = [value for value, kind in zip(results, kinds, strict=True) if kind is TENSOR]
-        hidden = [given[self._written[position]] for position in self._result.hidden]
-        outputs = [*returned, *hidden]
+        outputs = tensors_of_node(self._site, found, given)
         return outputs[0] if len(outputs) == 1 else {f"output_{i}": value for i, value in enumerate(outputs)}
 
 
@@ -149,11 +159,8 @@ def _refuse_kernels(site: Site, graph: Graph) -> None:
     Raises:
         UnsupportedOperatorError: names the operators, with their lines.
     """
-    found: dict[str, None] = {}
-    for node in python_op_nodes(graph.proto.graph):
-        line = Origin.of(node).line
-        found[kernel_name(graph.sites[node.name]) + (f" at {line}" if line else "")] = None
-    if found:
+    kernels = kernels_said(python_op_nodes(graph.proto.graph), graph.sites)
+    if kernels:
         raise UnsupportedOperatorError(
-            f"{site.func_name} is not portable: ONNX has no operators for {', '.join(found)}. {WAY_OUT}"
+            f"{site.func_name} is not portable: ONNX has no operators for {kernels}. {WAY_OUT}"
         )

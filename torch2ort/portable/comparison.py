@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from torch2ort.errors import ExportError
-from torch2ort.options import Options
-from torch2ort.portable.body import Body
+from torch2ort.portable.body import tensors_of_node
 from torch2ort.portable.probe import INSTEAD
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied
-from torch2ort.pythonop import TENSOR, Site
+from torch2ort.pythonop import Site
 from torch2ort.pythonop.autocast import entered
 from torch2ort.runtime import InferenceEngine
 
@@ -23,19 +22,17 @@ _TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, t
 _ROUNDED = 10_000
 
 
-def compare(site: Site, body: Body, tensors: Sequence[torch.Tensor], options: Options) -> None:
+def compare(site: Site, body: InferenceEngine, tensors: Sequence[torch.Tensor]) -> None:
     """Run a body and forward on the sample, and on random inputs of its sizes.
 
     Args:
         site: the call.
-        body: what stands for it.
+        body: runs what stands for it.
         tensors: its tensors on the sample.
-        options: threads.
 
     Raises:
         ExportError: the results differ; says by how much.
     """
-    engine = InferenceEngine(body.graph, options)
     generator = torch.Generator().manual_seed(0)
     runs = [("the sample", list(tensors))]
     runs += [("random inputs", [_random(t, generator) for t in tensors]) for _ in range(_RANDOM)]
@@ -47,7 +44,7 @@ def compare(site: Site, body: Body, tensors: Sequence[torch.Tensor], options: Op
                 raise
             # Forward refuses what it does not get in the model.
             continue
-        actual = engine.run([t.detach().contiguous() for t in given])
+        actual = body.run([t.detach().contiguous() for t in given])
         for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
             difference = _difference(one, other)
             if difference is not None:
@@ -60,16 +57,12 @@ def compare(site: Site, body: Body, tensors: Sequence[torch.Tensor], options: Op
 
 def _eager(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """What forward gives, and leaves in arguments that it does not return."""
-    given = dict(zip(site.tensor_positions, tensors, strict=True))
     try:
         with torch.no_grad(), applied(site, counts=True) as call, entered(site.autocast):
             found = call(*tensors)
     except NotInlinedError as reason:
         raise (reason.__cause__ or ExportError(f"{site.func_name} is not portable: {reason}")) from None
-    result = site.known_result
-    values = found if isinstance(found, tuple) else (found,)
-    returned = [v for v, kind in zip(values, result.outputs, strict=True) if kind is TENSOR]
-    return [*returned, *(given[position] for position in result.hidden)]
+    return tensors_of_node(site, found, tensors)
 
 
 def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

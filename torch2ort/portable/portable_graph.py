@@ -16,7 +16,7 @@ from torch2ort.graph.file import refuse_unstorable
 from torch2ort.graph.function_calls import attributes_of, call_text
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.graph_traversal import CALL_META, ancestors
-from torch2ort.graph.node_provenance import Origin, kernel_name
+from torch2ort.graph.node_provenance import kernels_said
 from torch2ort.graph.refinements import kernels_in_files
 from torch2ort.options import Options
 from torch2ort.portable.body import Body, body_of
@@ -26,6 +26,7 @@ from torch2ort.portable.weight_functions import calls_of_functions
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.sample_tensors import number_of
+from torch2ort.runtime import InferenceEngine
 
 # Operators whose results are others in each run.
 _RANDOM = frozenset(
@@ -99,7 +100,7 @@ class _Bodies:
         self._proto = proto
         self._target = replace(target, give_bodies=None)
         self._options = options
-        self._traced: dict[object, Body] = {}
+        self._traced: dict[object, tuple[Body, InferenceEngine]] = {}
         self._written: dict[type, list[onnx.FunctionProto]] = {}
         self._count = 0
 
@@ -138,11 +139,12 @@ class _Bodies:
     def _body(self, site: Site, tensors: Sequence[torch.Tensor], traced: Sequence[torch.Tensor]) -> Body:
         types = [(a.dtype, [*a.shape], str(b.shape)) for a, b in zip(tensors, traced, strict=True)]
         key = (site.function, repr(site.arguments), str(types))
-        body = self._traced.get(key)
-        if body is None:
+        if key not in self._traced:
             probe(site, tensors)
-            body = self._traced[key] = body_of(site, tensors, traced, self._target)
-        compare(site, body, tensors, self._options)
+            body = body_of(site, tensors, traced, self._target)
+            self._traced[key] = body, InferenceEngine(body.graph, self._options)
+        body, engine = self._traced[key]
+        compare(site, engine, tensors)
         return body
 
     def _function(self, site: Site, body: Body) -> onnx.FunctionProto:
@@ -214,13 +216,10 @@ def _refuse_kernels(graph: Graph) -> None:
     Raises:
         UnsupportedOperatorError: names the operators, with their lines.
     """
-    found: dict[str, None] = {}
-    for node in kernels_in_files(graph.proto.graph):
-        line = Origin.of(node).line
-        found[kernel_name(graph.sites[node.name]) + (f" at {line}" if line else "")] = None
-    if found:
+    kernels = kernels_said(kernels_in_files(graph.proto.graph), graph.sites)
+    if kernels:
         raise UnsupportedOperatorError(
-            f"the model is not portable: ONNX has no operators for {', '.join(found)}. Write them with "
+            f"the model is not portable: ONNX has no operators for {kernels}. Write them with "
             f"others, register a translation with torch2ort.register_symbolic, or export without "
             f"portable=True"
         )
