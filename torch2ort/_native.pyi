@@ -320,6 +320,7 @@ class DirectCall:
         results: list[tuple[bool, tuple[int, ...]]],
         function: str,
         numbers: list[float],
+        written: tuple[str, int] | None,
     ) -> DirectCall:
         """Looks up what the call needs of the torch that was imported.
 
@@ -335,9 +336,13 @@ class DirectCall:
             results: Of each of the operator's results, which are the site's outputs, whether it is computed,
                 and the order that its dimensions are given in; ``()`` for its own.
             function: ``""``, or the function of torch's C interface that is called instead of the dispatcher,
-                with the tensors in ``arguments`` and with ``numbers``: two of them behind three tensors for
-                one that writes its result to memory that it is given, else one result is its own.
+                with the tensors in ``arguments`` and with ``numbers``: two of them behind four tensors, the
+                first of which it writes its result to, else one result is its own.
             numbers: See there.
+            written: ``None`` for results with memory of their own. A result that is written to the runtime's
+                memory is the tensor behind the site's in ``arguments``, with the sizes of argument ``i`` for
+                ``("like", i)``, and those of the product of arguments ``i`` and ``i + 1`` for ``("product",
+                i)``.
 
         Raises:
             NotImplementedError: This torch has not what the call needs.

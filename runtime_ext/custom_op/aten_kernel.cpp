@@ -40,12 +40,13 @@ class DirectComputation {
         context_(context),
         plan_(*AsDirectCall(kernel.direct)->plan),
         specs_(*AsSite(kernel.callee)->tensor_outputs),
-        inputs_(kernel.slots.size()) {}
+        given_(kernel.slots.size()),
+        inputs_(given_ + 1) {}
 
   bool Run(OrtStatus** status);
 
  private:
-  bool WriteProduct(OrtStatus** status);
+  bool CallToWrite(OrtStatus** status);
   bool Describe(size_t index, Result* result);
   void FindOwners();
   OrtStatus* Write(size_t index, Result* result);
@@ -59,18 +60,19 @@ class DirectComputation {
   const std::vector<OutputSpec>& specs_;
   DLDevice device_{kDLCPU, 0};
   Sizes sizes_;
-  SmallArray<DLTensor, 8> inputs_;
+  size_t given_;
+  SmallArray<DLTensor, 8> inputs_;  // behind those that are given there is room for the result
   std::vector<Result> results_;
 };
 
 bool DirectComputation::Run(OrtStatus** status) {
-  for (size_t i = 0; i < inputs_.size(); ++i) {
+  for (size_t i = 0; i < given_; ++i) {
     *status = ReadInput(kernel_, context_, i, &device_, &sizes_, &inputs_[i]);
     if (*status != nullptr) return true;
   }
-  if (plan_.writes) return WriteProduct(status);
+  if (plan_.written) return CallToWrite(status);
   std::vector<OwnedTensor> found;
-  if (!CallOperator(plan_, inputs_.data(), nullptr, &found)) return false;
+  if (!CallOperator(plan_, inputs_.data(), &found)) return false;
   results_.resize(found.size());
   for (size_t i = 0; i < found.size(); ++i) {
     results_[i].tensor = std::move(found[i]);
@@ -84,9 +86,9 @@ bool DirectComputation::Run(OrtStatus** status) {
 }
 
 // Has the operator write into the runtime's own memory.
-bool DirectComputation::WriteProduct(OrtStatus** status) {
+bool DirectComputation::CallToWrite(OrtStatus** status) {
   std::vector<int64_t> sizes;
-  if (!SizesOfProduct(plan_, inputs_.data(), &sizes)) return false;
+  if (!SizesOfWritten(plan_, inputs_.data(), &sizes)) return false;
   OrtValue* value = nullptr;
   void* target = nullptr;
   *status = api_->KernelContext_GetOutput(context_, 1, sizes.data(), sizes.size(), &value);
@@ -94,9 +96,10 @@ bool DirectComputation::WriteProduct(OrtStatus** status) {
   if (value == nullptr) return false;
   *status = api_->GetTensorMutableData(value, &target);
   if (*status != nullptr) return true;
-  DLTensor out{target,  device_, static_cast<int32_t>(sizes.size()), specs_[0].dtype, sizes.data(),
-               nullptr, 0};
-  return CallOperator(plan_, inputs_.data(), &out, nullptr);
+  inputs_[given_] = {target,       device_, static_cast<int32_t>(sizes.size()), specs_[0].dtype,
+                     sizes.data(), nullptr, 0};
+  std::vector<OwnedTensor> found;
+  return CallOperator(plan_, inputs_.data(), &found);
 }
 
 // Looks at a result; false if it is not what the site was exported with.
@@ -135,7 +138,7 @@ void DirectComputation::FindOwners() {
     if (!plan_.results[i].computed) continue;
     Span span = SpanOf(result.view);
     result.own = IsContiguous(result.view);
-    for (const DLTensor& input : inputs_) result.own &= !span.Overlaps(SpanOf(input));
+    for (size_t j = 0; j < given_; ++j) result.own &= !span.Overlaps(SpanOf(inputs_[j]));
     for (size_t j = 0; j < results_.size(); ++j) {
       bool other = j != i && plan_.results[j].computed;
       if (other) result.own &= !span.Overlaps(SpanOf(results_[j].view));

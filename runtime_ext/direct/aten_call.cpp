@@ -45,12 +45,12 @@ bool CallByName(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTens
 using H = TensorHandle;
 
 // Functions of the C interface by how many tensors and numbers they take.
-TorchError CallFunction(const Plan& plan, const std::vector<OwnedTensor>& given, H out, H* result) {
+TorchError CallFunction(const Plan& plan, const std::vector<OwnedTensor>& given, H* result) {
   const std::vector<double>& n = plan.numbers;
   auto tensor = [&](size_t i) { return given[i].get(); };
-  if (plan.writes) {
+  if (plan.written) {
     auto* call = reinterpret_cast<TorchError (*)(H, H, H, H, double, double)>(plan.function);
-    return call(out, tensor(0), tensor(1), tensor(2), n[0], n[1]);
+    return call(tensor(0), tensor(1), tensor(2), tensor(3), n[0], n[1]);
   }
   if (given.size() == 2) {
     auto* call = reinterpret_cast<TorchError (*)(H, H, double, H*)>(plan.function);
@@ -64,8 +64,7 @@ TorchError CallFunction(const Plan& plan, const std::vector<OwnedTensor>& given,
   return call(tensor(0), n[0], result);
 }
 
-bool CallByFunction(const Plan& plan, const DLTensor* tensors, const DLTensor* out,
-                    std::vector<OwnedTensor>* results) {
+bool CallByFunction(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTensor>* results) {
   const TorchAbi& torch = *plan.torch;
   std::vector<OwnedTensor> given;
   given.reserve(plan.arguments.size());
@@ -73,14 +72,9 @@ bool CallByFunction(const Plan& plan, const DLTensor* tensors, const DLTensor* o
     given.emplace_back(torch, Borrow(torch, tensors[argument.tensor], argument.order));
     if (!given.back()) return false;
   }
-  OwnedTensor target;
-  if (out != nullptr) {
-    target = OwnedTensor(torch, Borrow(torch, *out, {}));
-    if (!target) return false;
-  }
   H result = nullptr;
-  if (CallFunction(plan, given, target.get(), &result) != 0) return false;
-  if (out == nullptr) results->emplace_back(torch, result);
+  if (CallFunction(plan, given, &result) != 0) return false;
+  if (!plan.written) results->emplace_back(torch, result);
   return true;
 }
 
@@ -118,8 +112,8 @@ bool ParseFunction(const std::string& function, PyObject* numbers, Plan* plan) {
     plan->numbers.push_back(number);
   }
   size_t tensors = plan->arguments.size(), count = plan->numbers.size();
-  plan->writes = tensors == 3 && count == 2;
-  bool known = plan->writes || (tensors == 2 && count == 1) || (tensors == 1 && count >= 1 && count <= 2);
+  bool known = plan->written ? tensors == 4 && count == 2
+                             : (tensors == 2 && count == 1) || (tensors == 1 && count >= 1 && count <= 2);
   for (const Argument& argument : plan->arguments) known &= argument.kind == Argument::Kind::kTensor;
   if (!known || plan->results.size() != 1 || !plan->results[0].order.empty()) {
     return Complain("no function of the C interface takes such arguments");
@@ -128,11 +122,36 @@ bool ParseFunction(const std::string& function, PyObject* numbers, Plan* plan) {
   return true;
 }
 
+// None, or ("like" or "product", the argument that tells the sizes).
+bool ParseWritten(PyObject* written, Plan* plan) {
+  if (written == Py_None) return true;
+  const char* rule = nullptr;
+  Py_ssize_t argument = 0;
+  if (!PyTuple_Check(written) || !PyArg_ParseTuple(written, "sn", &rule, &argument)) {
+    return PyErr_Occurred() == nullptr ? Complain("what is written is a rule and an argument") : false;
+  }
+  bool is_product = std::string(rule) == "product";
+  if (argument < 0 || (!is_product && std::string(rule) != "like")) return Complain("no rule of sizes");
+  plan->written = WrittenResult{is_product, static_cast<size_t>(argument)};
+  return true;
+}
+
+// The arguments that tell the sizes of a result that is written are tensors.
+bool HasWrittenSizes(const Plan& plan) {
+  size_t last = plan.written->argument + (plan.written->is_product ? 1 : 0);
+  bool fits = last < plan.arguments.size() && plan.results.size() == 1 && plan.results[0].order.empty();
+  for (size_t i = plan.written->argument; fits && i <= last; ++i) {
+    fits = plan.arguments[i].kind == Argument::Kind::kTensor;
+  }
+  return fits || Complain("no arguments tell the sizes of the result");
+}
+
 // False without an exception where this torch has not what the call needs.
 bool FillPlan(Plan* plan, Site* site, PyObject* arguments, PyObject* results, const std::string& function,
               PyObject* numbers) {
   plan->torch = FindTorchAbi();
   if (plan->torch == nullptr) return false;
+  plan->result_tensor = site->inputs->size();
   for (const InputSpec& input : *site->inputs) {
     if (TorchDType(*plan->torch, input.dtype) < 0) return false;
   }
@@ -140,7 +159,7 @@ bool FillPlan(Plan* plan, Site* site, PyObject* arguments, PyObject* results, co
     if (TorchDType(*plan->torch, output.dtype) < 0) return false;
   }
   for (Py_ssize_t i = 0; i < PyList_Size(arguments); ++i) {
-    auto argument = ParseArgument(PyList_GetItem(arguments, i), site->inputs->size());
+    auto argument = ParseArgument(PyList_GetItem(arguments, i), plan->result_tensor + (plan->written ? 1 : 0));
     if (!argument) return false;
     plan->arguments.push_back(std::move(*argument));
   }
@@ -148,6 +167,7 @@ bool FillPlan(Plan* plan, Site* site, PyObject* arguments, PyObject* results, co
   if (plan->results.size() != site->tensor_outputs->size()) {
     return Complain("the operator's results are not the site's outputs");
   }
+  if (plan->written && !HasWrittenSizes(*plan)) return false;
   if (function.empty()) return true;
   return ParseFunction(function, numbers, plan) && plan->function != nullptr;
 }
@@ -161,16 +181,17 @@ PyObject* Make(PyTypeObject* type, PyObject* site, std::unique_ptr<Plan> plan) {
 }
 
 PyObject* DirectCallNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"site",    "operator", "overload", "arguments",
-                                "results", "function", "numbers",  nullptr};
-  PyObject *site, *arguments, *results, *numbers;
+  static const char* names[] = {"site",     "operator", "overload", "arguments", "results",
+                                "function", "numbers",  "written",  nullptr};
+  PyObject *site, *arguments, *results, *numbers, *written;
   const char *name, *overload, *function;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!ssO!O!sO!:DirectCall", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!ssO!O!sO!O:DirectCall", const_cast<char**>(names),
                                    site_type, &site, &name, &overload, &PyList_Type, &arguments, &PyList_Type,
-                                   &results, &function, &PyList_Type, &numbers)) {
+                                   &results, &function, &PyList_Type, &numbers, &written)) {
     return nullptr;
   }
   auto plan = std::make_unique<Plan>();
+  if (!ParseWritten(written, plan.get())) return nullptr;
   plan->name = name;
   plan->overload = overload;
   if (!FillPlan(plan.get(), AsSite(site), arguments, results, function, numbers)) {
@@ -263,28 +284,31 @@ bool InitDirectCall(PyObject* module) {
   return PyModule_AddObjectRef(module, "DirectCall", reinterpret_cast<PyObject*>(direct_call_type)) == 0;
 }
 
-bool CallOperator(const Plan& plan, const DLTensor* tensors, const DLTensor* out,
-                  std::vector<OwnedTensor>* results) {
+bool CallOperator(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTensor>* results) {
   NoGrad no_grad(*plan.torch);
-  if (plan.function != nullptr) return CallByFunction(plan, tensors, out, results);
+  if (plan.function != nullptr) return CallByFunction(plan, tensors, results);
   return CallByName(plan, tensors, results);
 }
 
-bool SizesOfProduct(const Plan& plan, const DLTensor* tensors, std::vector<int64_t>* sizes) {
-  auto size = [&](size_t argument, size_t dimension) {
-    const Argument& given = plan.arguments[argument];
-    size_t d = given.order.empty() ? dimension : static_cast<size_t>(given.order[dimension]);
-    return tensors[given.tensor].shape[d];
+bool SizesOfWritten(const Plan& plan, const DLTensor* tensors, std::vector<int64_t>* sizes) {
+  auto sizes_of = [&](const Argument& given) {
+    const DLTensor& tensor = tensors[given.tensor];
+    std::vector<int64_t> found(tensor.shape, tensor.shape + tensor.ndim);
+    for (size_t i = 0; i < given.order.size(); ++i) found[i] = tensor.shape[given.order[i]];
+    return found;
   };
-  auto rank = static_cast<size_t>(tensors[plan.arguments[1].tensor].ndim);
-  for (size_t i = 1; i <= 2; ++i) {
-    const Argument& given = plan.arguments[i];
-    bool fits = tensors[given.tensor].ndim == static_cast<int32_t>(rank);
-    if (!fits || (!given.order.empty() && given.order.size() != rank)) return false;
+  *sizes = sizes_of(plan.arguments[plan.written->argument]);
+  if (plan.written->is_product) {
+    std::vector<int64_t> second = sizes_of(plan.arguments[plan.written->argument + 1]);
+    if (second.size() != sizes->size() || (second.size() != 2 && second.size() != 3)) return false;
+    sizes->back() = second.back();
+    return true;
   }
-  if (rank != 2 && rank != 3) return false;
-  for (size_t i = 0; i + 1 < rank; ++i) sizes->push_back(size(1, i));
-  sizes->push_back(size(2, rank - 1));
+  // Others would be broadcast.
+  for (const Argument& given : plan.arguments) {
+    bool is_given = given.kind == Argument::Kind::kTensor && given.tensor < plan.result_tensor;
+    if (is_given && sizes_of(given) != *sizes) return false;
+  }
   return true;
 }
 

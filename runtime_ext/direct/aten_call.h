@@ -24,6 +24,12 @@ struct DirectCall {
   struct Plan* plan;
 };
 
+// A result that the operator writes into the runtime's own memory: the tensor behind those of the site.
+struct WrittenResult {
+  bool is_product;  // of the matrices in `argument` and the next one; else of the sizes of `argument`
+  size_t argument;
+};
+
 // Decided once. The operator is called through torch's dispatcher by its name, or by a function of its own
 // where it takes numbers that the dispatcher's C interface cannot pass.
 struct Plan {
@@ -32,7 +38,8 @@ struct Plan {
   std::vector<Argument> arguments;
   std::vector<DirectResult> results;
   void* function = nullptr;
-  bool writes = false;                   // the function writes its result into a tensor that it is given
+  std::optional<WrittenResult> written;
+  size_t result_tensor = 0;  // the number of the tensor that is written, behind the site's
   std::vector<double> numbers;           // the function's last arguments; the tensors stand in `arguments`
   std::optional<CompiledRegion> region;  // a library's function instead of torch's: nothing else is set
 };
@@ -42,12 +49,12 @@ bool InitDirectCall(PyObject* module);
 
 inline DirectCall* AsDirectCall(PyObject* self) { return reinterpret_cast<DirectCall*>(self); }
 
-// Calls the operator, gradients off. `out`: where the result goes, for a plan that writes. Gives one tensor a
-// result, or one without handle where the operator left it out. False if torch raised.
-bool CallOperator(const Plan& plan, const DLTensor* tensors, const DLTensor* out,
-                  std::vector<OwnedTensor>* results);
+// Calls the operator, gradients off. `tensors`: the site's, and behind them the result of a plan that writes.
+// Gives one tensor a result, or one without handle where the operator left it out; what a plan that writes
+// gives is of no use. False if torch raised.
+bool CallOperator(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTensor>* results);
 
 // The sizes of the result of a plan that writes; false if the tensors do not fit each other.
-bool SizesOfProduct(const Plan& plan, const DLTensor* tensors, std::vector<int64_t>* sizes);
+bool SizesOfWritten(const Plan& plan, const DLTensor* tensors, std::vector<int64_t>* sizes);
 
 }  // namespace torch2ort

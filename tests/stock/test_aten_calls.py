@@ -75,6 +75,35 @@ OPERATORS = {
     "sum": (aten.sum.dim_IntList, [*given(0), [0], True], [(4, 3)], {}, []),
     "gelu": (aten.gelu.default, given(0), [(4, 3)], {"approximate": "tanh"}, []),
     "softmax": (aten._softmax.default, [*given(0), -1, False], [(4, 3)], {}, []),
+    "large gelu": (aten.gelu.default, given(0), [(300, 200)], {}, []),
+    "gelu of transposed": (aten.gelu.default, permuted([1, 0], 0), [(300, 200)], {}, []),
+    "derivative of gelu": (
+        aten.gelu_backward.default,
+        [*permuted([1, 0], 0), *given(1)],
+        [(200, 300), (300, 200)],
+        {"approximate": "tanh"},
+        [],
+    ),
+    "sigmoid": (aten.sigmoid.default, given(0), [(300, 200)], {}, []),
+    "derivative of sigmoid": (aten.sigmoid_backward.default, given(0, 0), [(300, 200)], {}, []),
+    "silu": (aten.silu.default, given(0), [(300, 200)], {}, []),
+    "derivative of silu": (aten.silu_backward.default, given(0, 0), [(300, 200)], {}, []),
+    "derivative of tanh": (aten.tanh_backward.default, given(0, 0), [(300, 200)], {}, []),
+    "logarithm of softmax": (aten._log_softmax.default, [*given(0), 1, False], [(300, 200)], {}, []),
+    "derivative of softmax": (
+        aten._softmax_backward_data.default,
+        [*given(0, 0), -1, torch.float32],
+        [(300, 200)],
+        {},
+        [],
+    ),
+    "derivative of the logarithm of softmax": (
+        aten._log_softmax_backward_data.default,
+        [*given(0, 0), 0, torch.float32],
+        [(300, 200)],
+        {},
+        [],
+    ),
     "layer norm": (
         aten.native_layer_norm.default,
         [*given(0), [6], *given(1, 1), 1e-5],
@@ -172,6 +201,13 @@ def test_an_error_is_the_operators_own_and_the_next_call_works():
     assert call.python_calls == calls
 
 
+def test_what_is_broadcast_runs_in_python():
+    grad, output = numbers(1, 3), numbers(4, 3)
+    call = OneCall(aten.tanh_backward.default, given(0, 1), [grad, output])
+    for _ in range(3):
+        assert_equal_bits(call(grad, output), in_python(call.text, (grad, output)))
+
+
 def test_a_product_that_does_not_fit_is_refused_in_torchs_words():
     call = OneCall(aten.addmm.default, given(0, 1, 2), [numbers(3), numbers(5, 4), numbers(4, 3)])
     call(numbers(3), numbers(5, 4), numbers(4, 3))
@@ -227,9 +263,16 @@ def test_a_result_is_no_arguments_memory():
     assert x.abs().sum() > 0
 
 
-def test_memory_that_was_given_is_freed():
+@pytest.mark.parametrize(
+    "operator",
+    [
+        pytest.param(aten.tan.default, id="memory of torch's"),
+        pytest.param(aten.tanh.default, id="memory of the runtime's"),
+    ],
+)
+def test_memory_of_results_is_freed(operator):
     x = numbers(1000, 1000)
-    call = OneCall(aten.tanh.default, given(0), [x])
+    call = OneCall(operator, given(0), [x])
     for _ in range(3):
         call(x)
     before = resident_bytes()
@@ -279,4 +322,5 @@ def test_a_torch_without_what_a_call_needs_is_named():
             results=[(True, ())],
             function="aoti_torch_cpu_no_such_function",
             numbers=[1.0],
+            written=None,
         )

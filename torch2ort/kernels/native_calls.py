@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ class DirectArguments:
         results: of each whether it is computed, and the order of its dimensions, empty for its own.
         function: the function of the C interface to call instead of the dispatcher; ``""`` for none.
         numbers: the numbers that this function takes.
+        written: the argument that tells the sizes of a result that is written to the runtime's memory, which
+            is the tensor behind the site's: ``("like", i)``, or ``("product", i)`` of that matrix and the
+            next; ``None`` for results with memory of their own.
     """
 
     operator: str
@@ -36,6 +39,7 @@ class DirectArguments:
     results: list[tuple[bool, tuple[int, ...]]]
     function: str = ""
     numbers: tuple[float, ...] = ()
+    written: tuple[str, int] | None = None
 
 
 class _UnwritableError(Exception):
@@ -44,16 +48,38 @@ class _UnwritableError(Exception):
 
 # Functions for operators that take Scalars, which the dispatcher's C interface has no form for.
 _FUNCTIONS = {
-    "aten::addmm": "aoti_torch_cpu_addmm_out",
-    "aten::baddbmm": "aoti_torch_cpu_baddbmm_out",
     "aten::add.Tensor": "aoti_torch_cpu_add_Tensor",
     "aten::mul.Scalar": "aoti_torch_cpu_mul_Scalar",
     "aten::pow.Tensor_Scalar": "aoti_torch_cpu_pow_Tensor_Scalar",
+}
+# Those that write their result to the first tensor.
+_WRITING_FUNCTIONS = {
+    "aten::addmm": "aoti_torch_cpu_addmm_out",
+    "aten::baddbmm": "aoti_torch_cpu_baddbmm_out",
 }
 # The same where a tensor is given as a Python number.
 _WITH_NUMBER = {
     "aten::add.Tensor": "aoti_torch_cpu_add_Scalar",
     "aten::mul.Tensor": "aoti_torch_cpu_mul_Scalar",
+}
+# Operators whose kernel writes to memory that it is given -> the overload that does, and what tells the sizes.
+# Memory of the runtime's own is used again from node to node and step to step, while torch's comes from the
+# heap, which gives large blocks back to the system and gets them with pages to be filled again.
+_WRITING_OVERLOADS = {
+    "aten::mm": ("out", ("product", 0)),
+    "aten::bmm": ("out", ("product", 0)),
+    **dict.fromkeys(
+        (
+            *("aten::_log_softmax", "aten::_log_softmax_backward_data"),
+            *("aten::_softmax", "aten::_softmax_backward_data"),
+            *("aten::gelu", "aten::sigmoid", "aten::silu", "aten::tanh"),
+        ),
+        ("out", ("like", 0)),
+    ),
+    **dict.fromkeys(
+        ("aten::gelu_backward", "aten::sigmoid_backward", "aten::silu_backward", "aten::tanh_backward"),
+        ("grad_input", ("like", 0)),
+    ),
 }
 
 
@@ -78,10 +104,10 @@ def direct_arguments(text: str, dtypes: tuple[torch.dtype, ...]) -> DirectArgume
     try:
         given = _given(call)
         if any(isinstance(v, (int, float)) and str(a.type) in ("Tensor", "number") for a, v in given):
-            function, tensors, numbers = _function(call, given, dtypes)
-            return DirectArguments(schema.name, schema.overload_name, tensors, results, function, numbers)
+            return _by_function(call, given, dtypes, results)
         arguments = [_written(value, str(a.real_type), a.N, call.tensors) for a, value in given]
-        return DirectArguments(schema.name, schema.overload_name, arguments, results)
+        direct = DirectArguments(schema.name, schema.overload_name, arguments, results)
+        return _writing(direct, dtypes)
     except _UnwritableError:
         return None
 
@@ -102,23 +128,52 @@ def _given(call: Call) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _function(
-    call: Call, given: Sequence[tuple[Any, Any]], dtypes: Sequence[torch.dtype]
-) -> tuple[str, list[Any], tuple[float, ...]]:
-    """The function for a call that takes numbers, its tensors and its numbers.
+def _by_function(
+    call: Call,
+    given: Sequence[tuple[Any, Any]],
+    dtypes: Sequence[torch.dtype],
+    results: list[tuple[bool, tuple[int, ...]]],
+) -> DirectArguments:
+    """A call that takes numbers, by a function of the C interface.
 
     It takes numbers as floats, which makes no difference where all tensors are floating.
     """
-    name = call.operator.name()
+    schema, name = private.schema_of(call.operator), call.operator.name()
     tensors = [_written(v, "Tensor", None, call.tensors) for _, v in given if isinstance(v, dict)]
     numbers = [v for _, v in given if not isinstance(v, dict)]
     expected = sum(str(a.type) == "Tensor" for a, _ in given)
-    function = (_FUNCTIONS if len(tensors) == expected else _WITH_NUMBER).get(name)
     floating = all(dtype.is_floating_point for dtype in dtypes)
     plain = all(isinstance(n, float) or (type(n) is int and abs(n) < 2**24) for n in numbers)
-    if function is None or not floating or not plain or any(call.orders):
+    written = None
+    if len(tensors) == expected and name in _WRITING_FUNCTIONS:
+        function = _WRITING_FUNCTIONS[name]
+        tensors, written = [("tensor", len(dtypes)), *tensors], ("product", 2)
+    else:
+        function = (_FUNCTIONS if len(tensors) == expected else _WITH_NUMBER).get(name, "")
+    if not function or not floating or not plain or any(call.orders):
         raise _UnwritableError
-    return function, tensors, tuple(float(n) for n in numbers)
+    numbers = tuple(float(n) for n in numbers)
+    return DirectArguments(schema.name, schema.overload_name, tensors, results, function, numbers, written)
+
+
+def _writing(direct: DirectArguments, dtypes: Sequence[torch.dtype]) -> DirectArguments:
+    """The same call with its result written to the runtime's memory, where its kernel can."""
+    overload, written = _WRITING_OVERLOADS.get(direct.operator, ("", None))
+    ordered = any(order for _, order in direct.results)
+    if direct.overload or written is None or ordered or not _is_of_one_type(direct, dtypes):
+        return direct
+    if written[0] == "like" and any(isinstance(a, tuple) and a[0] == "permuted" for a in direct.arguments):
+        # oneDNN's kernels take no other order of memory for the result than for the arguments.
+        return direct
+    arguments = [*direct.arguments, ("tensor", len(dtypes))]
+    return replace(direct, overload=overload, arguments=arguments, written=written)
+
+
+def _is_of_one_type(direct: DirectArguments, dtypes: Sequence[torch.dtype]) -> bool:
+    """Whether the tensors of a call, and so its result, are of one floating-point type."""
+    named = {str(a[1]) for a in direct.arguments if isinstance(a, tuple) and a[0] == "dtype"}
+    names = {str(dtype).removeprefix("torch.") for dtype in dtypes} | named
+    return len(names) == 1 and all(dtype.is_floating_point for dtype in dtypes)
 
 
 def _written(value: Any, kind: str, length: int | None, tensors: int) -> Any:

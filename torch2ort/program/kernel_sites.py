@@ -41,11 +41,12 @@ from torch2ort.support.provenance import origin_of, places_of, source_line
 _COUNTING = frozenset({"arange", "range"})
 # Operators that read tensors in any order of memory. Derivatives may not: native_group_norm_backward takes
 # its tensors to lie alike, which autograd sees to.
-_PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
-_ATTENTION = frozenset(
-    {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"}
-)
-_HALF = (torch.float16, torch.bfloat16)
+_READ_ANY_ORDER = frozenset(
+    {
+        "addmm", "baddbmm", "bmm", "mm", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    }
+)  # fmt: skip
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
 _FULL = torch.ops.aten.full.default
@@ -309,7 +310,7 @@ def _call_of(
                 source, order = value, None
                 if target in KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
                     source, order = _columns_in_rows(node, value)
-                elif permutes and (any_order or _reads_any_order(node, number.dtype)):
+                elif permutes and (any_order or operator_name(node) in _READ_ANY_ORDER):
                     source, order = unpermuted(value)
                 tensors.append(source)
                 i = len(tensors) - 1
@@ -353,15 +354,6 @@ def _size_in_call(node: torch.fx.Node, number: torch.SymInt, sizes: list[torch.f
     if private.is_known(number <= 0):
         return {"minus": _position(_negated(node), sizes)}
     return {"difference": [_position(part, sizes) for part in _parts(node)]}
-
-
-def _reads_any_order(node: torch.fx.Node, dtype: torch.dtype) -> bool:
-    """Whether the kernel of ``node`` may get a tensor of this type with its dimensions in another order.
-
-    In float32 a product is ONNX Runtime's by the rule, which takes most transpositions into it.
-    """
-    name = operator_name(node)
-    return name in _ATTENTION or (name in _PRODUCTS and dtype in _HALF)
 
 
 def _results_of(node: torch.fx.Node) -> list[torch.fx.Node | None]:

@@ -166,6 +166,7 @@ def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
             results=found.results,
             function=found.function,
             numbers=list(found.numbers),
+            written=found.written,
         )
     except NotImplementedError:
         return bound
