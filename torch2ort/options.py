@@ -21,6 +21,7 @@ _ENV_PREFIX = "TORCH2ORT_"
 _RESERVED_ENV = frozenset({"TORCH2ORT_LONG"})
 _LOG_LEVELS = ("debug", "devinfo", "info", "warning", "error", "critical")
 _GUARDS = ("complete", "trust")
+_MODES = ("default", "max")
 _REMOVED: Mapping[str, str] = {"engine": "as there is one engine"}
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -69,6 +70,10 @@ class Options:
             are refused. Stored as a tuple, options as pairs. An :class:`ORTModule` and ``torch.compile``
             take those alone that compute in the CPU's memory, the former CUDA's where it may be tried. In
             the environment: names with commas between, or the list in JSON.
+        mode: ``"default"``, or ``"max"`` for the fastest steps of an :class:`ORTModule` at the price of a
+            longer start and more memory: `fuse`, `inline_functions` and `autotune` are on, and backward
+            recomputes nothing that costs time. Each of the three is ``None`` by default and then follows the
+            mode; ``True`` or ``False`` overrides it. Files stay as they are.
         fuse: Have torch's inductor compile what lies between products, convolutions and Functions into one
             kernel a region. It takes a C++ compiler and seconds a region, once a machine: what was compiled
             is kept in the export cache. Without a compiler operators run one by one, with a warning. Results
@@ -96,9 +101,10 @@ class Options:
     deterministic: bool = False
     guards: str = "complete"
     providers: Sequence[Any] | None = None
-    fuse: bool = False
-    inline_functions: bool = False
-    autotune: bool = False
+    mode: str = "default"
+    fuse: bool | None = None
+    inline_functions: bool | None = None
+    autotune: bool | None = None
 
     def __new__(cls, *args: object, **fields: object) -> Self:
         """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
@@ -117,6 +123,19 @@ class Options:
             else:
                 value = rule.check(getattr(self, name), f"Option {name!r}")
             object.__setattr__(self, name, value)
+
+    def is_on(self, switch: str) -> bool:
+        """Whether `fuse`, `inline_functions` or `autotune` is on, by its own value or by the mode.
+
+        Args:
+            switch: Name of the field.
+        """
+        value = getattr(self, switch)
+        return self.mode == "max" if value is None else bool(value)
+
+    def asker(self, switch: str) -> str:
+        """The field and value that a switch which is on is on by, as an error message names them."""
+        return f"{switch!r} is True" if getattr(self, switch) else f"'mode' is {self.mode!r}"
 
 
 def refuse_removed(name: str) -> None:
@@ -256,11 +275,10 @@ def _boolean_text(text: str) -> bool:
 
 
 _FOLDER_RULE = _Rule(_path, str, "the path of a folder as str or os.PathLike, or None", optional=True)
-_SWITCH_RULE = _Rule(
-    _boolean,
-    _boolean_text,
-    f"True or False (in the environment {'/'.join(_TRUE)} or {'/'.join(_FALSE)})",
-    optional=False,
+_TEXTS = f"(in the environment {'/'.join(_TRUE)} or {'/'.join(_FALSE)})"
+_SWITCH_RULE = _Rule(_boolean, _boolean_text, f"True or False {_TEXTS}", optional=False)
+_FOLLOWING_RULE = _Rule(
+    _boolean, _boolean_text, f"True or False {_TEXTS}, or None to follow 'mode'", optional=True
 )
 _RULES = {
     "cache_dir": _Rule(
@@ -293,7 +311,8 @@ _RULES = {
         "a list of names of execution providers or of (name, options) pairs, or None for the CPU",
         optional=True,
     ),
-    "fuse": _SWITCH_RULE,
-    "inline_functions": _SWITCH_RULE,
-    "autotune": _SWITCH_RULE,
+    "mode": _Rule(_one_of(_MODES), str, f"one of {', '.join(_MODES)}", optional=False),
+    "fuse": _FOLLOWING_RULE,
+    "inline_functions": _FOLLOWING_RULE,
+    "autotune": _FOLLOWING_RULE,
 }

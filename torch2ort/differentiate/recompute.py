@@ -1,8 +1,9 @@
-"""Activations that backward computes anew instead of keeping them.
+"""Activations that backward recomputes instead of keeping them.
 
 What takes a few operations an element from values that are kept anyway is not kept itself: a GELU or a
 normalisation, which the next layer's weight gradient reads, the steps of an activation that the model writes
-out, the probabilities of attention. Nothing is kept for it that eager PyTorch would not save, so that no more
+out, the probabilities of attention. What is recomputed takes a share of the step's time that is given, and
+frees most memory for it. Nothing is kept for it that eager PyTorch would not save, so that no more
 tensors must stay as they are until backward. Known as selective activation recomputation: Korthikanti et al.,
 Reducing Activation Recomputation in Large Transformer Models, 2022, section 5.
 
@@ -23,12 +24,15 @@ from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.aliasing import VIEWS, held_by_functions, owner_of
 from torch2ort.differentiate.fusible_ops import is_fusible
 from torch2ort.differentiate.joint_trace import Joint
+from torch2ort.differentiate.node_cost import estimated_nanoseconds
 from torch2ort.differentiate.symbolic_shapes import elements
 from torch2ort.program.half_precision import rounds_in_half
 from torch2ort.sizes.symbols import size_hint
 
 aten = torch.ops.aten
 
+# The share of a step's time that recomputation takes at most by default.
+DEFAULT_SHARE = 0.01
 # They pass over their input once, or a few times.
 _CHEAP = frozenset(
     {
@@ -60,7 +64,7 @@ _Nodes = frozenset[torch.fx.Node]
 
 
 class Recomputed(NamedTuple):
-    """What backward computes anew.
+    """What backward recomputes.
 
     Attributes:
         values: nodes of forward whose value backward reads.
@@ -71,7 +75,9 @@ class Recomputed(NamedTuple):
     copied: tuple[torch.fx.Node, ...]
 
 
-def recomputed(joint: Joint, read: Collection[torch.fx.Node], *, fuses: bool = False) -> Recomputed:
+def recomputed(
+    joint: Joint, read: Collection[torch.fx.Node], *, fuses: bool = False, share: float = DEFAULT_SHARE
+) -> Recomputed:
     """Those among what backward reads that it can compute cheaply from the others.
 
     Args:
@@ -79,7 +85,38 @@ def recomputed(joint: Joint, read: Collection[torch.fx.Node], *, fuses: bool = F
         read: nodes whose value backward reads.
         fuses: whether what is cheap runs in fused regions, where a value of few elements takes less time to
             compute than to hand over.
+        share: of the step's estimated time that recomputation may take.
     """
+    possible = _recomputable(joint, set(read), read, fuses=fuses)
+    chosen = _affordable(joint, possible.values, read, share)
+    return possible if chosen == possible.values else _recomputable(joint, chosen, read, fuses=fuses)
+
+
+def _affordable(joint: Joint, possible: _Nodes, read: Collection[torch.fx.Node], share: float) -> _Nodes:
+    """Those that free most memory for their time, as long as that is within a share of the step's."""
+    left = share * sum(map(estimated_nanoseconds, joint.graph_module.graph.nodes))
+    # What is kept ends the way back from a value, and what is recomputed for itself.
+    ends = {*read, *joint.inputs}
+    costs: dict[torch.fx.Node, float] = {}
+    for node in possible:
+        between, stack = {node}, [node]
+        while stack:
+            new = {n for n in stack.pop().all_input_nodes if n not in between and n not in ends}
+            between |= new
+            stack.extend(new)
+        costs[node] = sum(map(estimated_nanoseconds, between))
+    chosen = []
+    for node in sorted(possible, key=lambda n: costs[n] / max(_bytes(n), 1)):
+        if costs[node] <= left:
+            chosen.append(node)
+            left -= costs[node]
+    return frozenset(chosen)
+
+
+def _recomputable(
+    joint: Joint, candidates: Collection[torch.fx.Node], read: Collection[torch.fx.Node], *, fuses: bool
+) -> Recomputed:
+    """Those among some candidates that are cheap to compute from the rest of what is read."""
     given = set(read)
     again: set[torch.fx.Node] = set()
     copied: set[torch.fx.Node] = set()
@@ -93,7 +130,7 @@ def recomputed(joint: Joint, read: Collection[torch.fx.Node], *, fuses: bool = F
         changeable: _Nodes = frozenset().union(*(behind.get(n, ()) for n in node.all_input_nodes))
         if node in given:
             deepest = _DEEPEST_FUSED if fuses and _is_tiny(node) else _DEEPEST if is_large(node) else 0
-            cheap = depth is not None and 0 < depth <= deepest and node not in held
+            cheap = depth is not None and 0 < depth <= deepest and node not in held and node in candidates
             if cheap and changeable <= joint.inputs.keys() and _are_small(changeable, node):
                 again.add(node)
                 copied |= changeable

@@ -17,7 +17,7 @@ import torch
 from torch2ort._torch.aot import graph_module
 from torch2ort.differentiate.aliasing import VIEWS
 from torch2ort.differentiate.joint_trace import Joint
-from torch2ort.differentiate.recompute import recomputed
+from torch2ort.differentiate.recompute import DEFAULT_SHARE, recomputed
 from torch2ort.differentiate.symbolic_shapes import (
     SizeNodes,
     carried,
@@ -59,6 +59,7 @@ class Split:
     Args:
         joint: the graph.
         fuses: whether the halves' operators run in fused regions.
+        share: of the step's time that backward may take to recompute what is not kept.
 
     Attributes:
         read: nodes whose value backward reads; placeholders among them.
@@ -69,7 +70,7 @@ class Split:
         UnsupportedOperatorError: backward draws random numbers.
     """
 
-    def __init__(self, joint: Joint, *, fuses: bool = False) -> None:
+    def __init__(self, joint: Joint, *, fuses: bool = False, share: float = DEFAULT_SHARE) -> None:
         self._joint = joint
         self._dependent = dependent_on(joint.graph_module.graph, joint.tangents)
         results = [*joint.outputs, *joint.written.values()]
@@ -90,7 +91,7 @@ class Split:
             )
         self._tokens = _tokens(joint.graph_module.graph)
         self.read = self._read_by_backward()
-        self._again, copied = recomputed(joint, self.read, fuses=fuses)
+        self._again, copied = recomputed(joint, self.read, fuses=fuses, share=share)
         kept = tuple(node for node in self.read if node not in self._again)
         self._sizes = self._sizes_beside(kept)
         self._copies = {node: _copy_of(node) for node in copied}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import replace
+from typing import cast
 
 import torch
 
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.op_signature import signature
+from torch2ort.differentiate.symbolic_shapes import elements
 from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics.backward_decompositions import with_small_derivatives
 
+aten = torch.ops.aten
 # What ONNX does as well as PyTorch's kernels. All else, derivatives and what functionalisation leaves among
 # it, runs in those: nobody compared torch.onnx's translations of it.
 _IN_ONNX = frozenset(
@@ -28,6 +31,10 @@ _IN_ONNX = frozenset(
 )  # fmt: skip
 # Onnxruntime takes four times as long for each of them; a call costs as much as some 30,000.
 _MANY = 1 << 15
+# Numbers that an operator reads and gives, below which a call costs more than another library gains.
+_LARGE = 4096
+# Input channels from which on oneDNN's convolution is faster than ONNX Runtime's.
+_WIDE = 32
 
 
 def is_left_to_pytorch(node: torch.fx.Node) -> bool:
@@ -48,11 +55,32 @@ def _rounds_many(node: torch.fx.Node) -> bool:
     return rounds and math.prod(size_hint(size) for size in made.shape) >= _MANY
 
 
-_RULES = GradientRules(
-    source=GradientSource.HALVES,
-    decompositions=with_small_derivatives,
-    needs_kernel=is_left_to_pytorch,
-)
+def is_faster_in_kernel(node: torch.fx.Node, names: Container[str]) -> bool:
+    """Whether a node of a half is large, and one of the operators that PyTorch's kernels compute faster.
+
+    Args:
+        node: of the half.
+        names: of these operators.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return False
+    if target._schema.name.removeprefix("aten::") not in names:
+        return False
+    tensors = [n.meta["val"] for n in (node, *node.all_input_nodes)]
+    if not all(isinstance(t, torch.Tensor) and t.dtype.is_floating_point for t in tensors):
+        return False
+    if target is aten.convolution.default and not _is_wide(node):
+        return False
+    sizes = [size for t in tensors for size in t.shape]
+    return all(map(has_hint, sizes)) and sum(map(elements, tensors)) >= _LARGE
+
+
+def _is_wide(convolution: torch.fx.Node) -> bool:
+    """Whether a convolution reads so many channels that ONNX Runtime's kernel is the slower one."""
+    *_, transposed, _, groups = convolution.args
+    channels = cast(torch.fx.Node, convolution.args[0]).meta["val"].shape[1]
+    return bool(not transposed and groups == 1 and has_hint(channels) and size_hint(channels) >= _WIDE)
 
 
 def half_of(target: Target, in_onnx: Container[str] = ()) -> Target:
@@ -60,15 +88,15 @@ def half_of(target: Target, in_onnx: Container[str] = ()) -> Target:
 
     Args:
         target: of the engine's graphs.
-        in_onnx: signatures of operators that ONNX does besides, see
+        in_onnx: signatures of operators that ONNX does against the rule, see
             :func:`torch2ort.differentiate.op_signature.signature`.
     """
-    rules = _RULES if not in_onnx else replace(_RULES, needs_kernel=_besides(in_onnx))
+
+    def needs_kernel(node: torch.fx.Node) -> bool:
+        is_ruled = is_left_to_pytorch(node) or is_faster_in_kernel(node, target.in_kernels)
+        return is_ruled and not (in_onnx and signature(node) in in_onnx)
+
+    rules = GradientRules(
+        source=GradientSource.HALVES, decompositions=with_small_derivatives, needs_kernel=needs_kernel
+    )
     return replace(target, gradients=rules, rounds_as_eager=True)
-
-
-def _besides(in_onnx: Container[str]) -> Callable[[torch.fx.Node], bool]:
-    def is_left(node: torch.fx.Node) -> bool:
-        return is_left_to_pytorch(node) and signature(node) not in in_onnx
-
-    return is_left

@@ -21,6 +21,13 @@ _SHARED = (
 _NAMES = (*_SHARED, OPTION)
 
 
+# Options that are for ORTModule -> what to do with torch.compile.
+_INSTEAD = {
+    "fuse": "torch.compile(backend='inductor') fuses by itself.",
+    "autotune": "torch.compile(backend='inductor', mode='max-autotune') measures by itself.",
+}
+
+
 @dataclass(frozen=True)
 class Settings:
     """What was asked for.
@@ -64,15 +71,9 @@ def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
             "Option 'verify' is True; it compares an ORTModule with its model, and torch.compile has none. "
             "Compare with torch.compile(backend='eager')."
         )
-    if options.fuse:
-        raise OptionError(
-            "Option 'fuse' is True; it is for ORTModule. torch.compile(backend='inductor') fuses by itself."
-        )
-    if options.autotune:
-        raise OptionError(
-            "Option 'autotune' is True; it is for ORTModule. torch.compile(backend='inductor', "
-            "mode='max-autotune') measures by itself."
-        )
+    for name, instead in _INSTEAD.items():
+        if options.is_on(name):
+            raise OptionError(f"Option {options.asker(name)}; it is for ORTModule. {instead}")
     refuse_providers(options)
     apply_level(options)
     return Settings(options)

@@ -62,9 +62,9 @@ _WITH_NUMBER = {
     "aten::add.Tensor": "aoti_torch_cpu_add_Scalar",
     "aten::mul.Tensor": "aoti_torch_cpu_mul_Scalar",
 }
-# Operators whose kernel writes to memory that it is given -> the overload that does, and what tells the sizes.
-# Memory of the runtime's own is used again from node to node and step to step, while torch's comes from the
-# heap, which gives large blocks back to the system and gets them with pages to be filled again.
+# Operators whose kernel writes to memory that it is given -> that overload, and what tells the sizes. The
+# runtime's memory is used again from node to node and step to step, while torch's comes from the heap, which
+# gives large blocks back to the system and gets them with pages to be filled again.
 _WRITING_OVERLOADS = {
     "aten::mm": ("out", ("product", 0)),
     "aten::bmm": ("out", ("product", 0)),
@@ -152,8 +152,8 @@ def _by_function(
         function = (_FUNCTIONS if len(tensors) == expected else _WITH_NUMBER).get(name, "")
     if not function or not floating or not plain or any(call.orders):
         raise _UnwritableError
-    numbers = tuple(float(n) for n in numbers)
-    return DirectArguments(schema.name, schema.overload_name, tensors, results, function, numbers, written)
+    floats = tuple(float(n) for n in numbers)
+    return DirectArguments(schema.name, schema.overload_name, tensors, results, function, floats, written)
 
 
 def _writing(direct: DirectArguments, dtypes: Sequence[torch.dtype]) -> DirectArguments:

@@ -70,6 +70,8 @@ class Target:
             that made it.
         translations: of operators that are translated for this target otherwise than for all.
         training: the mode that is exported.
+        in_kernels: names of operators that PyTorch's kernels compute although ONNX has them, where they are
+            large: those are faster there on this processor.
         inlines_functions: whether each Function that can be inlined is, besides those that are registered.
         give_bodies: from a graph, its model, a call and its trace to a graph in which calls of Functions have
             bodies that any runtime runs; ``None`` where they call the Functions.
@@ -83,6 +85,7 @@ class Target:
     has_libraries: bool = False
     translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, hash=False)
     training: bool = False
+    in_kernels: frozenset[str] = frozenset()
     inlines_functions: bool = False
     give_bodies: Callable[..., Any] | None = None
 

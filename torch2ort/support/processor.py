@@ -15,6 +15,18 @@ def processor_name() -> str:
 
 
 @functools.cache
+def vendor() -> str:
+    """The vendor's name as x86 processors tell it; empty for others."""
+    return _entry("vendor_id")
+
+
+@functools.cache
+def has_feature(name: str) -> bool:
+    """Whether the processor has an instruction set, by Linux's name for it."""
+    return name in (_entry("flags") or _entry("Features")).split()
+
+
+@functools.cache
 def processor_features() -> str:
     """A digest of the instruction sets that the processor has, behind its architecture."""
     features = _entry("flags") or _entry("Features") or platform.processor()

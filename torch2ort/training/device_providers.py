@@ -102,9 +102,9 @@ def _refuse_options(options: Options, where: str) -> None:
         OptionError: names the first.
     """
     for name in ("fuse", "autotune"):
-        if getattr(options, name):
+        if options.is_on(name):
             raise OptionError(
-                f"Option {name!r} is True, and {where}; it is for the CPU alone. Leave it out, {_OUT}"
+                f"Option {options.asker(name)}, and {where}; it is for the CPU alone. Leave it out, {_OUT}"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch2ort.autotune.processor_rule import faster_in_kernels
 from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.options import Options
 from torch2ort.program.program import Program
@@ -74,13 +75,19 @@ def target_of(options: Options) -> Target:
     return Target(
         opset=checked_opset(options.opset),
         can_run=can_run,
-        inlines_functions=options.inline_functions,
+        inlines_functions=bool(options.inline_functions),
     )
 
 
 def live_target(options: Options) -> Target:
     """The same for a graph that stays with the process, and with what libraries registered in it."""
-    return replace(target_of(options), has_libraries=True)
+    is_cpu = device_of(options.providers).type == "cpu"
+    return replace(
+        target_of(options),
+        has_libraries=True,
+        inlines_functions=options.is_on("inline_functions"),
+        in_kernels=faster_in_kernels() if is_cpu else frozenset(),
+    )
 
 
 def inference_target(options: Options) -> Target:

@@ -16,7 +16,7 @@ from torch2ort.differentiate.grad_reachability import Reach
 from torch2ort.differentiate.inline_functions import inline
 from torch2ort.differentiate.joint_trace import Joint, refuse_write, trace_joint
 from torch2ort.differentiate.lower_step import lower_half
-from torch2ort.differentiate.recompute import is_large
+from torch2ort.differentiate.recompute import DEFAULT_SHARE, is_large
 from torch2ort.differentiate.registered_gradients import map_calls
 from torch2ort.differentiate.split import Half, Split
 from torch2ort.differentiate.step_target import half_of
@@ -53,6 +53,7 @@ class Planner:
         fuses: which of the regions of these texts can be run as one kernel each; ``None`` leaves operators
             alone.
         tuner: decides by measurement who does an operator; ``None`` leaves that to the rule.
+        share: of the step's time that backward may take to recompute what is not kept.
 
     Attributes:
         joint: the graph.
@@ -67,10 +68,11 @@ class Planner:
         known: Conditions,
         fuses: Callable[[Sequence[str]], Collection[str]] | None = None,
         tuner: Tuner | None = None,
+        share: float = DEFAULT_SHARE,
     ) -> None:
         self.joint, self.feeds = joint, tuple(feeds)
         self._target, self._known, self._tuner = target, known, tuner
-        self._split, self._fuses = Split(joint, fuses=fuses is not None), fuses
+        self._split, self._fuses = Split(joint, fuses=fuses is not None, share=share), fuses
         # Fused regions and calls of kernels, kept alive.
         self._made: list[Site] = []
 
@@ -83,6 +85,7 @@ class Planner:
         target: Target,
         fuses: Callable[[Sequence[str]], Collection[str]] | None = None,
         tuner: Tuner | None = None,
+        share: float = DEFAULT_SHARE,
     ) -> tuple[Planner, ForwardPlan]:
         """What makes the plans of a program, and the one of its forward half.
 
@@ -93,6 +96,7 @@ class Planner:
             target: what the exported graph is for.
             fuses: as for the class.
             tuner: as for the class.
+            share: as for the class.
 
         Raises:
             UnsupportedOperatorError: the program has something that the engine does not take.
@@ -107,7 +111,7 @@ class Planner:
             tuner.lay_out(joint.graph_module.graph)
         position = {name: i for i, name in enumerate(signature.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
-        planner = cls(joint, feeds, target, source.conditions, fuses, tuner)
+        planner = cls(joint, feeds, target, source.conditions, fuses, tuner, share)
         fetched = (*joint.outputs, *_written(signature, source, joint, requires_grad))
         plan = planner._forward(source, fetched, reach)
         return planner, replace(plan, conditions=planner._narrow(signature, source))

@@ -61,16 +61,20 @@ class Plans:
         self._store: Store | None = None if program.shelf is None else program.shelf.store
         # Where no plan is for sizes that vary there is another way, which the next process takes at once.
         self._remembers = any(isinstance(size, str) for dims in program.interface.sizes.dims for size in dims)
-        self._settings = {"requires_grad": json.dumps(sorted(requires_grad))}
+        self._settings = {
+            "requires_grad": json.dumps(sorted(requires_grad)),
+            "in kernels": json.dumps(sorted(target.in_kernels)),
+            "mode": options.mode,
+        }
         if self.shelf is not None:
             self._settings.update(identity(options))
         self._fuses: Callable[[Sequence[str]], Collection[str]] | None = None
-        if options.fuse:
+        if options.is_on("fuse"):
             self._settings["fuse"] = "regions"
             from torch2ort.fusion.compiled_regions import compiled
 
             self._fuses = lambda texts: compiled(texts, self._store)
-        if options.autotune:
+        if options.is_on("autotune"):
             self._settings["autotune"] = json.dumps(machine(options))
         traced = program.traced
         assert traced is not None
@@ -80,7 +84,13 @@ class Plans:
                 from torch2ort.training.plan_builder import Planner
 
             self._planner, plan = Planner.of_program(
-                program.signature, traced.get(), requires_grad, target, self._fuses, self._tuner()
+                program.signature,
+                traced.get(),
+                requires_grad,
+                target,
+                self._fuses,
+                self._tuner(),
+                self._share(),
             )
             return plan
 
@@ -107,11 +117,17 @@ class Plans:
 
     def _tuner(self) -> Tuner | None:
         """What decides by measurement who does an operator, if the options ask for that."""
-        if not self._options.autotune:
+        if not self._options.is_on("autotune"):
             return None
         from torch2ort.autotune.tuner import Tuner
 
         return Tuner(self._target, self._options, self._store)
+
+    def _share(self) -> float:
+        """The share of a step's time that recomputation may take."""
+        from torch2ort.differentiate.recompute import DEFAULT_SHARE
+
+        return 0.0 if self._options.mode == "max" else DEFAULT_SHARE
 
     def _made(self) -> Planner:
         """What makes plans: of this process, or of the one that stored the forward half."""
@@ -123,7 +139,9 @@ class Plans:
 
             joint, feeds = loaded_joint(zlib.decompress(self._stored), self.forward.half.calls)
             known = conditions(joint.graph_module.graph)
-            self._planner = Planner(joint, feeds, self._target, known, self._fuses, self._tuner())
+            self._planner = Planner(
+                joint, feeds, self._target, known, self._fuses, self._tuner(), self._share()
+            )
             self._stored = b""
         return self._planner
 

@@ -79,7 +79,7 @@ class Choice:
         self._options = options
         self._startup = startup
         self.assumptions = Assumptions(
-            model, trust=options.guards == "trust", inlines_functions=options.inline_functions
+            model, trust=options.guards == "trust", inlines_functions=options.is_on("inline_functions")
         )
         # Per all else that a graph depends on: the constants that were met.
         self._constants: dict[Hashable, list[io_schema.Schema]] = {}
