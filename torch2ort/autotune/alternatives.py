@@ -28,10 +28,12 @@ class Rewriting:
         graph: of the half; changed in place.
 
     Attributes:
+        graph: as given.
         in_onnx: signatures of operators that ONNX Runtime does, against the rule.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph = graph
         self._maker = SiteMaker(graph)
         self.in_onnx: set[str] = set()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -24,13 +24,16 @@ from torch2ort.program.kernel_sites import arguments_of
 aten = torch.ops.aten
 # The order of dimensions in memory, and the one that undoes it.
 _LYING, _STANDING = [0, 2, 3, 1], [0, 3, 1, 2]
-# Operators whose first result is an image -> positions of the arguments that are.
+# Operators whose first result is an image -> positions of the arguments that are; the last of them decides how
+# the results lie.
 _IMAGES: dict[OpOverload, tuple[int, ...]] = {
     aten.convolution.default: (0,),
     aten.convolution_backward.default: (0, 1),
     aten._native_batch_norm_legit_functional.default: (0,),
     aten._native_batch_norm_legit.no_stats: (0,),
     aten.native_batch_norm_backward.default: (0, 1),
+    aten.max_pool2d_with_indices.default: (0,),
+    aten.max_pool2d_with_indices_backward.default: (0, 7, 1),
 }
 _CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
 # Of images of one shape.
@@ -72,9 +75,14 @@ def lay(graph: torch.fx.Graph) -> None:
         graph: functional.
     """
     for node, image in laid(graph).items():
-        image.meta["val"] = image.meta["val"].contiguous(memory_format=torch.channels_last)
+        results = [image]
         if image is not node:
-            node.meta["val"] = (image.meta["val"], *node.meta["val"][1:])
+            results = [user for user in node.users if user.target is operator.getitem and _is_image(user)]
+        for result in results:
+            result.meta["val"] = result.meta["val"].contiguous(memory_format=torch.channels_last)
+        if image is not node:
+            lying = {result.args[1]: result.meta["val"] for result in results}
+            node.meta["val"] = tuple(lying.get(i, value) for i, value in enumerate(node.meta["val"]))
 
 
 def region(graph: torch.fx.Graph) -> tuple[Half, str] | None:
@@ -126,8 +134,9 @@ def arrange(rewriting: Rewriting, graph: torch.fx.Graph) -> None:
                 given = cast(torch.fx.Node, node.args[position])
                 with graph.inserting_before(node):
                     node.update_arg(position, permuted(_as_it_lies(given, lying), _STANDING))
-            with graph.inserting_after(image):
-                lying[image] = permuted(image, _LYING)
+            for result in [image] if image is node else [u for u in node.users if _lies(u)]:
+                with graph.inserting_after(result):
+                    lying[result] = permuted(result, _LYING)
             kernels.append(node)
         else:
             _compute_lying(node, lying)
@@ -174,7 +183,7 @@ def _as_it_lies(node: torch.fx.Node, lying: dict[torch.fx.Node, torch.fx.Node]) 
 def _given(node: torch.fx.Node) -> Iterable[torch.fx.Node]:
     """The images that decide how an operator's result lies."""
     if node.target in _IMAGES:
-        # Of a derivative what forward was given, not the gradient.
+        # Of a derivative that is what forward was given, not the gradient.
         return (cast(torch.fx.Node, node.args[_IMAGES[cast(OpOverload, node.target)][-1]]),)
     return node.all_input_nodes
 
@@ -195,16 +204,17 @@ def _takes_images(node: torch.fx.Node) -> bool:
         return False
     given = [node.args[position] for position in _IMAGES[cast(OpOverload, node.target)]]
     is_transposed = arguments_of(node).get("transposed", False)
-    return not is_transposed and all(_is_image(n.meta["val"]) for n in cast("list[torch.fx.Node]", given))
+    return not is_transposed and all(_is_image(n) for n in cast("list[torch.fx.Node]", given))
 
 
 def _is_of_one_shape(node: torch.fx.Node) -> bool:
     value = node.meta["val"]
     shapes = [n.meta["val"].shape for n in node.all_input_nodes]
-    return _is_image(value) and all(shape == value.shape or not shape for shape in shapes)
+    return _is_image(node) and all(shape == value.shape or not shape for shape in shapes)
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
     # Of one channel, or of one place, both orders are the same.
     if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
@@ -212,5 +222,4 @@ def _is_image(value: Any) -> bool:
 
 
 def _lies(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return _is_image(value) and order_of_memory(cast(torch.Tensor, value)) == _LYING
+    return _is_image(node) and order_of_memory(node.meta["val"]) == _LYING

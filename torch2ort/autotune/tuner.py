@@ -92,17 +92,15 @@ class Tuner:
         self._left, self._clock = BUDGET if budget is None else budget, clock
         self._machine = machine(options)
 
-    def tune(self, graph: torch.fx.Graph, level: int = logging.INFO) -> Rewriting:
+    def tune(self, rewriting: Rewriting, level: int = logging.INFO) -> None:
         """Have operators run as was measured to be faster than by the rule.
 
         Args:
-            graph: of a half, functional; changed in place.
+            rewriting: of the graph of a half, functional, whose images lie as they are computed.
             level: of what the log says.
         """
-        rewriting = Rewriting(graph)
-        arrange(rewriting, graph)
         groups: dict[str, list[torch.fx.Node]] = {}
-        for node in graph.nodes:
+        for node in rewriting.graph.nodes:
             if self._is_measured(node):
                 groups.setdefault(description(node), []).append(node)
         # What weighs most goes first, should the time not be enough.
@@ -110,8 +108,7 @@ class Tuner:
         counts = Counter(self._decide(rewriting, text, groups[text], level) for text in order)
         told = ", ".join(f"{count} {how}" for how, count in counts.items())
         logger.log(level, "autotune: of %d operators, %s.", len(order), told or "none")
-        graph.lint()
-        return rewriting
+        rewriting.graph.lint()
 
     def lay_out(self, graph: torch.fx.Graph) -> None:
         """Have images pass channels-last, if convolutions and what is between them are faster so together.
@@ -139,11 +136,15 @@ class Tuner:
         """The ways to compute the operators of images in a graph."""
         other, _ = cast("tuple[Half, str]", region(graph))
         lay(other.graph_module.graph)
-        by_rule, laid_out = (
-            Program.of(half, self.tune(half.graph_module.graph, logging.DEBUG), self._target)
-            for half in (standing, other)
-        )
+        by_rule, laid_out = map(self._tuned, (standing, other))
         return layouts(by_rule, laid_out, standing, self._options, most)
+
+    def _tuned(self, half: Half) -> Program:
+        """The program of a half, with its operators as they are measured."""
+        rewriting = Rewriting(half.graph_module.graph)
+        arrange(rewriting, half.graph_module.graph)
+        self.tune(rewriting, logging.DEBUG)
+        return Program.of(half, rewriting, self._target)
 
     def _is_measured(self, node: torch.fx.Node) -> bool:
         return node.target in self._table and is_fixed(node) and elements(node) >= _FEW

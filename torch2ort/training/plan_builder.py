@@ -8,6 +8,9 @@ from typing import NoReturn
 
 import torch
 
+from torch2ort.autotune.alternatives import Rewriting
+from torch2ort.autotune.channels_last import arrange, lay
+from torch2ort.autotune.processor_rule import CONVOLUTIONS
 from torch2ort.autotune.tuner import Tuner
 from torch2ort.differentiate.aliasing import ReadMemory
 from torch2ort.differentiate.constant_sizes import fold_constants
@@ -106,7 +109,9 @@ class Planner:
         source = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
         joint = inline(joint, every=target.inlines_functions)
-        if tuner is not None and fuses is None:
+        if CONVOLUTIONS <= target.in_kernels:
+            lay(joint.graph_module.graph)
+        elif tuner is not None and fuses is None:
             # A region takes what lies between convolutions, in the order of its dimensions.
             tuner.lay_out(joint.graph_module.graph)
         position = {name: i for i, name in enumerate(signature.feeds)}
@@ -147,14 +152,14 @@ class Planner:
             UnsupportedOperatorError: it holds for some only of the sizes that the graph accepts; or an
                 operator fits into no graph.
         """
+        rewriting = Rewriting(half.graph_module.graph)
+        arrange(rewriting, half.graph_module.graph)
         if self._fuses is not None:
             self._made.extend(fuse(half.graph_module.graph, self._fuses))
-        in_onnx: Collection[str] = ()
         if self._tuner is not None:
-            rewriting = self._tuner.tune(half.graph_module.graph)
-            self._made.extend(rewriting.sites)
-            in_onnx = rewriting.in_onnx
-        lowered = lower_half(half, half_of(self._target, in_onnx))
+            self._tuner.tune(rewriting)
+        self._made.extend(rewriting.sites)
+        lowered = lower_half(half, half_of(self._target, rewriting.in_onnx))
         graph = self.joint.graph_module.graph
         refuse_assumed_of_half(graph, is_forward=is_forward, checked=self.joint.checked)
         if not is_forward and conditions(graph).on_inputs > self._known.on_inputs:
