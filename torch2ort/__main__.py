@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from torch2ort._commands import cache, compare, info, show
+from torch2ort._commands import cache, calibrate, compare, info, show
 from torch2ort.support.versions import RUNTIMES
 
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=_versions())
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (info, show, compare, cache):
+    for command in (info, show, compare, cache, calibrate):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed))

@@ -217,7 +217,7 @@ TRANSPOSED = Alternative(
 # backward reads. A recurrent net is oneDNN's in PyTorch, and ONNX Runtime's has no derivative. GroupNorm is
 # not exact: torch.onnx's translation gives a standard deviation without epsilon.
 ALTERNATIVES: dict[OpOverload, tuple[Alternative, ...]] = {
-    aten.convolution.default: (KERNEL,),
+    aten.convolution.default: (KERNEL, ONNX),
     aten.convolution_backward.default: (TRANSPOSED,),
     aten._native_batch_norm_legit_functional.default: (KERNEL,),
     aten._native_batch_norm_legit.no_stats: (KERNEL,),
@@ -226,7 +226,7 @@ ALTERNATIVES: dict[OpOverload, tuple[Alternative, ...]] = {
     aten._log_softmax.default: (KERNEL,),
     aten._log_softmax_backward_data.default: (_parts(_of_log_softmax),),
     aten.embedding.default: (ONNX,),
-    aten.gelu.default: (KERNEL,),
+    aten.gelu.default: (KERNEL, ONNX),
     aten.sigmoid.default: (ONNX,),
     aten.sigmoid_backward.default: (KERNEL, _parts(_of_sigmoid)),
     aten.silu.default: (_parts(_silu),),
@@ -234,7 +234,16 @@ ALTERNATIVES: dict[OpOverload, tuple[Alternative, ...]] = {
     aten.tanh_backward.default: (KERNEL, _parts(_of_tanh)),
     aten.mean.dim: (KERNEL,),
     aten.sum.dim_IntList: (KERNEL,),
-    aten.addmm.default: (PRODUCT, TURNED_WITH_BIAS),
-    aten.bmm.default: (PRODUCT, TURNED),
-    aten.mm.default: (PRODUCT, TURNED),
+    aten.addmm.default: (PRODUCT, ONNX, TURNED_WITH_BIAS),
+    aten.bmm.default: (PRODUCT, ONNX, TURNED),
+    aten.mm.default: (PRODUCT, ONNX, TURNED),
+}
+
+# Those among them that a start measures by itself: whose library is faster depends on the processor most.
+BETWEEN_LIBRARIES: dict[OpOverload, tuple[Alternative, ...]] = {
+    operator: tuple(a for a in ALTERNATIVES[operator] if a.name in ("kernel", "onnx"))
+    for operator in (
+        *(aten.addmm.default, aten.bmm.default, aten.mm.default),
+        *(aten.convolution.default, aten.gelu.default),
+    )
 }

@@ -24,8 +24,8 @@ from torch2ort.program.kernel_sites import arguments_of
 aten = torch.ops.aten
 # The order of dimensions in memory, and the one that undoes it.
 _LYING, _STANDING = [0, 2, 3, 1], [0, 3, 1, 2]
-# Operators whose first result is an image -> positions of the arguments that are; the last of them decides how
-# the results lie.
+# Operators whose first result is an image -> positions of the arguments that are; the last of these decides
+# how the results lie.
 _IMAGES: dict[OpOverload, tuple[int, ...]] = {
     aten.convolution.default: (0,),
     aten.convolution_backward.default: (0, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -27,11 +28,14 @@ from torch2ort.runtime.step_io import Passing
 from torch2ort.runtime.step_session import Bindings, HalfSession
 
 aten = torch.ops.aten
-_WARM_UP, _FEWEST, _ROUNDS = 1, 8, 24
+_WARM_UP, _FEWEST, _ROUNDS = 1, 5, 24
 # Seconds that the rounds of one operator may take together, and that a timing takes at least.
 _MOST, _LEAST = 0.3, 2e-4
-# Runs of the fewest rounds, of the rule's way twice and two others.
-_RUNS = 4 * (_WARM_UP + 1 + _FEWEST)
+# Copies of an operator's inputs, at most that many, and bytes of them that no processor's caches hold: in a
+# step memory is cold, and the library that is faster there may be the slower one on memory that is not.
+_COPIES, _COLD = 16, 1 << 26
+# Runs of the fewest rounds, of the rule's way twice and one other.
+_RUNS = 3 * (_WARM_UP + 1 + _FEWEST)
 RULE, AGAIN, LAID = "rule", "rule again", "channels last"
 # Two ways agree where they differ by rounding, of sums too.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
@@ -83,6 +87,9 @@ class Program:
 
     def way(self, given: Sequence[torch.Tensor], options: Options) -> Way:
         """What runs the program over some numbers."""
+        size = sum(tensor.nbytes for tensor in given)
+        copies = max(1, min(_COPIES, _COLD // max(size, 1)))
+        sets = itertools.cycle([given, *([t.clone() for t in given] for _ in range(copies - 1))])
         passing = Passing.through(len(given), len(self.lowered.outputs))
         session = HalfSession(
             "trial", self.lowered, Bindings(options.providers), replace(options, save_onnx_dir=None), passing
@@ -90,7 +97,7 @@ class Program:
         run = native.Run()
 
         def way() -> list[torch.Tensor]:
-            return session.run(None, given, run)[0]
+            return session.run(None, next(sets), run)[0]
 
         return way
 
@@ -173,23 +180,31 @@ def _twice(program: Program, given: Sequence[Any], options: Options, seconds: fl
     return {RULE: way, AGAIN: program.way(given, options)}
 
 
-def timer(options: Options) -> Timer:
-    """What times ways: by the processor time of this thread where that is all that computes."""
+def timer(options: Options, most: float = _MOST) -> Timer:
+    """What times ways: by the processor time of this thread where that is all that computes.
+
+    Args:
+        options: how many threads compute.
+        most: seconds that the rounds of one operator may take together.
+    """
     is_alone = (options.intra_op_threads or torch.get_num_threads()) == 1
     clock = time.thread_time if is_alone else time.perf_counter
 
     def seconds(found: Mapping[str, Way]) -> dict[str, float]:
-        return interleaved(found, clock)
+        return interleaved(found, clock, most)
 
     return seconds
 
 
-def interleaved(found: Mapping[str, Way], clock: Callable[[], float]) -> dict[str, float]:
+def interleaved(
+    found: Mapping[str, Way], clock: Callable[[], float], most: float = _MOST
+) -> dict[str, float]:
     """The median of several timings of each way, taken in turns.
 
     Args:
         found: the ways.
         clock: tells seconds.
+        most: seconds that the rounds may take together.
     """
     first: dict[str, float] = {}
     for name, way in found.items():
@@ -200,7 +215,7 @@ def interleaved(found: Mapping[str, Way], clock: Callable[[], float]) -> dict[st
         first[name] = max(clock() - start, 1e-7)
     calls = {name: max(1, round(_LEAST / seconds)) for name, seconds in first.items()}
     round_of_all = sum(calls[name] * seconds for name, seconds in first.items())
-    rounds = max(_FEWEST, min(_ROUNDS, round(_MOST / round_of_all)))
+    rounds = max(_FEWEST, min(_ROUNDS, round(most / round_of_all)))
     taken: dict[str, list[float]] = {name: [] for name in found}
     for i in range(rounds):
         # There and back, as what a way leaves in the processor's caches is its neighbours' loss.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 
+from torch2ort._torch.aot import FakeTensorMode
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.autotune.alternatives import ALTERNATIVES, Alternative, Rewriting
 from torch2ort.autotune.channels_last import arrange, laid, lay, region
@@ -31,7 +34,7 @@ from torch2ort.autotune.microbenchmark import (
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store.graph_entries import Kept, keep
 from torch2ort.cache.store.store import Store
-from torch2ort.differentiate.op_signature import description, elements, is_fixed, words
+from torch2ort.differentiate.op_signature import alone, description, elements, is_fixed, words
 from torch2ort.differentiate.split import Half
 from torch2ort.log import logger
 from torch2ort.options import Options
@@ -68,10 +71,12 @@ class Tuner:
     Args:
         target: what the exported graph is for.
         options: of the module.
-        store: keeps what was measured; ``None`` keeps it for this process alone.
+        store: keeps what was measured, of :func:`torch2ort.autotune.calibration.calibration_store`; ``None``
+            keeps it for this process alone.
         table: the alternatives by operator; ``None`` for all that there are.
         time_of: what times ways to compute the same; ``None`` for a clock.
-        budget: seconds that may be measured; ``None`` for :data:`BUDGET`.
+        budget: gives the seconds that may be measured in all; ``None`` for :data:`BUDGET`.
+        level: of what the log says.
         clock: tells the seconds that were spent.
     """
 
@@ -83,22 +88,24 @@ class Tuner:
         *,
         table: Mapping[OpOverload, Sequence[Alternative]] | None = None,
         time_of: Timer | None = None,
-        budget: float | None = None,
+        budget: Callable[[], float] | None = None,
+        level: int = logging.INFO,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._target, self._options, self._store = target, options, store
         self._table = ALTERNATIVES if table is None else table
         self._time_of = time_of or timer(options)
-        self._left, self._clock = BUDGET if budget is None else budget, clock
-        self._machine = machine(options)
+        self._budget, self._used, self._clock = budget or (lambda: BUDGET), 0.0, clock
+        self._machine, self._level = machine(options), level
 
-    def tune(self, rewriting: Rewriting, level: int = logging.INFO) -> None:
+    def tune(self, rewriting: Rewriting, level: int | None = None) -> None:
         """Have operators run as was measured to be faster than by the rule.
 
         Args:
             rewriting: of the graph of a half, functional, whose images lie as they are computed.
-            level: of what the log says.
+            level: of what the log says; ``None`` for the tuner's.
         """
+        level = self._level if level is None else level
         groups: dict[str, list[torch.fx.Node]] = {}
         for node in rewriting.graph.nodes:
             if self._is_measured(node):
@@ -186,18 +193,19 @@ class Tuner:
         key = Key.of(what, {**self._machine, "measured": text})
         # Not locked while it is measured: that waits for exports of other threads.
         seconds = _KNOWN.seconds.get(key.digest) or self._kept(key)
-        if seconds is None and self._left > 0:
-            seconds = self._measured(make)
-            if seconds is not None and self._store is not None:
-                keep(self._store, key, _KIND, Kept({"seconds": dict(seconds)}, {}))
-                # Another process may have been first, and two of them should run the same.
-                seconds = self._kept(key) or seconds
+        if seconds is None and self._budget() > self._used:
+            # Where another process measures the same, its times would be this one's noise.
+            with nullcontext(True) if self._store is None else self._store.lock(key.digest, 0) as is_mine:
+                seconds = self._kept(key) or (self._measured(make) if is_mine else None)
+                if seconds is not None and self._store is not None:
+                    keep(self._store, key, _KIND, Kept({"seconds": dict(seconds)}, {}))
         return None if seconds is None else _KNOWN.first(key.digest, seconds)
 
     def _measured(self, make: Callable[[float], Mapping[str, Way]]) -> Mapping[str, float] | None:
-        start, left = self._clock(), self._left
+        _import_translations(self._target)
+        start, used = self._clock(), self._used
         try:
-            found = make(left)
+            found = make(self._budget() - used)
         except TooLongError:
             found = {}
         except Exception as error:  # a kernel may refuse random numbers
@@ -205,12 +213,24 @@ class Tuner:
             found = {}
         seconds = self._time_of(found) if found else None
         # What was measured for it inside is counted once.
-        self._left = left - (self._clock() - start)
+        self._used = used + (self._clock() - start)
         return seconds
 
     def _kept(self, key: Key) -> Mapping[str, float] | None:
         entry = None if self._store is None else self._store.read(key.digest)
         return None if entry is None else dict(entry.manifest.data["seconds"])
+
+
+@functools.cache
+def _import_translations(target: Target) -> None:
+    """Translate an operator, so that what is imported for the first does not count as measured time."""
+    graph = torch.fx.Graph()
+    given = graph.placeholder("given")
+    given.meta["val"] = FakeTensorMode().from_tensor(torch.ones(1))
+    made = graph.call_function(torch.ops.aten.add.Tensor, (given, 1))
+    made.meta["val"] = given.meta["val"] + 1
+    half, _ = alone(made)
+    Program.of(half, Rewriting(half.graph_module.graph), target)
 
 
 def winner(seconds: Mapping[str, float]) -> str:

@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from torch2ort._torch import dynamo as private
-from torch2ort.autotune.processor_rule import faster_in_kernels
+from torch2ort.autotune.calibration import in_kernels
 from torch2ort.cache.key.key import Key, Unkeyable, code_components, surroundings
 from torch2ort.cache.store.graph_entries import Kept, Shelf
 from torch2ort.cache.store.location import opened_store
@@ -96,7 +96,7 @@ def _key(graph: torch.fx.Graph, written: WrittenGraph, opset: int, options: Opti
     components = {
         **{name: str(value) for name, value in surroundings().items()},
         **identity(options),
-        "in kernels": json.dumps(sorted(faster_in_kernels())),
+        "in kernels": json.dumps(sorted(in_kernels(options))),
         # Who registered nothing and keeps no Function has no code in the graph.
         **(code_components(functions) if functions or user_operators() else {}),
         "opset": str(opset),

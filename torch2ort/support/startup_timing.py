@@ -102,6 +102,14 @@ def current() -> Startup | None:
     return None if _here.recording is None else _here.recording.owner
 
 
+def spent() -> float:
+    """Seconds that the start-up that this thread works on took so far; 0.0 if it works on none."""
+    recording = _here.recording
+    if recording is None:
+        return 0.0
+    return sum(recording.owner.seconds.values()) + time.perf_counter() - recording.began
+
+
 def timed(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a function whose whole work is one phase."""
     return phase(name)

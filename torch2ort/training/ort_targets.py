@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch2ort.autotune.processor_rule import faster_in_kernels
+from torch2ort.autotune.calibration import in_kernels
 from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.options import Options
 from torch2ort.program.program import Program
@@ -86,7 +86,7 @@ def live_target(options: Options) -> Target:
         target_of(options),
         has_libraries=True,
         inlines_functions=options.is_on("inline_functions"),
-        in_kernels=faster_in_kernels() if is_cpu else frozenset(),
+        in_kernels=in_kernels(options) if is_cpu else frozenset(),
     )
 
 

@@ -109,7 +109,7 @@ class Planner:
         source = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
         joint = inline(joint, every=target.inlines_functions)
-        if CONVOLUTIONS <= target.in_kernels:
+        if target.in_kernels >= CONVOLUTIONS:
             lay(joint.graph_module.graph)
         elif tuner is not None and fuses is None:
             # A region takes what lies between convolutions, in the order of its dimensions.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from torch2ort.autotune.calibration import calibration_store, runs
 from torch2ort.autotune.hardware_key import machine
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.cache.store.graph_entries import Kept, Shelf
@@ -20,7 +22,7 @@ from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.program.target import Target
 from torch2ort.runtime.optimized_model import identity
-from torch2ort.support.startup_timing import IMPORTS, phase
+from torch2ort.support.startup_timing import IMPORTS, phase, spent
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _PROGRAM = "joint.json.z"
 _REFUSED = "refused"
+# Of the time of a start, the part in which it may measure operators.
+_PART = 0.1
 _Plan = TypeVar("_Plan", ForwardPlan, BackwardPlan)
 
 
@@ -63,6 +67,8 @@ class Plans:
         self._remembers = any(isinstance(size, str) for dims in program.interface.sizes.dims for size in dims)
         self._settings = {
             "requires_grad": json.dumps(sorted(requires_grad)),
+            "machine": json.dumps(machine(options)),
+            "calibration": str(runs(options)),
             "in kernels": json.dumps(sorted(target.in_kernels)),
             "mode": options.mode,
         }
@@ -75,7 +81,7 @@ class Plans:
 
             self._fuses = lambda texts: compiled(texts, self._store)
         if options.is_on("autotune"):
-            self._settings["autotune"] = json.dumps(machine(options))
+            self._settings["autotune"] = "all"
         traced = program.traced
         assert traced is not None
 
@@ -116,12 +122,17 @@ class Plans:
         )
 
     def _tuner(self) -> Tuner | None:
-        """What decides by measurement who does an operator, if the options ask for that."""
-        if not self._options.is_on("autotune"):
+        """What decides by measurement who does an operator; ``None`` where the rule decides alone."""
+        store, measures_all = calibration_store(self._options), self._options.is_on("autotune")
+        if store is None and not measures_all:
             return None
+        from torch2ort.autotune.alternatives import ALTERNATIVES, BETWEEN_LIBRARIES
         from torch2ort.autotune.tuner import Tuner
 
-        return Tuner(self._target, self._options, self._store)
+        if measures_all:
+            return Tuner(self._target, self._options, store, table=ALTERNATIVES)
+        part, level = (lambda: _PART * spent()), logging.DEBUG
+        return Tuner(self._target, self._options, store, table=BETWEEN_LIBRARIES, budget=part, level=level)
 
     def _share(self) -> float:
         """The share of a step's time that recomputation may take."""
