@@ -34,10 +34,26 @@ def test_defaults_ask_for_nothing() -> None:
         "deterministic": False,
         "guards": "complete",
         "providers": None,
-        "fuse": False,
-        "inline_functions": False,
-        "autotune": False,
+        "mode": "default",
+        "calibrate": True,
+        "fuse": None,
+        "inline_functions": None,
+        "autotune": None,
     }
+
+
+@pytest.mark.parametrize("switch", ["fuse", "inline_functions", "autotune"])
+def test_a_switch_follows_the_mode_unless_it_is_set(switch: str) -> None:
+    found = {
+        (mode, value): Options(mode=mode, **{switch: value}).is_on(switch)
+        for mode in ("default", "max")
+        for value in (None, True, False)
+    }
+    assert [setting for setting, is_on in found.items() if is_on] == [
+        ("default", True),
+        ("max", None),
+        ("max", True),
+    ]
 
 
 @pytest.mark.parametrize("field", ["cache_dir", "save_onnx_dir"])
@@ -78,6 +94,9 @@ def test_log_level_has_no_case() -> None:
         ("deterministic", "yes", SWITCH),
         ("guards", "loose", "one of complete, trust"),
         ("guards", None, "one of complete, trust"),
+        ("mode", "fast", "one of default, max"),
+        ("calibrate", None, SWITCH),
+        ("fuse", "yes", f"{SWITCH}, or None to follow 'mode'"),
     ],
 )
 def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: object, allowed: str) -> None:
@@ -88,7 +107,7 @@ def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: objec
 
 UNKNOWN = re.escape(
     "Option 'cache' does not exist; the options are cache_dir, cache_limit, log_level, opset, "
-    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, providers, fuse, "
+    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, providers, mode, calibrate, fuse, "
     "inline_functions, autotune."
 )
 
@@ -130,6 +149,10 @@ def test_options_can_be_copied_and_pickled() -> None:
         ("TORCH2ORT_VERIFY", "off", "verify", False),
         ("TORCH2ORT_DETERMINISTIC", "Yes", "deterministic", True),
         ("TORCH2ORT_GUARDS", "trust", "guards", "trust"),
+        ("TORCH2ORT_MODE", "max", "mode", "max"),
+        ("TORCH2ORT_CALIBRATE", "0", "calibrate", False),
+        ("TORCH2ORT_FUSE", "1", "fuse", True),
+        ("TORCH2ORT_FUSE", "", "fuse", None),
     ],
 )
 def test_the_environment_has_the_last_word(
@@ -184,7 +207,7 @@ def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
         "TORCH2ORT_CACHE_DIR, TORCH2ORT_CACHE_LIMIT, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, "
         "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC, "
-        "TORCH2ORT_GUARDS, TORCH2ORT_PROVIDERS, TORCH2ORT_FUSE, "
+        "TORCH2ORT_GUARDS, TORCH2ORT_PROVIDERS, TORCH2ORT_MODE, TORCH2ORT_CALIBRATE, TORCH2ORT_FUSE, "
         "TORCH2ORT_INLINE_FUNCTIONS, TORCH2ORT_AUTOTUNE."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):

@@ -1,4 +1,4 @@
-"""Backward computes anew what is cheap to compute from what is kept, with eager's gradients."""
+"""Backward recomputes what is cheap to compute from what is kept, with eager's gradients."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import torch2ort
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.two_layer_model import WIDTH, Between, Keep
+from torch2ort.differentiate.split import Split
 from torch2ort.training import plan_builder
 
 LENGTH = 32
@@ -35,17 +36,26 @@ def chain(h):
     return h
 
 
-def kept_bytes(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes of the activations that the first step of ``model`` keeps."""
+def kept_bytes(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, share: float | None = 1.0, **options
+) -> int:
+    """Bytes of the activations that the first step of ``model`` keeps.
+
+    Args:
+        model: takes ``X``.
+        monkeypatch: watches how the step is split.
+        share: of its time that may go into recomputation; ``None`` for what the options say.
+        options: of the module.
+    """
     splits = []
 
-    class Watched(plan_builder.Split):
+    class Watched(Split):
         def __init__(self, joint, **settings) -> None:
-            super().__init__(joint, **settings)
+            super().__init__(joint, **settings if share is None else {**settings, "share": share})
             splits.append(self)
 
     monkeypatch.setattr(plan_builder, "Split", Watched)
-    torch2ort.ORTModule(model)(X)
+    torch2ort.ORTModule(model, options=torch2ort.Options(**options))(X)
     values = [node.meta["val"] for split in splits for node in split.kept if node.op != "placeholder"]
     return sum(v.numel() * v.element_size() for v in values if v.numel() * v.element_size() >= SIZE // 8)
 
@@ -82,12 +92,47 @@ def test_gradients_are_eagers(model):
     assert_trains_like_eager(model, [(X,), (X + 1,)], steps=3)
 
 
+def test_nothing_is_recomputed_without_time_for_it(monkeypatch):
+    model = Between(lambda m, h: m.after(F.gelu(m.norm(h))), nn.LayerNorm(WIDTH))
+    # The layer's result, the normalised one, and its GELU.
+    assert round(kept_bytes(model, monkeypatch, 0.0) / SIZE) == 3
+
+
+def test_what_frees_most_memory_for_its_time_is_recomputed_first(monkeypatch):
+    # Of these, a normalisation takes less time than a GELU.
+    model = Between(lambda m, h: m.after(F.gelu(h)) + m.after(m.norm(h.exp())), nn.LayerNorm(WIDTH))
+    kept = [kept_bytes(model, monkeypatch, share / 100) / SIZE for share in range(0, 101, 4)]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) > 2
+
+
+def wide() -> nn.Module:
+    """A net whose products take a hundred times as long as a GELU."""
+    layers = Between(lambda m, h: m.after(F.gelu(h)))
+    layers.before, layers.after = (
+        nn.Linear(6, WIDTH),
+        nn.Sequential(nn.Linear(WIDTH, 4096), nn.Linear(4096, 5)),
+    )
+    return layers
+
+
+def test_a_gelu_is_recomputed_where_that_is_a_hundredth_of_the_step(monkeypatch):
+    inner = SIZE // WIDTH * 4096
+    assert round((kept_bytes(wide(), monkeypatch, None) - inner) / SIZE) == 1
+
+
+def test_the_fastest_mode_recomputes_nothing(monkeypatch):
+    inner = SIZE // WIDTH * 4096
+    kept = kept_bytes(wide(), monkeypatch, None, mode="max", fuse=False, autotune=False)
+    assert round((kept - inner) / SIZE) == 2
+
+
 def test_small_values_are_kept(monkeypatch):
     model = Between(lambda m, h: m.after(F.gelu(h[:1, :4])))
     assert kept_bytes(model, monkeypatch) < SIZE * 2
 
 
-def test_a_write_to_an_output_that_eager_saves_is_refused_though_it_is_computed_anew():
+def test_a_write_to_an_output_that_eager_saves_is_refused_though_it_is_recomputed():
     model = torch2ort.ORTModule(Between(lambda m, h: (g := torch.exp(h), m.after(torch.tanh(h) + g))))
     output, _ = model(X)
     output.detach().zero_()

@@ -396,6 +396,14 @@ def test_fused_regions_that_the_environment_asks_for_are_refused(monkeypatch) ->
     )
 
 
+def test_a_mode_that_the_environment_asks_for_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH2ORT_MODE", "max")
+    error = refusal(torch.sin, torch.randn(3))
+    assert str(error) == (
+        "Option 'mode' is 'max'; it is for ORTModule. torch.compile(backend='inductor') fuses by itself."
+    )
+
+
 def test_measured_operators_that_the_environment_asks_for_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("TORCH2ORT_AUTOTUNE", "1")
     error = refusal(torch.sin, torch.randn(3))

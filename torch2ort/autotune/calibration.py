@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from torch2ort.autotune.hardware_key import machine
 from torch2ort.autotune.processor_rule import KINDS, faster_in_kernels
 from torch2ort.cache.key.key import Key
+from torch2ort.cache.store import location
 from torch2ort.cache.store.graph_entries import Kept, keep
-from torch2ort.cache.store.location import cache_folder, users_folder
 from torch2ort.cache.store.store import RefusedError, Store
 from torch2ort.log import logger
 from torch2ort.options import Options
@@ -58,7 +58,7 @@ def calibration_store(options: Options) -> Store | None:
     if not options.calibrate or options.deterministic:
         return None
     try:
-        folder = None if cache_folder(options) is None else users_folder()
+        folder = None if location.cache_folder(options) is None else location.users_folder()
         return None if folder is None else Store(folder / _FOLDER)
     except RefusedError as error:
         logger.info("what is measured of this machine is not kept: %s", error)

@@ -16,7 +16,7 @@ from torch2ort.training.ort_targets import refuse_providers
 # Those of torch2ort.Options that say something about graphs of torch.compile.
 _SHARED = (
     "cache_dir", "cache_limit", "log_level", "opset", "intra_op_threads", "save_onnx_dir",
-    "deterministic", "providers",
+    "deterministic", "providers", "calibrate",
 )  # fmt: skip
 _NAMES = (*_SHARED, OPTION)
 
