@@ -115,12 +115,10 @@ bench: tools  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/_machine.py
 	$(BIN)/python benchmarks/pythonop_overhead.py
 	$(BIN)/python benchmarks/large_tensors.py
-	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/compile.py
 	$(BIN)/python benchmarks/precision.py
 	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/fused_regions.py
-	$(BIN)/python benchmarks/autotune.py
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/python benchmarks/artifacts.py
 	$(BIN)/python benchmarks/call_policy.py
