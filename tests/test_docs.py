@@ -13,6 +13,7 @@ import torch
 import torch2ort
 from tests.support.functions import Square
 from torch2ort.__main__ import main
+from torch2ort.cache.store import location
 from torch2ort.hooks import StatisticsSubscriber, subscribe
 
 ROOT = Path(__file__).parent.parent
@@ -94,6 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_of_the_docs_runs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TORCH2ORT_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setattr(location, "users_folder", lambda: folder / "users")
     stands_for = {"A": "run_a", "B": "run_b", "SCRIPT": "train.py"}
     arguments = [stands_for.get(word, word) for word in shlex.split(command)]
     if "--version" in arguments:
