@@ -141,7 +141,10 @@ PyObject* CallBackward(PyObject*, PyObject* args) {
   if (!ReadCall(args, "OO:call_backward", &callee, &given)) return nullptr;
   Loans loans(static_cast<size_t>(PyTuple_Size(given.get())));
   std::vector<Managed> gradients;
-  if (!LendTensors(given.get(), &loans) || !RunBackward(callee, loans, &gradients)) return nullptr;
+  std::vector<Ref> storages;
+  if (!LendTensors(given.get(), &loans) || !RunBackward(callee, loans, &gradients, &storages)) {
+    return nullptr;
+  }
   bool site = PyObject_TypeCheck(callee, site_type) != 0;
   auto is_mapped = [&](size_t i) { return site && (*AsSite(callee)->gradient_mapped)[i] >= 0; };
   return TakeTensors(std::move(gradients), is_mapped).release();

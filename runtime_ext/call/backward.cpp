@@ -9,10 +9,12 @@ namespace torch2ort {
 
 class BackwardCall {
  public:
-  BackwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs, Passing* passing)
+  BackwardCall(Site* site, Loans& loans, std::vector<Managed>* outputs, std::vector<Ref>* storages,
+               Passing* passing)
       : site_(site),
         loans_(loans),
         outputs_(outputs),
+        storages_(storages),
         passing_(passing),
         passed_(passing != nullptr && passing->tensor),
         inputs_(*site->inputs),
@@ -71,6 +73,7 @@ class BackwardCall {
   Site* site_;
   Loans& loans_;
   std::vector<Managed>* outputs_;
+  std::vector<Ref>* storages_;  // one an output
   Passing* passing_;  // null for a site that is not in a chain
   bool passed_;       // the gradient of the only output comes from the next site of the chain
   std::vector<InputSpec>& inputs_;
@@ -220,9 +223,10 @@ bool BackwardCall::Settle() {
   return true;
 }
 
-bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, Passing* passing) {
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, std::vector<Ref>* storages,
+                 Passing* passing) {
   try {
-    return BackwardCall(site, gradients, outputs, passing).Run();
+    return BackwardCall(site, gradients, outputs, storages, passing).Run();
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
     return false;
@@ -327,7 +331,11 @@ bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
   if (held == Held::kUnknown) return false;
   if (Linked(i)) return PassOn(i, std::move(gradient), view, held);
   Managed managed = ExportContiguous(gradient.get());
+  const void* exported = managed.get();
   if (!managed || !Disentangle(i, gradient.get(), held, &managed)) return false;
+  storages_->resize(outputs_->size() + 1);
+  bool unchanged = managed.get() == exported;  // neither copied nor an incoming gradient's memory
+  if (unchanged && !GiveAlias(gradient.get(), &managed, &storages_->back())) return false;
   outputs_->push_back(std::move(managed));
   return true;
 }

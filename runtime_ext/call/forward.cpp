@@ -65,7 +65,6 @@ class ForwardCall {
   size_t output_count() const { return outputs_->size() + (passing_ != nullptr && passing_->result); }
   bool Disentangle(size_t index, PyObject* value, Managed* managed);
   Held WhoHoldsOutput(PyObject* value);
-  bool ReturnAlias(PyObject* value, Managed* managed, Ref* storage);
   bool KeepOrDropContext();
   bool Describe(PyObject* tensor);
   bool DescribeResult();
@@ -387,7 +386,7 @@ bool ForwardCall::ReturnTensor(const OutputSpec& spec, PyObject* value) {
   if (!Disentangle(outputs_->size(), value, &managed)) return false;
   storages_->emplace_back();
   bool unchanged = managed.get() == exported;  // neither copied nor an argument's memory
-  if (unchanged && !ReturnAlias(value, &managed, &storages_->back())) return false;
+  if (unchanged && !GiveAlias(value, &managed, &storages_->back())) return false;
   outputs_->push_back(std::move(managed));
   return true;
 }
@@ -444,20 +443,6 @@ bool ForwardCall::WarnWritten(size_t i) {
     if (item == tensors_[i].get()) return WarnOnce(index, i);
   }
   return true;
-}
-
-// Gives a large output as an alias, beside its storage: the tensor itself is then the Function's alone, and
-// the storage tells whether the Function holds on to it.
-bool ForwardCall::ReturnAlias(PyObject* value, Managed* managed, Ref* storage) {
-  if (SpanOf((*managed)->dl_tensor).size() < kLargeOutputBytes) return true;
-  Ref alias = CallMethod(value, method_names.detach);
-  Managed other = alias ? ExportTensor(alias.get()) : nullptr;
-  if (!other) return false;
-  // A contiguous copy of the value is not what its storage holds.
-  if (other->dl_tensor.data != (*managed)->dl_tensor.data || !IsContiguous(other->dl_tensor)) return true;
-  *managed = std::move(other);
-  *storage = CallMethod(value, method_names.untyped_storage);
-  return static_cast<bool>(*storage);
 }
 
 bool ForwardCall::WarnOnce(size_t index, size_t i) {

@@ -202,6 +202,18 @@ Held WhoHolds(PyObject* tensor, const Holders& known) {
   return held < 0 ? Held::kUnknown : held > 0 ? Held::kElsewhere : Held::kByKnown;
 }
 
+bool GiveAlias(PyObject* value, Managed* managed, Ref* storage) {
+  if (SpanOf((*managed)->dl_tensor).size() < kLargeOutputBytes) return true;
+  Ref alias = CallMethod(value, method_names.detach);
+  Managed other = alias ? ExportTensor(alias.get()) : nullptr;
+  if (!other) return false;
+  // A contiguous copy of the value is not what its storage holds.
+  if (other->dl_tensor.data != (*managed)->dl_tensor.data || !IsContiguous(other->dl_tensor)) return true;
+  *managed = std::move(other);
+  *storage = CallMethod(value, method_names.untyped_storage);
+  return static_cast<bool>(*storage);
+}
+
 bool IsOver(PyObject* tensor, const DLTensor& exported) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0)

@@ -56,8 +56,10 @@ bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::v
 
 // Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor
 // argument, null for those that need none. The caller copies them: they may share memory with those that it
-// gave, with what forward kept, and with each other. False with an exception set on failure.
-bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, Passing* passing = nullptr);
+// gave, with what forward kept, and with each other. `storages`: as for forward; it may have fewer entries.
+// False with an exception set on failure.
+bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, std::vector<Ref>* storages,
+                 Passing* passing = nullptr);
 
 // ---- shared by the two directions ----
 
@@ -117,6 +119,10 @@ enum class Held {
   kElsewhere,  // somebody else may, such as a closure that will write its next result into it
 };
 Held WhoHolds(PyObject* tensor, const Holders& known);
+
+// Gives a large result as an alias, beside its storage: the tensor itself is then the Function's alone, and
+// the storage tells whether the Function holds on to it. False with an exception set on failure.
+bool GiveAlias(PyObject* value, Managed* managed, Ref* storage);
 
 // Whether what was exported is the tensor's own memory, and no contiguous copy of it.
 bool IsOver(PyObject* tensor, const DLTensor& exported);

@@ -136,9 +136,9 @@ bool Forward(Chain* chain, Loans& inputs, std::vector<Managed>* outputs, std::ve
   return true;
 }
 
-bool Backward(Chain* chain, Loans& gradients, std::vector<Managed>* outputs) {
-  std::vector<Managed> found(chain->input_count);
-  std::vector<Managed> given;
+bool Backward(Chain* chain, Loans& gradients, std::vector<Managed>* outputs, std::vector<Ref>* storages) {
+  std::vector<Managed> found(chain->input_count), given;
+  std::vector<Ref> stored(chain->input_count), given_storages;
   size_t end = chain->input_count;
   Passing passing;
   for (size_t m = chain->members->size(); m-- > 0;) {
@@ -148,12 +148,18 @@ bool Backward(Chain* chain, Loans& gradients, std::vector<Managed>* outputs) {
     passing.Advance();
     passing.has_next = m + 1 < chain->members->size();
     given.clear();
-    if (!RunBackward(SiteOf(member), passing.has_next ? none : gradients, &given, &passing)) return false;
+    given_storages.clear();
+    Loans& arriving = passing.has_next ? none : gradients;
+    if (!RunBackward(SiteOf(member), arriving, &given, &given_storages, &passing)) return false;
+    given_storages.resize(given.size());
     for (size_t i = given.size(); i-- > 0;) {
-      if (static_cast<int>(i) != member.link) found[--end] = std::move(given[i]);
+      if (static_cast<int>(i) == member.link) continue;
+      found[--end] = std::move(given[i]);
+      stored[end] = std::move(given_storages[i]);
     }
   }
   outputs->swap(found);
+  storages->swap(stored);
   return true;
 }
 
@@ -199,10 +205,13 @@ bool RunForward(PyObject* callee, Loans& inputs, std::vector<Managed>* outputs, 
   }
 }
 
-bool RunBackward(PyObject* callee, Loans& gradients, std::vector<Managed>* outputs) {
-  if (PyObject_TypeCheck(callee, site_type)) return RunBackward(AsSite(callee), gradients, outputs);
+bool RunBackward(PyObject* callee, Loans& gradients, std::vector<Managed>* outputs,
+                 std::vector<Ref>* storages) {
+  if (PyObject_TypeCheck(callee, site_type)) {
+    return RunBackward(AsSite(callee), gradients, outputs, storages);
+  }
   try {
-    return Backward(AsChain(callee), gradients, outputs);
+    return Backward(AsChain(callee), gradients, outputs, storages);
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
     return false;

@@ -33,6 +33,7 @@ std::vector<const InputSpec*> InputsOf(PyObject* callee);
 const std::vector<OutputSpec>& OutputsOf(PyObject* callee);
 // As for a site.
 bool RunForward(PyObject* callee, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages);
-bool RunBackward(PyObject* callee, Loans& gradients, std::vector<Managed>* outputs);
+bool RunBackward(PyObject* callee, Loans& gradients, std::vector<Managed>* outputs,
+                 std::vector<Ref>* storages);
 
 }  // namespace torch2ort

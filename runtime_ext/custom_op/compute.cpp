@@ -74,7 +74,8 @@ class Computation {
   OrtStatus* EnterStream(OnStream* stream);
   OrtStatus* Write(size_t index, const DLTensor& tensor, Managed* gift);
   OrtStatus* WriteOutputs(std::vector<Managed>* outputs, std::vector<Ref>* storages);
-  OrtStatus* WriteGradients(const std::vector<Managed>& gradients);
+  OrtStatus* WriteGradients(std::vector<Managed>* gradients, std::vector<Ref>* storages);
+  OrtStatus* Give(size_t index, Managed* result, Ref* storage);
   OrtStatus* WriteSizes(size_t index, const DLTensor& tensor);
   OrtStatus* HandOn(size_t index, const DLTensor& gradient, const DLTensor& memory);
   OrtStatus* WriteContext();
@@ -151,21 +152,25 @@ OrtStatus* Computation::Write(size_t index, const DLTensor& tensor, Managed* gif
   return nullptr;
 }
 
+// Writes a result, or gives the runtime its memory where nobody else holds that.
+OrtStatus* Computation::Give(size_t index, Managed* result, Ref* storage) {
+  // The tensor is no more where the runtime has it. The fields of it are still read.
+  DLTensor tensor = (*result)->dl_tensor;
+  bool give = kernel_.gives_memory && *storage;
+  if (give) {
+    Ref sole = Ref::Steal(CallOne(custom_op_config.is_sole_holder, storage->get()));
+    if (!sole) return PythonError();
+    give = sole.get() == Py_True;
+    storage->reset();
+  }
+  return Write(index, tensor, give ? result : nullptr);
+}
+
 OrtStatus* Computation::WriteOutputs(std::vector<Managed>* outputs, std::vector<Ref>* storages) {
   for (size_t i = 0; i < outputs->size(); ++i) {
     Managed& output = (*outputs)[i];
-    // Its tensor is no more when this is empty: the runtime has it. The fields of it are still read.
-    DLTensor tensor = output->dl_tensor;
-    bool give = kernel_.gives_memory && (*storages)[i];
-    if (give) {
-      Ref sole = Ref::Steal(CallOne(custom_op_config.is_sole_holder, (*storages)[i].get()));
-      if (!sole) return PythonError();
-      give = sole.get() == Py_True;
-      (*storages)[i].reset();
-    }
-    OrtStatus* status =
-        kernel_.handed_on[i + 1] ? WriteSizes(i + 1, tensor) : Write(i + 1, tensor, give ? &output : nullptr);
-    T2O_RETURN_IF_ERROR(status);
+    T2O_RETURN_IF_ERROR(kernel_.handed_on[i + 1] ? WriteSizes(i + 1, output->dl_tensor)
+                                                 : Give(i + 1, &output, &(*storages)[i]));
   }
   return nullptr;
 }
@@ -192,16 +197,17 @@ OrtStatus* Computation::HandOn(size_t index, const DLTensor& gradient, const DLT
 }
 
 // One output a tensor argument that needs a gradient.
-OrtStatus* Computation::WriteGradients(const std::vector<Managed>& gradients) {
+OrtStatus* Computation::WriteGradients(std::vector<Managed>* gradients, std::vector<Ref>* storages) {
+  storages->resize(gradients->size());
   size_t index = 0;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i] == nullptr) continue;
-    const DLTensor& gradient = gradients[i]->dl_tensor;
+  for (size_t i = 0; i < gradients->size(); ++i) {
+    Managed& gradient = (*gradients)[i];
+    if (gradient == nullptr) continue;
     if (kernel_.handed_on[++index]) {
       auto memory = static_cast<size_t>((*AsSite(kernel_.callee)->gradient_mapped)[i]);
-      T2O_RETURN_IF_ERROR(HandOn(index, gradient, loans_[memory]->dl_tensor));
+      T2O_RETURN_IF_ERROR(HandOn(index, gradient->dl_tensor, loans_[memory]->dl_tensor));
     } else {
-      T2O_RETURN_IF_ERROR(Write(index, gradient, nullptr));
+      T2O_RETURN_IF_ERROR(Give(index, &gradient, &(*storages)[i]));
     }
   }
   return nullptr;
@@ -224,8 +230,8 @@ OrtStatus* Computation::Run() {
   std::vector<Managed> outputs;
   std::vector<Ref> storages;
   if (kernel_.backward) {
-    if (no_grad.failed() || !RunBackward(kernel_.callee, loans_, &outputs)) return PythonError();
-    return WriteGradients(outputs);
+    if (no_grad.failed() || !RunBackward(kernel_.callee, loans_, &outputs, &storages)) return PythonError();
+    return WriteGradients(&outputs, &storages);
   }
   if (no_grad.failed() || !RunForward(kernel_.callee, loans_, &outputs, &storages)) {
     return PythonError();

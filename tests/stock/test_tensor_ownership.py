@@ -331,3 +331,62 @@ def test_sizes_that_change_from_call_to_call_come_out_right():
     for count in (4, 200, 3, 1000, 200, 5):
         x = torch.randn(count, 1000)
         torch.testing.assert_close(model(x), torch.relu((x + 1.0) * 0.5) - 1.0)
+
+
+class RecordsGradients(torch.autograd.Function):
+    """Notes where the gradients lie that it gets and gives, and keeps what it gives if asked to."""
+
+    addresses: ClassVar[list[tuple[int, int]]] = []
+    kept: ClassVar[list[torch.Tensor] | None] = None
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 0.5
+
+    @staticmethod
+    def backward(ctx, grad):
+        result = grad * 0.5
+        if type(grad) is torch.Tensor:
+            RecordsGradients.addresses.append((grad.data_ptr(), result.data_ptr()))
+            if RecordsGradients.kept is not None:
+                RecordsGradients.kept.append(result)
+        return result
+
+
+class TwoRecords(torch.nn.Module):
+    """Two of them, with a view between that makes them two nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(LARGE))
+
+    def forward(self, x):
+        y = RecordsGradients.apply(x * self.weight)
+        return RecordsGradients.apply(y.view(2, -1)).sum()
+
+
+def gradient(module: torch.nn.Module) -> torch.Tensor:
+    module.zero_grad()
+    module(torch.ones(LARGE)).backward()
+    return next(module.parameters()).grad
+
+
+@passes_outputs_on
+def test_a_large_gradient_is_the_next_functions_without_a_copy():
+    module = torch2ort.ORTModule(TwoRecords())
+    gradient(module)
+    RecordsGradients.addresses.clear()
+    assert torch.equal(gradient(module), torch.full((LARGE,), 0.25))
+    (_, given), (taken, _) = RecordsGradients.addresses
+    assert taken == given
+
+
+def test_a_gradient_that_the_function_keeps_does_not_change(monkeypatch):
+    kept = []
+    monkeypatch.setattr(RecordsGradients, "kept", kept)
+    module = torch2ort.ORTModule(TwoRecords())
+    for _ in range(3):
+        gradient(module)
+    assert len(kept) >= 6
+    for result in kept:
+        assert result.unique().tolist() in ([0.5], [0.25])
