@@ -74,8 +74,8 @@ class BackwardCall {
   Loans& loans_;
   std::vector<Managed>* outputs_;
   std::vector<Ref>* storages_;  // one an output
-  Passing* passing_;  // null for a site that is not in a chain
-  bool passed_;       // the gradient of the only output comes from the next site of the chain
+  Passing* passing_;            // null for a site that is not in a chain
+  bool passed_;                 // the gradient of the only output comes from the next site of the chain
   std::vector<InputSpec>& inputs_;
   SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
   SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's

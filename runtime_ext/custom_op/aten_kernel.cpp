@@ -96,8 +96,8 @@ bool DirectComputation::CallToWrite(OrtStatus** status) {
   if (value == nullptr) return false;
   *status = api_->GetTensorMutableData(value, &target);
   if (*status != nullptr) return true;
-  inputs_[given_] = {target,       device_, static_cast<int32_t>(sizes.size()), specs_[0].dtype,
-                     sizes.data(), nullptr, 0};
+  inputs_[given_] = {target,  device_, static_cast<int32_t>(sizes.size()), specs_[0].dtype, sizes.data(),
+                     nullptr, 0};
   std::vector<OwnedTensor> found;
   return CallOperator(plan_, inputs_.data(), &found);
 }

@@ -137,10 +137,10 @@ bool ParseWritten(PyObject* written, Plan* plan) {
 }
 
 // The arguments that tell the sizes of a result that is written are tensors.
-bool HasWrittenSizes(const Plan& plan) {
-  size_t last = plan.written->argument + (plan.written->is_product ? 1 : 0);
+bool HasWrittenSizes(const Plan& plan, const WrittenResult& written) {
+  size_t last = written.argument + (written.is_product ? 1 : 0);
   bool fits = last < plan.arguments.size() && plan.results.size() == 1 && plan.results[0].order.empty();
-  for (size_t i = plan.written->argument; fits && i <= last; ++i) {
+  for (size_t i = written.argument; fits && i <= last; ++i) {
     fits = plan.arguments[i].kind == Argument::Kind::kTensor;
   }
   return fits || Complain("no arguments tell the sizes of the result");
@@ -159,7 +159,8 @@ bool FillPlan(Plan* plan, Site* site, PyObject* arguments, PyObject* results, co
     if (TorchDType(*plan->torch, output.dtype) < 0) return false;
   }
   for (Py_ssize_t i = 0; i < PyList_Size(arguments); ++i) {
-    auto argument = ParseArgument(PyList_GetItem(arguments, i), plan->result_tensor + (plan->written ? 1 : 0));
+    auto argument =
+        ParseArgument(PyList_GetItem(arguments, i), plan->result_tensor + (plan->written ? 1 : 0));
     if (!argument) return false;
     plan->arguments.push_back(std::move(*argument));
   }
@@ -167,7 +168,7 @@ bool FillPlan(Plan* plan, Site* site, PyObject* arguments, PyObject* results, co
   if (plan->results.size() != site->tensor_outputs->size()) {
     return Complain("the operator's results are not the site's outputs");
   }
-  if (plan->written && !HasWrittenSizes(*plan)) return false;
+  if (plan->written && !HasWrittenSizes(*plan, *plan->written)) return false;
   if (function.empty()) return true;
   return ParseFunction(function, numbers, plan) && plan->function != nullptr;
 }
@@ -297,9 +298,11 @@ bool SizesOfWritten(const Plan& plan, const DLTensor* tensors, std::vector<int64
     for (size_t i = 0; i < given.order.size(); ++i) found[i] = tensor.shape[given.order[i]];
     return found;
   };
-  *sizes = sizes_of(plan.arguments[plan.written->argument]);
-  if (plan.written->is_product) {
-    std::vector<int64_t> second = sizes_of(plan.arguments[plan.written->argument + 1]);
+  if (!plan.written) return false;
+  const WrittenResult& written = *plan.written;
+  *sizes = sizes_of(plan.arguments[written.argument]);
+  if (written.is_product) {
+    std::vector<int64_t> second = sizes_of(plan.arguments[written.argument + 1]);
     if (second.size() != sizes->size() || (second.size() != 2 && second.size() != 3)) return false;
     sizes->back() = second.back();
     return true;

@@ -39,7 +39,7 @@ struct Plan {
   std::vector<DirectResult> results;
   void* function = nullptr;
   std::optional<WrittenResult> written;
-  size_t result_tensor = 0;  // the number of the tensor that is written, behind the site's
+  size_t result_tensor = 0;              // the number of the tensor that is written, behind the site's
   std::vector<double> numbers;           // the function's last arguments; the tensors stand in `arguments`
   std::optional<CompiledRegion> region;  // a library's function instead of torch's: nothing else is set
 };
