@@ -321,6 +321,7 @@ class DirectCall:
         function: str,
         numbers: list[float],
         written: tuple[str, int] | None,
+        grad_mode: bool,
     ) -> DirectCall:
         """Looks up what the call needs of the torch that was imported.
 
@@ -343,6 +344,7 @@ class DirectCall:
                 memory is the tensor behind the site's in ``arguments``, with the sizes of argument ``i`` for
                 ``("like", i)``, and those of the product of arguments ``i`` and ``i + 1`` for ``("product",
                 i)``.
+            grad_mode: Whether PyTorch's grad mode is on while it runs, for kernels that ask for it.
 
         Raises:
             NotImplementedError: This torch has not what the call needs.

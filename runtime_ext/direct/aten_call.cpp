@@ -11,20 +11,21 @@ namespace {
 
 // ---- the call ----
 
-class NoGrad {
+class GradMode {
  public:
-  explicit NoGrad(const TorchAbi& torch) : torch_(torch), was_enabled_(torch.grad_mode_is_enabled()) {
-    if (was_enabled_) torch_.grad_mode_set_enabled(false);
+  GradMode(const TorchAbi& torch, bool enabled)
+      : torch_(torch), enabled_(enabled), was_enabled_(torch.grad_mode_is_enabled()) {
+    if (was_enabled_ != enabled_) torch_.grad_mode_set_enabled(enabled_);
   }
-  ~NoGrad() {
-    if (was_enabled_) torch_.grad_mode_set_enabled(true);
+  ~GradMode() {
+    if (was_enabled_ != enabled_) torch_.grad_mode_set_enabled(was_enabled_);
   }
-  NoGrad(const NoGrad&) = delete;
-  NoGrad& operator=(const NoGrad&) = delete;
+  GradMode(const GradMode&) = delete;
+  GradMode& operator=(const GradMode&) = delete;
 
  private:
   const TorchAbi& torch_;
-  bool was_enabled_;
+  bool enabled_, was_enabled_;
 };
 
 bool CallByName(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTensor>* results) {
@@ -183,15 +184,17 @@ PyObject* Make(PyTypeObject* type, PyObject* site, std::unique_ptr<Plan> plan) {
 
 PyObject* DirectCallNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"site",     "operator", "overload", "arguments", "results",
-                                "function", "numbers",  "written",  nullptr};
+                                "function", "numbers",  "written",  "grad_mode", nullptr};
   PyObject *site, *arguments, *results, *numbers, *written;
   const char *name, *overload, *function;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!ssO!O!sO!O:DirectCall", const_cast<char**>(names),
+  int grad_mode = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!ssO!O!sO!Op:DirectCall", const_cast<char**>(names),
                                    site_type, &site, &name, &overload, &PyList_Type, &arguments, &PyList_Type,
-                                   &results, &function, &PyList_Type, &numbers, &written)) {
+                                   &results, &function, &PyList_Type, &numbers, &written, &grad_mode)) {
     return nullptr;
   }
   auto plan = std::make_unique<Plan>();
+  plan->grad_mode = grad_mode != 0;
   if (!ParseWritten(written, plan.get())) return nullptr;
   plan->name = name;
   plan->overload = overload;
@@ -286,7 +289,7 @@ bool InitDirectCall(PyObject* module) {
 }
 
 bool CallOperator(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTensor>* results) {
-  NoGrad no_grad(*plan.torch);
+  GradMode mode(*plan.torch, plan.grad_mode);
   if (plan.function != nullptr) return CallByFunction(plan, tensors, results);
   return CallByName(plan, tensors, results);
 }

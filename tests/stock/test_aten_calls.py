@@ -323,4 +323,5 @@ def test_a_torch_without_what_a_call_needs_is_named():
             function="aoti_torch_cpu_no_such_function",
             numbers=[1.0],
             written=None,
+            grad_mode=False,
         )

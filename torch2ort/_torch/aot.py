@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -116,14 +116,24 @@ def varying_sizes(hints: Sequence[int], *, decided: int = 0) -> tuple[FakeTensor
         for i, hint in enumerate(hints)
     ]
     for _ in range(decided):
-        sizes.append(mode.shape_env.create_unbacked_symint())  # type: ignore[union-attr]
-        _constrain_range_for_size(sizes[-1], min=0)
+        sizes.append(_decided_size(mode.shape_env))
     return mode, sizes
 
 
 def new_size(like: torch.SymInt) -> torch.SymInt:
     """A size that nothing is known of, in the trace that another one is of."""
-    made: torch.SymInt = like.node.shape_env.create_unbacked_symint()
+    return _decided_size(like.node.shape_env)
+
+
+def of_decided_size(like: torch.Tensor) -> torch.Tensor:
+    """A vector of the type of a tensor of a trace, of a size that a run decides."""
+    mode = cast(FakeTensor, like).fake_mode
+    with mode:
+        return torch.empty(_decided_size(mode.shape_env), dtype=like.dtype)
+
+
+def _decided_size(environment: Any) -> torch.SymInt:
+    made: torch.SymInt = environment.create_unbacked_symint()
     _constrain_range_for_size(made, min=0)
     return made
 

@@ -17,6 +17,7 @@ from torch2ort.differentiate.assigned_buffers import read_from_copies
 from torch2ort.differentiate.boolean_masks import share_positions
 from torch2ort.differentiate.grad_reachability import Reach, traced_reach
 from torch2ort.differentiate.item_calls import take_read_numbers
+from torch2ort.differentiate.lstm_layers import settle_workspaces, take_apart
 from torch2ort.differentiate.opaque_ops import keep_whole
 from torch2ort.differentiate.symbolic_shapes import Replay, check_assumed, keep_sizes, settle_sizes
 from torch2ort.differentiate.unsupported_dtypes import refuse_sparse_and_complex
@@ -164,6 +165,7 @@ def trace_joint(
         forget_assumed(program.graph)
         flat = _Flat(program)
         joint = private.joint_graph(flat, arguments, mode)
+    settle_workspaces(joint.graph)
     settle_sizes(joint.graph)
     tell_eagers_types(joint.graph)
     reach = flat.reach
@@ -227,6 +229,8 @@ def _prepared(
     differentiated = [n for n, r in zip(placeholders, required, strict=True) if r]
     take_read_numbers(program.graph, has_kernels=has_kernels)
     keep_sizes(program.graph)
+    if has_kernels:
+        take_apart(program.graph)
     sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
     device = _device_of(placeholders) if has_kernels else torch.device("cpu")
     _refuse(program.graph, device, carrying(program.graph, differentiated))

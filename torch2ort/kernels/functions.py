@@ -38,6 +38,9 @@ LIBRARY_OPERATORS = frozenset(
 _OWN_OPERATORS = frozenset({"torch2ort::python_number"})
 
 
+# Operators whose kernels leave out what a derivative reads where PyTorch's grad mode is off.
+READ_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
+
 # What stands for a number that varies: see :class:`Call`.
 _OF_SIZES = ("size", "minus", "difference")
 # What stands for a tensor, or for what is in it.
@@ -111,6 +114,9 @@ class Call:
         if private.is_abstract(tensors):
             found = abstract(self.operator)(*arguments, **keywords)
             return with_eagers_types(self.operator, arguments, keywords, found)
+        if self.operator in READ_GRAD_MODE:
+            with torch.enable_grad():
+                return self.operator(*arguments, **keywords)
         return self.operator(*arguments, **keywords)
 
 

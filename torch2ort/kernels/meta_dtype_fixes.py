@@ -23,7 +23,8 @@ _NORMS: dict[OpOverload, int] = {
 }
 _GROUPS_BACKWARD = aten.native_group_norm_backward.default
 _WEIGHT_NORM = aten._weight_norm_interface.default
-_TOLD_WRONGLY = frozenset({*_NORMS, _GROUPS_BACKWARD, _WEIGHT_NORM})
+_LSTM_BACKWARD = aten.mkldnn_rnn_layer_backward.default
+_TOLD_WRONGLY = frozenset({*_NORMS, _GROUPS_BACKWARD, _WEIGHT_NORM, _LSTM_BACKWARD})
 
 
 def with_eagers_types(
@@ -32,12 +33,16 @@ def with_eagers_types(
     """``results`` of a call of ``operator``, each in the element type that eager PyTorch gives it on CPU.
 
     What is normalised in half precision has statistics in the type of the parameters or of what they replace.
+    The gradients of an LSTM's two biases are two tensors.
     """
     if operator not in _TOLD_WRONGLY:
         return results
     if operator is _WEIGHT_NORM:
         weight, norms = results
         return weight, norms.float() if weight.dtype is torch.float16 else norms
+    if operator is _LSTM_BACKWARD:
+        *others, bias, state, cell = results
+        return *others, torch.empty_like(bias), state, cell
     names = [a.name for a in schema_of(operator).arguments]
     given = {**dict(zip(names, arguments, strict=False)), **keywords}
     if operator is _GROUPS_BACKWARD:

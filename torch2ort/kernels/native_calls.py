@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dispatch as private
-from torch2ort.kernels.functions import Call, decode_call
+from torch2ort.kernels.functions import READ_GRAD_MODE, Call, decode_call
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class DirectArguments:
         written: the argument that tells the sizes of a result that is written to the runtime's memory, which
             is the tensor behind the site's: ``("like", i)``, or ``("product", i)`` of that matrix and the
             next; ``None`` for results with memory of their own.
+        grad_mode: whether PyTorch's grad mode is on while it runs.
     """
 
     operator: str
@@ -40,6 +41,7 @@ class DirectArguments:
     function: str = ""
     numbers: tuple[float, ...] = ()
     written: tuple[str, int] | None = None
+    grad_mode: bool = False
 
 
 class _UnwritableError(Exception):
@@ -106,7 +108,8 @@ def direct_arguments(text: str, dtypes: tuple[torch.dtype, ...]) -> DirectArgume
         if any(isinstance(v, (int, float)) and str(a.type) in ("Tensor", "number") for a, v in given):
             return _by_function(call, given, dtypes, results)
         arguments = [_written(value, str(a.real_type), a.N, call.tensors) for a, value in given]
-        direct = DirectArguments(schema.name, schema.overload_name, arguments, results)
+        grad_mode = call.operator in READ_GRAD_MODE
+        direct = DirectArguments(schema.name, schema.overload_name, arguments, results, grad_mode=grad_mode)
         return _writing(direct, dtypes)
     except _UnwritableError:
         return None

@@ -167,6 +167,7 @@ def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
             function=found.function,
             numbers=list(found.numbers),
             written=found.written,
+            grad_mode=found.grad_mode,
         )
     except NotImplementedError:
         return bound
