@@ -123,6 +123,13 @@ def test_what_lies_between_products_is_one_call(regions, tmp_path):
     assert of_interest == ["Gemm", "PythonOp", "Gemm"]
 
 
+@pytest.mark.parametrize(("rows", "fuses"), [(3, True), (2048, False)], ids=["small", "large"])
+def test_one_kernel_and_an_addition_are_a_region_where_tensors_are_small(rows, fuses, regions):
+    model, x = Of(lambda m, x: m.norm(x + m.a(x)), **A, norm=nn.LayerNorm(8)), torch.randn(1, rows, 8)
+    torch.testing.assert_close(step(fused(model), x), step(model, x))
+    assert any("native_layer_norm" in names for names in regions) is fuses
+
+
 def test_equal_layers_share_one_library(regions):
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(4)))
     step(fused(layers), X)

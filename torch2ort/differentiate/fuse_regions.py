@@ -14,7 +14,7 @@ from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.aliasing import VIEWS
 from torch2ort.differentiate.canonical_sizes import NamedSizes
 from torch2ort.differentiate.fusible_ops import MADE, POINTWISE, is_fusible, name_of
-from torch2ort.differentiate.recompute import is_large
+from torch2ort.differentiate.recompute import SMALLEST, is_large
 from torch2ort.differentiate.symbolic_shapes import elements
 from torch2ort.fusion.region import encode_region
 from torch2ort.fusion.region_function import FusedRegion
@@ -27,6 +27,13 @@ aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
 # How many times smaller than what is computed of it a tensor is that costs nothing to read.
 _SMALL = 8
+# Operators that PyTorch has in one kernel, which is as fast as compiled code where tensors are large.
+_KERNELS = frozenset(
+    {
+        "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "gelu",
+        "gelu_backward", "native_layer_norm", "native_layer_norm_backward",
+    }
+)  # fmt: skip
 # Terms of an expression that stands for one result: torch's inductor writes each out where it is read.
 _MOST_TERMS = 4096
 
@@ -212,7 +219,7 @@ def _parts(nodes: Sequence[torch.fx.Node]) -> Iterator[list[torch.fx.Node]]:
         parts[node], terms[node] = (part + 1, 1) if count > _MOST_TERMS else (part, count)
     for number in sorted(set(parts.values())):
         part_of_it = _without_views_at_the_end([n for n in nodes if parts[n] == number])
-        if sum(map(_computes, part_of_it)) > 1:
+        if sum(map(_gains, part_of_it)) > 1:
             yield part_of_it
 
 
@@ -230,6 +237,16 @@ def _without_views_at_the_end(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.N
         if (node.target in VIEWS or name_of(node) in MADE) and left.keys().isdisjoint(node.users):
             del left[node]
     return list(left)
+
+
+def _gains(node: torch.fx.Node) -> bool:
+    """Whether a node saves a pass over memory, or a call, as a part of a region."""
+    if not _computes(node):
+        return False
+    value = node.meta["val"]
+    result = value if isinstance(value, torch.Tensor) else value[0]
+    is_one_kernel = name_of(node) in _KERNELS and result is not None
+    return not (is_one_kernel and elements(result) * result.element_size() >= SMALLEST)
 
 
 def _computes(node: torch.fx.Node) -> bool:

@@ -55,7 +55,7 @@ _DEEPEST = 8
 _DEEPEST_FUSED = 64
 _TINY = 4096
 # Smaller values, in bytes, are not worth the operators.
-_SMALLEST = 1 << 16
+SMALLEST = 1 << 16
 
 
 # A copy of an input is worth an activation that is this many times as large.
@@ -177,7 +177,7 @@ def _is_tiny(node: torch.fx.Node) -> bool:
 
 def is_large(node: torch.fx.Node) -> bool:
     """Whether a node's memory is worth an operator."""
-    return isinstance(node.meta["val"], torch.Tensor) and _bytes(node) >= _SMALLEST
+    return isinstance(node.meta["val"], torch.Tensor) and _bytes(node) >= SMALLEST
 
 
 def _bytes(node: torch.fx.Node) -> int:
