@@ -39,7 +39,7 @@ struct Plan {
   std::vector<DirectResult> results;
   void* function = nullptr;
   std::optional<WrittenResult> written;
-  bool grad_mode = false;    // on while the operator runs: its kernel asks for it
+  bool grad_mode = false;                // on while the operator runs: its kernel asks for it
   size_t result_tensor = 0;              // the number of the tensor that is written, behind the site's
   std::vector<double> numbers;           // the function's last arguments; the tensors stand in `arguments`
   std::optional<CompiledRegion> region;  // a library's function instead of torch's: nothing else is set
@@ -50,9 +50,9 @@ bool InitDirectCall(PyObject* module);
 
 inline DirectCall* AsDirectCall(PyObject* self) { return reinterpret_cast<DirectCall*>(self); }
 
-// Calls the operator; no tensor requires a gradient. `tensors`: the site's, and behind them the result of a plan that writes.
-// Gives one tensor a result, or one without handle where the operator left it out; what a plan that writes
-// gives is of no use. False if torch raised.
+// Calls the operator; no tensor requires a gradient. `tensors`: the site's, and behind them the result of a
+// plan that writes. Gives one tensor a result, or one without handle where the operator left it out; what a
+// plan that writes gives is of no use. False if torch raised.
 bool CallOperator(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTensor>* results);
 
 // The sizes of the result of a plan that writes; false if the tensors do not fit each other.
