@@ -303,6 +303,13 @@ bool SizesOfWritten(const Plan& plan, const DLTensor* tensors, std::vector<int64
   };
   if (!plan.written) return false;
   const WrittenResult& written = *plan.written;
+  auto is_given = [&](const Argument& argument) {
+    return argument.kind == Argument::Kind::kTensor && argument.tensor < plan.result_tensor;
+  };
+  for (const Argument& given : plan.arguments) {
+    if (!is_given(given) || given.order.empty()) continue;
+    if (given.order.size() != static_cast<size_t>(tensors[given.tensor].ndim)) return false;
+  }
   *sizes = sizes_of(plan.arguments[written.argument]);
   if (written.is_product) {
     std::vector<int64_t> second = sizes_of(plan.arguments[written.argument + 1]);
@@ -312,8 +319,7 @@ bool SizesOfWritten(const Plan& plan, const DLTensor* tensors, std::vector<int64
   }
   // Others would be broadcast.
   for (const Argument& given : plan.arguments) {
-    bool is_given = given.kind == Argument::Kind::kTensor && given.tensor < plan.result_tensor;
-    if (is_given && sizes_of(given) != *sizes) return false;
+    if (is_given(given) && sizes_of(given) != *sizes) return false;
   }
   return true;
 }

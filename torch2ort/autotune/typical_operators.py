@@ -11,7 +11,7 @@ import torch
 
 from torch2ort._torch.aot import FakeTensorMode
 from torch2ort._torch.dispatch import OpOverload
-from torch2ort.autotune.alternatives import KERNEL, PRODUCT
+from torch2ort.autotune.alternatives import PRODUCT
 from torch2ort.autotune.microbenchmark import RULE, timer, ways
 from torch2ort.options import Options
 from torch2ort.program.target import Target
@@ -59,10 +59,9 @@ def ratios(options: Options, seconds: float = _SECONDS) -> dict[str, float]:
 
 def _ratio(case: _Case, target: Target, options: Options, clock: Callable[..., Mapping[str, float]]) -> float:
     node = _node(case)
-    alternative = KERNEL if node.target in (aten.convolution.default,) else PRODUCT
-    found = ways(node, [alternative], target, options)
-    timed = clock({name: found[name] for name in (RULE, alternative.name)})
-    return timed[alternative.name] / timed[RULE]
+    found = ways(node, [PRODUCT], target, options)
+    timed = clock({name: found[name] for name in (RULE, PRODUCT.name)})
+    return timed[PRODUCT.name] / timed[RULE]
 
 
 def _node(case: _Case) -> torch.fx.Node:

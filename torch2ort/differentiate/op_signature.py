@@ -11,6 +11,7 @@ import torch
 
 from torch2ort._torch.aot import OpOverload, graph_module
 from torch2ort.differentiate.split import Half
+from torch2ort.differentiate.symbolic_shapes import elements as elements_of
 from torch2ort.program.dim_order import unpermuted
 
 aten = torch.ops.aten
@@ -39,9 +40,9 @@ def description(node: torch.fx.Node) -> str:
 
 
 def elements(node: torch.fx.Node) -> int:
-    """How many numbers an operator reads and gives."""
+    """How many numbers an operator reads and gives, or did in the sample."""
     values = [value for n in (node, *node.all_input_nodes) for value in _values(n)]
-    return sum(value.numel() for value in values if value is not None)
+    return sum(elements_of(value) for value in values if value is not None)
 
 
 def words(node: torch.fx.Node) -> str:

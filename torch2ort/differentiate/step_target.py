@@ -10,8 +10,7 @@ from typing import cast
 import torch
 
 from torch2ort._torch.dispatch import OpOverload
-from torch2ort.differentiate.op_signature import signature
-from torch2ort.differentiate.symbolic_shapes import elements
+from torch2ort.differentiate.op_signature import elements, signature
 from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics.backward_decompositions import with_small_derivatives
@@ -73,7 +72,7 @@ def is_faster_in_kernel(node: torch.fx.Node, names: Container[str]) -> bool:
     if target is aten.convolution.default and not _is_wide(node):
         return False
     sizes = [size for t in tensors for size in t.shape]
-    return all(map(has_hint, sizes)) and sum(map(elements, tensors)) >= _LARGE
+    return all(map(has_hint, sizes)) and elements(node) >= _LARGE
 
 
 def _is_wide(convolution: torch.fx.Node) -> bool:
