@@ -115,6 +115,8 @@ extern bool cuda_tried;
 // Memory as that allocator has it, for anybody. Throws if there is none.
 void* TakeBlock(size_t size);
 void ReturnBlock(void* data);
+// Gives the memory that waits to be used again back to the system.
+void UnmapFreeBlocks();
 
 PyObject* LendAllocator(PyObject* module, PyObject*);
 PyObject* WithdrawAllocator(PyObject* module, PyObject*);

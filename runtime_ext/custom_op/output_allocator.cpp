@@ -1,4 +1,5 @@
 // An allocator for ONNX Runtime that can give it a tensor of torch's as the memory of an output.
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <mutex>
 #include <new>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -26,6 +28,8 @@ constexpr size_t kMaxRounding = 256;
 // Blocks from here on are mapped and used again: on the heap they would lie in the way of torch's own, which
 // then find no hole of their size and get memory that is cold.
 constexpr size_t kLargeBlock = 1 << 20;
+// Blocks from here on may lie on huge pages, which fault once where others fault 512 times.
+constexpr size_t kHugePage = 1 << 21;
 constexpr size_t kMaxKeptBytes = size_t{1} << 28;
 
 // What this thread offers to the next request.
@@ -38,19 +42,20 @@ struct Held {
   Held* below;  // who holds it for whom: a value that a session gave may be given to another one
 };
 
-// Mapped memory that is used again. Neighbours that are free are one range, which serves any smaller request,
-// so that a step's memory is no more than what is in use at once: before more is mapped, as much of what is
-// free and too small is given back.
+// Mapped memory that is used again. Adjacent free ranges are one range, which serves any smaller request, so
+// that a step's memory is no more than what is in use at once: before more is mapped, as much of the free
+// ranges that are too small is unmapped. Of the ranges of one size the last that was freed is used first: its
+// contents may still be in the processor's caches.
 class Pages {
  public:
   void* Get(size_t size) {
-    auto found = by_size_.lower_bound({size, 0});
+    auto found = by_size_.lower_bound({size, 0, 0});
     if (found == by_size_.end()) {
-      GiveBack(size);
+      Unmap(size);
       return NewBlock(size);
     }
-    auto [length, begin] = *found;
-    Remove(begin, length);
+    auto [length, order, begin] = *found;
+    Remove(begin);
     if (length > size) Insert(begin + size, length - size);
     return reinterpret_cast<void*>(begin);
   }
@@ -63,53 +68,65 @@ class Pages {
     auto begin = reinterpret_cast<uintptr_t>(data);
     auto next = by_begin_.lower_bound(begin);
     if (next != by_begin_.end() && next->first == begin + size) {
-      size += next->second;
-      next = Remove(next->first, next->second);
+      size += next->second.size;
+      next = Remove(next->first);
     }
     if (next != by_begin_.begin()) {
-      auto [before, length] = *std::prev(next);
-      if (before + length == begin) {
-        Remove(before, length);
+      auto [before, range] = *std::prev(next);
+      if (before + range.size == begin) {
+        Remove(before);
         begin = before;
-        size += length;
+        size += range.size;
       }
     }
     Insert(begin, size);
   }
 
- private:
-  static void* NewBlock(size_t size) {
-    void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
-    return data;
-  }
-
-  void GiveBack(size_t size) {
+  // Unmaps `size` bytes of the free ranges, the smallest first.
+  void Unmap(size_t size) {
     while (size > 0 && !by_size_.empty()) {
-      auto [length, begin] = *by_size_.begin();
+      auto [length, order, begin] = *by_size_.begin();
       size_t part = std::min(length, size);
-      Remove(begin, length);
+      Remove(begin);
       munmap(reinterpret_cast<void*>(begin), part);
       if (length > part) Insert(begin + part, length - part);
       size -= part;
     }
   }
 
+ private:
+  struct Range {
+    size_t size;
+    uint64_t order;  // of the ranges of one size, the smallest is used first
+  };
+
+  static void* NewBlock(size_t size) {
+    void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    // An advice: a system without huge pages refuses it, and the block is as good.
+#ifdef MADV_HUGEPAGE
+    if (size >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
+#endif
+    return data;
+  }
+
   void Insert(uintptr_t begin, size_t size) {
-    by_begin_.emplace(begin, size);
-    by_size_.emplace(size, begin);
+    by_begin_[begin] = {size, --freed_};
+    by_size_.insert({size, freed_, begin});
     free_bytes_ += size;
   }
 
-  std::map<uintptr_t, size_t>::iterator Remove(uintptr_t begin, size_t size) {
-    by_size_.erase({size, begin});
-    free_bytes_ -= size;
-    return by_begin_.erase(by_begin_.find(begin));
+  std::map<uintptr_t, Range>::iterator Remove(uintptr_t begin) {
+    auto found = by_begin_.find(begin);
+    by_size_.erase({found->second.size, found->second.order, begin});
+    free_bytes_ -= found->second.size;
+    return by_begin_.erase(found);
   }
 
-  std::map<uintptr_t, size_t> by_begin_;
-  std::set<std::pair<size_t, uintptr_t>> by_size_;
+  std::map<uintptr_t, Range> by_begin_;
+  std::set<std::tuple<size_t, uint64_t, uintptr_t>> by_size_;
   size_t free_bytes_ = 0;
+  uint64_t freed_ = UINT64_MAX;  // counts down, so that the last that was freed comes first
 };
 
 class Holdings {
@@ -150,6 +167,13 @@ class Holdings {
     if (tensor && !PythonRuns()) static_cast<void>(tensor.release());
     return true;
   }
+
+  void Unmap() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pages_.Unmap(SIZE_MAX);
+  }
+
+  std::mutex& mutex() { return mutex_; }
 
  private:
   void Add(void* data, Held held) {
@@ -198,6 +222,8 @@ class Blocks {
     std::free(base);
   }
 
+  std::mutex& mutex() { return mutex_; }
+
  private:
   static constexpr size_t kSmall = 65;  // in units of the alignment: up to 4 KiB
   static constexpr size_t kMaxKept = 16;
@@ -209,6 +235,20 @@ class Blocks {
 // Never destroyed: sessions may outlive the library's statics.
 Holdings& holdings = *new Holdings;
 Blocks& blocks = *new Blocks;
+
+// A forked process, such as a worker of a DataLoader, frees tensors too, and has none of the threads that may
+// have held a lock at that moment.
+void LockForFork() {
+  holdings.mutex().lock();
+  blocks.mutex().lock();
+}
+
+void UnlockAfterFork() {
+  blocks.mutex().unlock();
+  holdings.mutex().unlock();
+}
+
+[[maybe_unused]] const int fork_handlers = pthread_atfork(LockForFork, UnlockAfterFork, UnlockAfterFork);
 
 OrtMemoryInfo* memory_info = nullptr;
 
@@ -256,6 +296,8 @@ void* TakeBlock(size_t size) {
   if (size >= kLargeBlock) return holdings.Map(size);
   return size > 0 ? blocks.Get(size) : nullptr;
 }
+
+void UnmapFreeBlocks() { holdings.Unmap(); }
 
 void ReturnBlock(void* data) {
   if (!holdings.TakeBack(data)) blocks.Put(data);

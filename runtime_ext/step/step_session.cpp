@@ -189,6 +189,7 @@ PyObject* HalfNew(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 void HalfDealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<Half*>(self)->state;
+  UnmapFreeBlocks();  // a step of another session maps what it needs once more
   PyObject_Free(self);
   Py_DECREF(type);
 }

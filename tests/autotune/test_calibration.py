@@ -132,7 +132,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(microbenchmark, "interleaved", time_of)
     monkeypatch.setattr(microbenchmark, "_RUNS", 0)
     monkeypatch.setattr("torch2ort.training.plan_cache._PART", 1000.0)
-    monkeypatch.setattr(tuner, "_FEW", 0)
+    monkeypatch.setattr(tuner, "LARGE", 0)
     return seen
 
 

@@ -45,7 +45,7 @@ def nothing_known(monkeypatch):
     """Nothing was measured in this process, no operator is too small, and no rule of a processor holds."""
     monkeypatch.setattr(calibration, "faster_in_kernels", frozenset)
     monkeypatch.setattr(tuner, "_KNOWN", tuner._Known())
-    monkeypatch.setattr(tuner, "_FEW", 0)
+    monkeypatch.setattr(tuner, "LARGE", 0)
 
 
 def faster(name: str):
@@ -127,7 +127,7 @@ def test_every_alternative_gives_the_step_of_eager_pytorch(operator, name, faste
 def test_onnx_runtime_does_what_a_rule_gives_to_kernels_where_that_is_faster(operator, fastest, monkeypatch):
     every = frozenset().union(*KINDS.values())
     monkeypatch.setattr(calibration, "faster_in_kernels", lambda: every)
-    monkeypatch.setattr(step_target, "_LARGE", 0)
+    monkeypatch.setattr(step_target, "LARGE", 0)
     monkeypatch.setattr(step_target, "_WIDE", 0)
     # In images that lie channels-last all convolutions are kernels'.
     monkeypatch.setattr(plan_builder, "CONVOLUTIONS", frozenset({"nothing"}))

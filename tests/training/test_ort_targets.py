@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -23,12 +24,15 @@ def test_an_onnxruntime_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPat
         torch2ort.ORTModule(torch.nn.Linear(2, 2))(torch.ones(2))
 
 
-def test_decisions_that_no_other_process_knows_are_refused_where_all_are_to_be_alike() -> None:
-    options = Options(autotune=True, deterministic=True, cache_dir=False)
+@pytest.mark.parametrize(
+    ("measures", "named"), [({"autotune": True}, "'autotune' is True"), ({"mode": "max"}, "'mode' is 'max'")]
+)
+def test_measurements_without_a_cache_are_refused_in_deterministic_steps(measures: Any, named: str) -> None:
+    options = Options(**measures, deterministic=True, cache_dir=False)
     with pytest.raises(OptionError) as error:
         torch2ort.ORTModule(torch.nn.Linear(2, 2), options=options)(torch.ones(2))
     assert str(error.value) == (
-        "Options 'autotune' and 'deterministic' are True and 'cache_dir' is False; what one process "
-        "measures, another may decide otherwise. Leave out cache_dir=False, as the cache keeps "
-        "decisions, or one of the two."
+        f"Option {named}, 'deterministic' is True and 'cache_dir' is False; another process may measure and "
+        f"decide differently. Leave out cache_dir=False, as the cache stores decisions, or one of the "
+        f"others, or set autotune=False."
     )

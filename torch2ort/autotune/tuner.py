@@ -34,15 +34,13 @@ from torch2ort.autotune.microbenchmark import (
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store.graph_entries import Kept, keep
 from torch2ort.cache.store.store import Store
-from torch2ort.differentiate.op_signature import alone, description, elements, is_fixed, words
+from torch2ort.differentiate.op_signature import LARGE, alone, description, elements, is_fixed, words
 from torch2ort.differentiate.split import Half
 from torch2ort.log import logger
 from torch2ort.options import Options
 from torch2ort.program.target import Target
 
 _KIND = "autotune"
-# Numbers that an operator reads and gives, below which it is over before it matters who does it.
-_FEW = 4096
 # Of the rule's time, what an alternative may take at most.
 _WINS = 0.95
 # Seconds of processor time that a build may measure.
@@ -154,7 +152,7 @@ class Tuner:
         return Program.of(half, rewriting, self._target)
 
     def _is_measured(self, node: torch.fx.Node) -> bool:
-        return node.target in self._table and is_fixed(node) and elements(node) >= _FEW
+        return node.target in self._table and is_fixed(node) and elements(node) >= LARGE
 
     def _decide(self, rewriting: Rewriting, text: str, nodes: Sequence[torch.fx.Node], level: int) -> str:
         """Rewrite equal operators, or leave them to the rule; returns which."""

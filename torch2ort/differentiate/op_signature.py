@@ -15,6 +15,8 @@ from torch2ort.differentiate.symbolic_shapes import elements as elements_of
 from torch2ort.program.dim_order import unpermuted
 
 aten = torch.ops.aten
+# Elements that an operator reads and returns, below which a call costs more than another library gains.
+LARGE = 4096
 
 
 def is_fixed(node: torch.fx.Node) -> bool:

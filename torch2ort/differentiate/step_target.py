@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from torch2ort._torch.dispatch import OpOverload
-from torch2ort.differentiate.op_signature import elements, signature
+from torch2ort.differentiate.op_signature import LARGE, elements, signature
 from torch2ort.program.target import GradientRules, GradientSource, Target
 from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics.backward_decompositions import with_small_derivatives
@@ -21,17 +21,15 @@ aten = torch.ops.aten
 _IN_ONNX = frozenset(
     {
         "_log_softmax", "_softmax", "_to_copy", "_unsafe_view", "add", "addmm", "alias", "arange",
-        "baddbmm", "bmm", "cat", "clone", "convolution", "cos", "detach", "div", "empty_like", "eq", "exp",
-        "expand", "full", "full_like", "ge", "gelu", "gt", "le", "logical_and", "logical_not", "logical_or",
-        "lt", "mean", "mm", "mul", "ne", "neg", "ones", "ones_like", "permute", "relu", "rsub",
-        "scalar_tensor", "sin", "squeeze", "sub", "sum", "sym_size", "t", "tanh", "transpose", "unsqueeze",
-        "view", "where", "zeros", "zeros_like",
+        "baddbmm", "bmm", "cat", "clone", "convolution", "cos", "detach", "div", "empty_like", "eq",
+        "exp", "expand", "full", "full_like", "ge", "gelu", "gt", "le", "logical_and", "logical_not",
+        "logical_or", "lt", "mean", "mm", "mul", "ne", "neg", "ones", "ones_like", "permute", "relu",
+        "rsub", "scalar_tensor", "select", "sin", "slice", "split", "split_with_sizes", "squeeze", "sub",
+        "sum", "sym_size", "t", "tanh", "transpose", "unsqueeze", "view", "where", "zeros", "zeros_like",
     }
 )  # fmt: skip
 # Onnxruntime takes four times as long for each of them; a call costs as much as some 30,000.
 _MANY = 1 << 15
-# Numbers that an operator reads and gives, below which a call costs more than another library gains.
-_LARGE = 4096
 # Input channels from which on oneDNN's convolution is faster than ONNX Runtime's.
 _WIDE = 32
 
@@ -72,7 +70,7 @@ def is_faster_in_kernel(node: torch.fx.Node, names: Container[str]) -> bool:
     if target is aten.convolution.default and not _is_wide(node):
         return False
     sizes = [size for t in tensors for size in t.shape]
-    return all(map(has_hint, sizes)) and elements(node) >= _LARGE
+    return all(map(has_hint, sizes)) and elements(node) >= LARGE
 
 
 def _is_wide(convolution: torch.fx.Node) -> bool:

@@ -30,11 +30,11 @@ def _refuse_untrainable(options: Options) -> None:
         OptionError: measured operators are to be the same in every process, and there is no cache.
         RuntimeNotFoundError: no onnxruntime is installed, or an older one.
     """
-    if options.autotune and options.deterministic and options.cache_dir is False:
+    if options.is_on("autotune") and options.deterministic and options.cache_dir is False:
         raise OptionError(
-            "Options 'autotune' and 'deterministic' are True and 'cache_dir' is False; what one process "
-            "measures, another may decide otherwise. Leave out cache_dir=False, as the cache keeps "
-            "decisions, or one of the two."
+            f"Option {options.asker('autotune')}, 'deterministic' is True and 'cache_dir' is False; another "
+            f"process may measure and decide differently. Leave out cache_dir=False, as the cache stores "
+            f"decisions, or one of the others, or set autotune=False."
         )
     if version() < _FIRST:
         raise RuntimeNotFoundError(
