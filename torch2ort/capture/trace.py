@@ -402,7 +402,7 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
             raise failure from error
         if not any(isinstance(node.meta.get("val"), torch.Tensor) for node in program.graph.nodes):
             raise ExportError(
-                f"{type(model).__name__}: forward takes no tensor and makes none, so that there is nothing "
+                f"{type(model).__name__}: forward takes no tensor and makes none, so there is nothing "
                 f"to export. Call the model itself"
             )
         connect_constants(program, call, call.code.used)
@@ -452,7 +452,7 @@ def _failure(model: torch.nn.Module, call: FlatModel, error: Exception) -> Expor
     if unknown is not None:
         return ExportError(
             f"{name}: the operator {unknown}{users_line(error)} has no kernel for tensors without data, "
-            f"which tells a trace the types and sizes of its results. Register one with "
+            f"from which a trace gets the types and sizes of its results. Register one with "
             f"torch.library.register_fake({unknown!r})"
         )
     if not _is_of_torch_export(error):

@@ -183,7 +183,7 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
             "the call"
         )
     elif arguments.get("generator") is not None:
-        what = "draws from a generator of its own, and a graph draws from torch's. Leave `generator` away"
+        what = "draws from a generator of its own, and a graph draws from torch's. Omit `generator`"
     else:
         return
     if not is_forwards():

@@ -303,7 +303,7 @@ def writes_of(found: Iterable[Changed], recipes: Recipes) -> tuple[list[Write], 
         except UnmadeError as error:
             raise EffectError(
                 f"puts {error} into {changed.place}",
-                "and a graph gives tensors alone. Put tensors there, or lists, tuples and dicts of them, or "
+                "and a graph returns only tensors. Put tensors there, or lists, tuples and dicts of them, or "
                 "return it",
                 holder.key,
             ) from None

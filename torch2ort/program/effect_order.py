@@ -115,7 +115,7 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
             continue
         if len(node.outputs) < 2 or not graph.outputs:
             raise ExportError(
-                f"{site.func_name}: the call gives no tensor, so that nothing in a graph depends on it and "
+                f"{site.func_name}: the call returns no tensor, so nothing in a graph depends on it and "
                 f"it would not run. Have forward return a tensor, such as its argument's clone(), or call it "
                 f"outside of the model"
             )

@@ -98,11 +98,11 @@ def refuse_written_constant(model: str, name: str) -> NoReturn:
     if name.startswith("lifted_tensor"):
         raise ExportError(
             f"{model}: forward writes to a tensor that is no attribute of a module of the model, so "
-            f"that a graph would not. Make it a buffer with register_buffer; put a module that is in "
+            f"a graph would not. Make it a buffer with register_buffer; put a module that is in "
             f"a list or a dict into torch.nn.ModuleList or ModuleDict"
         )
     raise ExportError(
-        f"{model}: forward writes to the tensor '{name}', which is no buffer, so that a "
+        f"{model}: forward writes to the tensor '{name}', which is no buffer, so a "
         f"graph would not. Make it one with register_buffer"
     )
 

@@ -77,9 +77,9 @@ def _refuse_complex(value: torch.fx.Node) -> None:
     for tensor in _tensors(value):
         if tensor.is_complex():
             raise UnsupportedOperatorError(
-                f"the model gives {tensor.dtype} ({value.name} at {source_line(value)}), of which an output "
-                f"of an ONNX graph has pairs of real numbers. Return torch.view_as_real(x) and turn that "
-                f"back behind the call"
+                f"the model returns {tensor.dtype} ({value.name} at {source_line(value)}), of which an "
+                f"output of an ONNX graph has pairs of real numbers. Return torch.view_as_real(x) and turn "
+                f"that back behind the call"
             )
 
 
