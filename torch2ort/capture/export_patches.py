@@ -109,18 +109,18 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 class TracedCode(TorchFunctionMode):
-    """Intercepts the calls of torch in the model's code while it is traced.
+    """Mode that intercepts the calls of torch in the model's code while it is traced.
 
     ``x.data`` becomes ``x.detach()``, as torch.export loses the former, and recurrent layers become operators
     of torch2ort, as torch.export would fix their length. A hook on a gradient is recorded, as a graph cannot
     contain it.
 
     Attributes:
-        hooked: the stack when the model's code put a hook on a gradient; empty if it did not. derived: the
-        stack when it made a tensor of its own require a gradient; empty if it did not. used: ids of the
-        tensors that require a gradient and were not read through the modules that hold them. outside: the
-        stack when the code used such a tensor that is not the model's, with gradients switched on;
-            empty if it did not.
+        hooked: the stack when the model's code put a hook on a gradient; empty if it did not.
+        derived: the stack when it made a tensor of its own require a gradient; empty if it did not.
+        used: ids of the tensors that require a gradient and were not read through the modules that hold them.
+        outside: the stack when the code used such a tensor that is not the model's, with gradients switched
+            on; empty if it did not.
 
     Args:
         model: the model.

@@ -75,7 +75,7 @@ def traced_inference_mode(inside: bool) -> Iterator[None]:
 
     Args:
             inside: True if the code is to see itself inside. Enter this outside in any case, with gradients
-            off.
+                off.
     """
     thread = threading.get_ident()
 

@@ -26,8 +26,7 @@ def refuse_untraceable(model: torch.nn.Module) -> None:
 
     Raises:
         ExportError: a lazy module has not created a parameter or buffer yet, a module below the model was
-        passed
-            to ``torch.compile`` or ``torch.jit``, or weights are quantised; the message names it.
+            passed to ``torch.compile`` or ``torch.jit``, or weights are quantised; the message names it.
     """
     kind = type(model).__name__
     for name, module in model.named_modules():

@@ -24,9 +24,9 @@ class Purpose(enum.Enum):
     """Use of a call's graph, which determines the parts of the call that it contains.
 
     Attributes:
-        FILE: a separate graph: the model's own hooks are part of it. MODULE: a graph that runs inside of the
-        model's call, whose ``__call__`` runs the hooks: Functions get the
-            tensors of each call themselves, and the effects of forward on Python objects are repeated.
+        FILE: a separate graph: the model's own hooks are part of it.
+        MODULE: a graph that runs inside of the model's call, whose ``__call__`` runs the hooks: Functions get
+            the tensors of each call themselves, and the effects of forward on Python objects are repeated.
     """
 
     FILE = enum.auto()

@@ -76,13 +76,16 @@ class Trace:
 
     Attributes:
         program: inputs and outputs are flat tensors.
-        output_schema: structure of the model's result. sites: every Function call, by key. guards: conditions
-        on sizes that the trace relied on, over ``size(input, dimension)``. conditions: number of conditions
-        in torch at that time; passes over the program may add some. hooked: the line where the model's code
-        put a hook on a gradient; empty if it did not. outside: the line where it used a tensor that requires
-        a gradient and is not the model's; empty if it did not. returned: the outputs that are caches of the
-        call. ties: ties of the outputs. effects: effects of the call on Python objects; their tensors are the
-        last outputs.
+        output_schema: structure of the model's result.
+        sites: every Function call, by key.
+        guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
+        conditions: number of conditions in torch at that time; passes over the program may add some.
+        hooked: the line where the model's code put a hook on a gradient; empty if it did not.
+        outside: the line where it used a tensor that requires a gradient and is not the model's; empty if it
+            did not.
+        returned: the outputs that are caches of the call.
+        ties: ties of the outputs.
+        effects: effects of the call on Python objects; their tensors are the last outputs.
     """
 
     program: torch.export.ExportedProgram
@@ -98,7 +101,7 @@ class Trace:
 
 
 class FlatModel(torch.nn.Module):
-    """Calls ``model`` with arguments rebuilt from flat tensors, and flattens its result and its effects."""
+    """Module that calls ``model`` with arguments from flat tensors, and flattens its result and effects."""
 
     output_schema: io_schema.Schema | None = None
     capture: Capture | None = None
@@ -215,8 +218,7 @@ def trace(
 
     Raises:
         ExportError: the model cannot be traced; the message says where and why. An exception of the model's
-        own
-            code is raised unchanged.
+            own code is raised unchanged.
     """
     check_interception()
     sizes, tensors = NamedSizes(call.dim_specs), call.tensors

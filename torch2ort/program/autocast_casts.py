@@ -311,7 +311,7 @@ class _Log(NamedTuple):
 
 
 class _Probe:
-    """Runs the operator of one node on tensors without data."""
+    """Runs of one node's operator on tensors without data."""
 
     def __init__(self, node: torch.fx.Node) -> None:
         self._node = node

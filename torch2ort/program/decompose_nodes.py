@@ -31,7 +31,7 @@ def decompose_nodes(
     Args:
         program: a functional program; changed in place.
         decompositions: operator -> function that computes it by other operators, or returns
-        ``NotImplemented``.
+            ``NotImplemented``.
 
     Raises:
         ExportError: a decomposition creates a constant tensor of more than one number.

@@ -16,8 +16,7 @@ _DOUBLE = (torch.float64, torch.complex128)
 def refuse_inexact_transforms(graph: torch.fx.Graph) -> None:
     """Refuse an inverse Fourier transform in double, which ONNX Runtime divides by its length in float32.
 
-    For a power of two the quotient is exact. PyTorch's kernels cannot be used, as their nodes are not
-    complex.
+    For a power of two the quotient is exact. A complex tensor cannot be passed to PyTorch's kernel instead.
 
     Raises:
         UnsupportedOperatorError: with the operator, its line, and what to do.

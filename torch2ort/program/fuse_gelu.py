@@ -19,7 +19,7 @@ def fuse_gelu(graph_module: torch.fx.GraphModule, *, in_half: bool) -> None:
     Args:
         graph_module: changed in place.
         in_half: True to fuse in half precision, too, where eager rounds the result of each of these
-        operators.
+            operators.
     """
     graph = graph_module.graph
     for node in list(graph.nodes):

@@ -25,7 +25,7 @@ def inline(
     Args:
         graph: the graph.
         function: accepts a tensor or a number for each argument, and returns a tensor or a flat sequence of
-        them.
+            them.
         arguments: nodes of the arguments.
         decompositions: decompositions of operators that the function calls.
         origin: metadata of the new nodes, see :func:`torch2ort.support.provenance.origin_of`.

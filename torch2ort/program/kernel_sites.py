@@ -53,7 +53,7 @@ _FULL = torch.ops.aten.full.default
 
 
 class SiteMaker:
-    """Replaces nodes of one program by internal sites.
+    """Replacement of nodes of one program by internal sites.
 
     Args:
         graph: the program's nodes; changed in place.
@@ -387,7 +387,7 @@ def _position(size: torch.fx.Node, sizes: list[torch.fx.Node]) -> int:
 
 
 def _negated(size: torch.fx.Node) -> torch.fx.Node:
-    """Return the size whose negative is ``size``, such as an index that counts from the end."""
+    """Return the negative of a number, which is a size if the number counts from the end."""
     with size.graph.inserting_after(size):
         made = size.graph.call_function(operator.mul, (size, -1))
     made.meta = {"val": -size.meta["val"]}

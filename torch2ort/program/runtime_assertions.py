@@ -67,7 +67,7 @@ def keep_value_checks(graph: torch.fx.Graph) -> None:
 
     Raises:
         UnsupportedOperatorError: a condition uses a computation of numbers that has no equivalent for
-        tensors.
+            tensors.
     """
     for node in [node for node in graph.nodes if node.target in _ON_TENSORS]:
         _add(node, *node.args)

@@ -68,8 +68,7 @@ def refuse_unreadable_memory(graph: torch.fx.Graph) -> None:
 
     Raises:
         UnsupportedOperatorError: ``as_strided`` is called on a tensor that has gaps or shares elements, on a
-        part
-            of a tensor, or on one with permuted dimensions that a node writes to.
+            part of a tensor, or on one with permuted dimensions that a node writes to.
     """
     calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     written = {_root(value) for node in calls for value in _written(node)}

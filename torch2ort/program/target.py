@@ -38,11 +38,11 @@ class GradientRules:
     """Requirements of an engine on a graph because of gradients; by default none.
 
     Attributes:
-        source: source of the gradients. whole: operators that none of torch's decompositions may decompose.
+        source: source of the gradients.
+        whole: operators that none of torch's decompositions may decompose.
         decompositions: from the decompositions of every graph to those of one that computes gradients.
         needs_kernel: returns True if a node must run in PyTorch's kernel although ONNX has a translation, and
-        a
-            user may have registered one.
+            a user may have registered one.
     """
 
     source: GradientSource = GradientSource.NOWHERE
@@ -57,12 +57,13 @@ class Target:
 
     Attributes:
         opset: version of ONNX's own operators.
-        can_run: returns True if the engine has a kernel for a node. rounds_as_eager: True if computations in
-        half precision run in PyTorch's kernels, and so round where eager
-            rounds; otherwise ONNX Runtime computes them in float32, within the bounds in docs/precision.md.
-        gradients: requirements because of gradients. has_kernels: True if PyTorch's kernels are available
-        when the graph runs. Otherwise operators that ONNX's
-            own operators cannot express are refused.
+        can_run: returns True if the engine has a kernel for a node.
+        rounds_as_eager: True if computations in half precision run in PyTorch's kernels, and so round where
+            eager rounds; otherwise ONNX Runtime computes them in float32, within the bounds in
+            docs/precision.md.
+        gradients: requirements because of gradients.
+        has_kernels: True if PyTorch's kernels are available when the graph runs. Otherwise operators that
+            ONNX's own operators cannot express are refused.
         has_libraries: True if operators of libraries are registered when the graph runs, as in the process
             that made it.
         translations: translations of operators for this target alone.

@@ -29,7 +29,7 @@ def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
 
     Args:
         graph: a program's nodes, not yet functional; values that a region without gradient reads are
-        detached.
+            detached.
 
     Raises:
         UnsupportedOperatorError: there is such a write; the message names its line.

@@ -48,7 +48,7 @@ def op(name: str, *inputs: Operand, dtype: ir.DataType | None = None, **attribut
         inputs: values, ``None`` for an absent one; Python numbers, arrays and tensors become constants,
             numbers in the element type of the first value among the inputs.
         dtype: element type of the output; by default the operator's fixed output type, else the first
-        input's.
+            input's.
         attributes: attributes of the node; those that are ``None`` are left out.
     """
     return ops(name, *inputs, dtypes=(dtype,), **attributes)[0]

@@ -53,8 +53,8 @@ def _widen_vector(node: ir.Node) -> None:
 def _part_factors(node: ir.Node) -> None:
     """Keep two constant factors in a row separate, where a product reads the result of the first one.
 
-    One factor in place of two would change the result where the product of the factors overflows. So a view
-    that changes nothing hides the first factor from the fusion.
+    One factor in place of two would change the result where the type cannot represent their product. So a
+    view that changes nothing hides the first factor from the fusion.
     """
     scaled = _scaled(node)
     before = None if scaled is None else scaled.producer()

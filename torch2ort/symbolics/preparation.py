@@ -75,7 +75,7 @@ class Prepared:
     Attributes:
         program: the program.
         sites: sites of its calls of PyTorch's kernels, which only this list keeps alive; translation adds
-        some.
+            some.
     """
 
     program: torch.export.ExportedProgram
