@@ -536,7 +536,9 @@ TAKES = (
     "and a graph would repeat what its export got. Draw with torch, as torch.rand(()), or pass the number as "
     "an argument"
 )
-GIVES = "and a graph gives tensors alone. Put tensors there, or lists, tuples and dicts of them, or return it"
+GIVES = (
+    "and a graph returns only tensors. Put tensors there, or lists, tuples and dicts of them, or return it"
+)
 SEEDS = "which a graph cannot do. Seed before the call, and leave torch's random state alone in forward"
 BEFORE = "which a graph cannot do. Make modules, parameters and hooks before the call"
 BACKWARD = (
@@ -672,7 +674,7 @@ def forks_the_generator(m, h):
     return h + noise
 
 
-@refused("draws from a generator of its own, and a graph draws from torch's. Leave `generator` away", 2)
+@refused("draws from a generator of its own, and a graph draws from torch's. Omit `generator`", 2)
 def draws_from_a_generator_of_torchs(m, h):
     generator = torch.Generator()
     return h + torch.rand(4, generator=generator)
@@ -854,7 +856,7 @@ def test_a_write_to_a_tensor_that_is_no_buffer_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.ORTModule(Model(writes, sums=torch.zeros(2)))(X)
     assert str(caught.value) == (
-        "Model: forward writes to the tensor 'sums', which is no buffer, so that a graph would not. Make it "
+        "Model: forward writes to the tensor 'sums', which is no buffer, so a graph would not. Make it "
         "one with register_buffer"
     )
 
@@ -872,7 +874,7 @@ def test_a_write_of_a_module_in_a_list_is_refused(run):
     with pytest.raises(torch2ort.ExportError) as caught:
         run(model)
     assert str(caught.value) == (
-        "Model: forward writes to a tensor that is no attribute of a module of the model, so that a graph "
+        "Model: forward writes to a tensor that is no attribute of a module of the model, so a graph "
         "would not. Make it a buffer with register_buffer; put a module that is in a list or a dict into "
         "torch.nn.ModuleList or ModuleDict"
     )

@@ -242,8 +242,8 @@ def test_an_operator_without_a_fake_kernel_is_refused_with_what_to_register(oper
     said = str(caught.value)
     assert said.startswith(f"Model: the operator kernels_tests::{name} at {__file__}:")
     assert said.endswith(
-        f" has no kernel for tensors without data, which tells a trace the types and sizes of its results. "
-        f"Register one with torch.library.register_fake('kernels_tests::{name}')"
+        f" has no kernel for tensors without data, from which a trace gets the types and sizes of its "
+        f"results. Register one with torch.library.register_fake('kernels_tests::{name}')"
     )
 
 

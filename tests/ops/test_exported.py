@@ -65,6 +65,5 @@ def test_a_model_without_tensors_is_refused() -> None:
     with pytest.raises(torch2ort.ExportError) as refusal:
         torch2ort.export(Counts(), (3,))
     assert str(refusal.value) == (
-        "Counts: forward takes no tensor and makes none, so that there is nothing to export. "
-        "Call the model itself"
+        "Counts: forward takes no tensor and makes none, so there is nothing to export. Call the model itself"
     )

@@ -94,8 +94,9 @@ def test_an_output_of_complex_numbers_is_refused(name, run):
     source, first = inspect.getsourcelines(Around.forward)
     line = f"{inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()}"
     assert re.fullmatch(
-        rf"the model gives torch\.{dtype} \(\w+ at {re.escape(line)}\), of which an output of an ONNX graph "
-        r"has pairs of real numbers\. Return torch\.view_as_real\(x\) and turn that back behind the call",
+        rf"the model returns torch\.{dtype} \(\w+ at {re.escape(line)}\), of which an output of an ONNX "
+        r"graph has pairs of real numbers\. Return torch\.view_as_real\(x\) and turn that back behind the "
+        r"call",
         str(caught.value),
     )
 

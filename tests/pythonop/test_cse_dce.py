@@ -206,7 +206,7 @@ def test_a_call_that_gives_no_tensor_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.export(Around(call), torch.randn(3, 4))
     assert str(caught.value) == (
-        f"{__name__}.Silent: the call gives no tensor, so that nothing in a graph depends on it and it would "
+        f"{__name__}.Silent: the call returns no tensor, so nothing in a graph depends on it and it would "
         f"not run. Have forward return a tensor, such as its argument's clone(), or call it outside of the "
         f"model"
     )

@@ -1,1 +1,1 @@
-"""From a model to a traced program: what torch.export cannot do by itself."""
+"""Capture of a model as a traced program, with support for models that torch.export alone cannot trace."""

@@ -1,7 +1,7 @@
 """Outputs that are no new tensors: an argument, a parameter or buffer, or another output.
 
-The caller may compare them by ``is`` and write to them, so they are handed out themselves; a graph could give
-copies only.
+The caller may compare them by ``is`` and write to them, so the tensors themselves are returned; a graph could
+only return copies.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-# None for a new tensor; else where it is from: ("input", position), ("weight", name) or ("output", position).
+# None for a new tensor; else its origin: ("input", position), ("weight", name) or ("output", position).
 Origin = tuple[str, int | str] | None
 
 
 def origins_of(
     outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], model: torch.nn.Module
 ) -> tuple[Origin, ...]:
-    """What each of ``outputs``, of a call of ``model`` with ``inputs``, is."""
+    """Return the origin of each of ``outputs``, the results of a call of ``model`` with ``inputs``."""
     known: dict[int, Origin] = {}
     for name, tensor in (*model.named_buffers(), *model.named_parameters()):
         known[id(tensor)] = ("weight", name)
@@ -36,7 +36,7 @@ def put_back(
     inputs: Sequence[torch.Tensor],
     weights: Mapping[str, torch.Tensor],
 ) -> None:
-    """Put the tensors themselves in the place of the graph's copies of them, in ``outputs``."""
+    """Replace the graph's copies in ``outputs`` by the tensors themselves."""
     for position, origin in enumerate(origins):
         if origin is None:
             continue

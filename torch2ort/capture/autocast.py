@@ -1,7 +1,7 @@
-"""What ``torch.autocast`` is set to, beside each operator of a trace.
+"""State of ``torch.autocast`` at each operator of a trace.
 
-torch.export records what is above autocast: each operator with the tensors that the model's code gives it.
-They are cast below. :mod:`torch2ort.program.autocast_casts` makes casts of these notes.
+torch.export records the operators above autocast: each with the tensors that the model's code passes to it.
+The casts happen below. :mod:`torch2ort.program.autocast_casts` turns these notes into casts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTE: Final = "torch2ort_autocast"  # in the meta of a node
 
 
 class Note(NamedTuple):
-    """What autocast is set to at a node.
+    """State of autocast at a node.
 
     Attributes:
         state: its settings.
@@ -35,10 +35,10 @@ class Note(NamedTuple):
 
 @contextlib.contextmanager
 def noted(cache: bool) -> Iterator[None]:
-    """Let the nodes that are traced inside note what autocast is set to.
+    """Record the state of autocast in the nodes that are traced inside.
 
     Args:
-        cache: whether autocast keeps its casts; torch.export has it forget them.
+            cache: True if autocast caches its casts; torch.export switches the cache off.
     """
     regions = itertools.count(1)
     region = 0

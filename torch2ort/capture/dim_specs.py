@@ -1,4 +1,4 @@
-"""Which sizes vary: ``dynamic_shapes``, as torch.export and torch.onnx take it, laid along flat tensors."""
+"""Varying sizes: ``dynamic_shapes``, as torch.export and torch.onnx accept it, assigned to flat tensors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _DIMENSIONS = "a dict such as {0: 'batch'}, or one entry for each of its {count}
 
 
 class SizeName(torch.export.Dim):
-    """A size that has a name and no bounds, as ``dynamic_shapes`` of ``torch.onnx.export`` gives them."""
+    """A size with a name and no bounds, as in ``dynamic_shapes`` of ``torch.onnx.export``."""
 
 
 def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) -> list[DimSpec]:
-    """``dynamic_shapes`` as ``torch.export.export`` takes it, laid along the flat tensors.
+    """Assign ``dynamic_shapes``, as ``torch.export.export`` accepts it, to the flat tensors.
 
-    A text in the place of a ``torch.export.Dim`` is a :class:`SizeName`, as it is for ``torch.onnx.export``.
+    A text in place of a ``torch.export.Dim`` becomes a :class:`SizeName`, as in ``torch.onnx.export``.
 
     Args:
         bound: the call's arguments by name.
@@ -30,7 +30,7 @@ def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) ->
         count: number of tensors in ``bound``.
 
     Raises:
-        ExportError: ``dynamic_shapes`` is not nested like the arguments, or says of a tensor what it cannot.
+        ExportError: ``dynamic_shapes`` is not nested like the arguments, or does not fit a tensor.
     """
     if dynamic_shapes is None:
         return [None] * count
@@ -49,7 +49,7 @@ def flat_dim_specs(bound: Mapping[str, Any], dynamic_shapes: Any, count: int) ->
 
 
 def without_names(specs: Sequence[DimSpec]) -> tuple[list[DimSpec], list[dict[int, str]]]:
-    """``specs`` with the bounds of each :class:`SizeName` left to torch.export.
+    """Replace each :class:`SizeName` of ``specs`` by ``Dim.AUTO``, whose bounds torch.export determines.
 
     Returns:
         The specs, and per tensor, dimension -> name.
@@ -65,13 +65,13 @@ def without_names(specs: Sequence[DimSpec]) -> tuple[list[DimSpec], list[dict[in
 
 
 def are_bound(error: BaseException) -> bool:
-    """Whether torch.export says with ``error`` that sizes cannot be all that ``dynamic_shapes`` says."""
-    # The second where it fails to suggest a bound that is no whole number.
+    """Return True if ``error`` of torch.export means that sizes cannot vary as ``dynamic_shapes`` states."""
+    # The second text occurs where torch.export fails to suggest a bound that is no whole number.
     return "Constraints violated" in str(error) or "Expected op to be '=='" in str(error)
 
 
 def advice(error: Exception) -> str:
-    """What to write for sizes of which torch.export says with ``error`` that they are bound; or nothing."""
+    """Return advice on ``dynamic_shapes`` if torch.export's ``error`` is about bound sizes, else ``""``."""
     if not are_bound(error):
         return ""
     return (
@@ -117,7 +117,7 @@ def _lay_specs(value: Any, spec: Any, path: str, specs: list[DimSpec]) -> None:
 
 
 def _of_tensor(tensor: torch.Tensor, spec: Any, path: str) -> DimSpec:
-    """The dimensions of one tensor, names replaced by Dims."""
+    """Return the dimensions of one tensor, with names replaced by Dims."""
     count = tensor.dim()
     if spec is None:
         return None

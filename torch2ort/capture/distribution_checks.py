@@ -1,7 +1,7 @@
-"""What torch.distributions checks of values, as a condition that each run of a graph checks.
+"""Checks of values by torch.distributions, as conditions that each run of a graph checks.
 
-In eager PyTorch a distribution looks at its parameters when it is made, and at a sample that it gets, and
-raises a ``ValueError`` where one is not allowed. A trace has no values to look at.
+In eager PyTorch a distribution checks its parameters when it is created, and each sample that is passed to
+it, and raises a ``ValueError`` for invalid ones. A trace has no values to check.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch2ort._torch import export as private
 from torch2ort.kernels.index_check import VALUE_ERROR
 
 _CHECKED_BY = torch.distributions.Distribution.__module__
-# Calls between the check and its code: those of the modes that see each function that torch is asked for.
+# Limit of calls between the check and its code; they belong to modes that intercept functions of torch.
 _MOST_CALLS = 16
 
 
 def stand_in(function: Any, arguments: tuple[Any, ...]) -> Any | None:
-    """What stands for ``function`` in a trace, where torch.distributions calls it; else ``None``."""
+    """Return the replacement of ``function`` in a trace, if torch.distributions calls it; else ``None``."""
     if function is not private.is_all_true or type(arguments[0]) is torch.Tensor:
         return None
     frame = _checking()
@@ -36,7 +36,7 @@ def _checked_in_runs(sentence: str, valid: torch.Tensor) -> bool:
 
 
 def _checking() -> FrameType | None:
-    """The code of torch.distributions that checks values now."""
+    """Return the frame of torch.distributions that is checking values."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_CALLS):
         if frame is None or frame.f_globals.get("__name__") == _CHECKED_BY:
@@ -46,7 +46,7 @@ def _checking() -> FrameType | None:
 
 
 def _sentence(variables: Mapping[str, Any]) -> str:
-    """Eager's own, without the values."""
+    """Return eager's message, without the values."""
     distribution, value = variables["self"], variables["value"]
     what = f"(Tensor of shape {tuple(value.shape)})"
     if "constraint" in variables:

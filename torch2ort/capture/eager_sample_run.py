@@ -1,4 +1,4 @@
-"""The model's eager run on its sample, for Functions that an export can only run on real tensors."""
+"""Eager run of the model on its sample, for Functions that an export can only run on real tensors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def run_on_sample(
     sample: Sample,
     runs: contextlib.AbstractContextManager[Callable[[], Any]],
 ) -> None:
-    """Run ``model`` as eager PyTorch does, and leave no trace but in ``sample``.
+    """Run ``model`` as eager PyTorch does, without effects besides those on ``sample``.
 
     Args:
-        name: what people call the model.
-        model: in the mode that is exported.
-        sample: gets what Functions get.
+        name: name of the model for messages.
+        model: the model in the mode that is exported.
+        sample: receives the arguments of Functions.
         runs: see :func:`eager_runs`.
 
     Raises:
-        Exception: whatever the model raises.
+        Exception: any error that the model raises.
     """
     generators = Generators()
     try:
@@ -45,10 +45,10 @@ def run_on_sample(
 
 @contextlib.contextmanager
 def eager_runs(model: torch.nn.Module, call: Call) -> Iterator[Callable[[], Any]]:
-    """A function that runs ``model`` on its sample; what it writes to tensors is undone behind it.
+    """Yield a function that runs ``model`` on its sample; writes to tensors are undone afterwards.
 
     Args:
-        model: in the mode that is exported.
+        model: the model in the mode that is exported.
         call: the sample call; its tensors are not written to.
     """
     copies = as_passed([t.detach().clone().requires_grad_(t.requires_grad) for t in call.tensors], call.same)
@@ -60,7 +60,7 @@ def eager_runs(model: torch.nn.Module, call: Call) -> Iterator[Callable[[], Any]
 
 @contextlib.contextmanager
 def _other_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Copies in place of the buffers: an autograd graph of the user's may hold those, and sees writes."""
+    """Replace buffers by copies: an autograd graph of the user's may have saved those, and detects writes."""
     copies: dict[int, torch.Tensor] = {}
     holders = {id(m._buffers): m._buffers for m in model.modules()}
     before = [(buffers, dict(buffers)) for buffers in holders.values()]

@@ -1,4 +1,4 @@
-"""What torch.export cannot trace and PyTorch can run, made traceable for the time of an export."""
+"""Patches during an export, for code that PyTorch can run and torch.export cannot trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch2ort.support.user_warnings import warn
 
 @contextlib.contextmanager
 def traceable_modules(model: torch.nn.Module) -> Iterator[None]:
-    """Let the modules below ``model`` be traced; they are as before afterwards."""
+    """Make the modules below ``model`` traceable; they are restored afterwards."""
     changed = [m for m in model.modules() if isinstance(m, BatchNorm) and _averages_over_all_batches(m)]
     for module in changed:
         module.__dict__["forward"] = functools.partial(_cumulative_batch_norm, module)
@@ -46,7 +46,7 @@ def _averages_over_all_batches(module: BatchNorm) -> bool:
 
 
 def _cumulative_batch_norm(module: BatchNorm, x: torch.Tensor) -> torch.Tensor:
-    """BatchNorm with ``momentum=None``: the running statistics are the plain average over all batches.
+    """Compute BatchNorm with ``momentum=None``: the running statistics are the average over all batches.
 
     PyTorch's own forward computes the factor ``1 / num_batches_tracked`` as a Python number.
     """
@@ -55,7 +55,7 @@ def _cumulative_batch_norm(module: BatchNorm, x: torch.Tensor) -> torch.Tensor:
     assert module.running_mean is not None
     assert module.running_var is not None
     running = (module.running_mean, module.running_var)
-    # By a momentum of 1 they become those of this batch.
+    # With a momentum of 1 they become the statistics of this batch.
     mean, variance = (statistic.detach().clone() for statistic in running)
     result = torch.nn.functional.batch_norm(
         x, mean, variance, module.weight, module.bias, True, 1.0, module.eps
@@ -70,10 +70,10 @@ def _cumulative_batch_norm(module: BatchNorm, x: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def assigned_buffers_written(model: torch.nn.Module) -> Iterator[None]:
-    """Write to a buffer what the code inside assigns to it: torch.export sees that in one module only.
+    """Write assigned values to buffers, as torch.export supports an assignment in a single module only.
 
-    Where a graph cannot do that, for another size or a gradient that is carried from call to call, there is a
-    warning.
+    A warning is issued where a graph cannot do that: for another size, or for a gradient that is carried from
+    call to call.
     """
     before = {
         (prefix + name): (module._buffers, name, buffer)
@@ -90,7 +90,7 @@ def assigned_buffers_written(model: torch.nn.Module) -> Iterator[None]:
         holder[name] = buffer
         alike = assigned.shape == buffer.shape and assigned.dtype == buffer.dtype
         if alike and not assigned.requires_grad:
-            # No region without gradient: what the old buffer was saved for, eager still has.
+            # Only with a gradient: eager keeps the values of the old buffer that it saved.
             with torch.no_grad() if buffer.requires_grad else contextlib.nullcontext():
                 buffer.copy_(assigned)
         else:
@@ -109,18 +109,18 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 class TracedCode(TorchFunctionMode):
-    """Stands between the model's code and torch while it is traced.
+    """Mode that intercepts the calls of torch in the model's code while it is traced.
 
-    ``x.data`` is ``x.detach()``, as torch.export loses the former, and recurrent layers are operators of
-    torch2ort's own, as torch.export would fix their length. A hook on a gradient is noted, as a graph
-    cannot hold it.
+    ``x.data`` becomes ``x.detach()``, as torch.export loses the former, and recurrent layers become operators
+    of torch2ort, as torch.export would fix their length. A hook on a gradient is recorded, as a graph cannot
+    contain it.
 
     Attributes:
         hooked: the stack when the model's code put a hook on a gradient; empty if it did not.
-        derived: the stack when it let a tensor of its own require a gradient; empty if it did not.
-        used: ids of the tensors that require a gradient and were used past the modules that hold them.
-        outside: the stack when the code used one of those, with gradients switched on, that is none of the
-            model's; empty if it did not.
+        derived: the stack when it made a tensor of its own require a gradient; empty if it did not.
+        used: ids of the tensors that require a gradient and were not read through the modules that hold them.
+        outside: the stack when the code used such a tensor that is not the model's, with gradients switched
+            on; empty if it did not.
 
     Args:
         model: the model.
@@ -140,7 +140,7 @@ class TracedCode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call ``func``, or what stands for it."""
+        """Call ``func``, or its replacement."""
         if func == _DATA:
             return self._noted(torch.Tensor.detach, args[0].detach())
         if func in _LEAVES and True in (*args[1:], *(kwargs or {}).values(), len(args) == 1):
@@ -155,7 +155,7 @@ class TracedCode(TorchFunctionMode):
         if func == private.pack_padded_sequence:
             raise ExportError(
                 f"{line_in(traceback.extract_stack())} packs sequences, whose lengths are values inside a "
-                f"tensor, so one graph cannot stand for every input. Give the padded sequences to the "
+                f"tensor, so one graph is not valid for every input. Give the padded sequences to the "
                 f"recurrent layer, and take each one's last output with torch.gather"
             )
         stands = recurrent.stand_in(func, args, onednn=self._onednn)
@@ -171,7 +171,7 @@ class TracedCode(TorchFunctionMode):
         if isinstance(value, (list, tuple)):
             for item in value:
                 self._note(item)
-        # The tensors of the trace itself are of other types.
+        # The tensors of the trace itself have other types.
         elif type(value) in (torch.Tensor, torch.nn.Parameter) and value.requires_grad:
             self.used.add(id(value))
             if id(value) not in self._own and not self.outside and torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""How the outputs of a program are views, found in its trace."""
+"""Search for the views among the outputs of a program, in its trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch2ort.sizes import expressions as sizes
 from torch2ort.sizes.symbols import named, program_size_names
 
 _STRIDED: Final = torch.ops.aten.as_strided.default
-# Those that take the sizes of another tensor, and those that are told the sizes.
+# Operators with the sizes of another tensor as argument -> those with sizes.
 _LIKE_ANOTHER: Final[dict[Any, Any]] = {
     torch.ops.aten.view_as.default: torch.ops.aten.view.default,
     torch.ops.aten.reshape_as.default: torch.ops.aten.reshape.default,
@@ -28,19 +28,19 @@ _LIKE_ANOTHER: Final[dict[Any, Any]] = {
 def views_of(
     program: torch.export.ExportedProgram, origins: Sequence[Origin], tracked: Sequence[bool], prefix: str
 ) -> tuple[View | None, ...]:
-    """How each output of ``program`` is a view; ``None`` for those that are none.
+    """Describe each output of ``program`` that is a view; ``None`` for other outputs.
 
     Args:
-        program: as torch.export gave it.
+        program: the result of torch.export.
         origins: the outputs that are whole tensors of the caller's, or of one another.
-        tracked: whether each output requires a gradient.
-        prefix: of the names of parameters and buffers in the program.
+        tracked: for each output, True if it requires a gradient.
+        prefix: prefix of the names of parameters and buffers in the program.
     """
     return _Search(program, origins, tracked, prefix).views()
 
 
 class _Search:
-    """Follows each output of a program to where its memory is from."""
+    """Search from each output of a program to the origin of its memory."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class _Search:
             [] if origin is not None or not isinstance(node, torch.fx.Node) else list(self._chain(node))
             for node, origin in zip(self._outputs, origins, strict=True)
         ]
-        # What the walk from each output begins with is the output itself.
+        # The first entry of each chain is the output itself.
         self._position = {chain[0][0]: i for i, chain in reversed([*enumerate(self._chains)]) if chain}
 
     def views(self) -> tuple[View | None, ...]:
-        """One per output."""
+        """Return a view or ``None`` for each output."""
         found = [self._view(i) if chain else None for i, chain in enumerate(self._chains)]
         bases = {v.base for v in found if v is not None}
         return tuple(
@@ -92,7 +92,7 @@ class _Search:
         for node, steps in reversed(chain[1:]):
             base: tuple[str, int | str] | None = self._given.get(node)
             if base is not None and self._tracked[position] and _memory(node) in self._written:
-                # The write may carry a gradient, which the caller's tensor does not know of.
+                # The write may carry a gradient, which the caller's tensor does not have.
                 return None
             if base is None and node in self._position and _holds_for_a_copy(steps, node):
                 base = ("output", self._position[node])
@@ -101,7 +101,7 @@ class _Search:
         return None
 
     def _sibling(self, position: int, views: Sequence[View | None]) -> View | None:
-        """The output as a part of another one that covers all of the memory that both are views of."""
+        """Return the output as a part of another one that covers all of the memory that both are views of."""
         chain = self._chains[position]
         if not chain or len(chain) == 1:
             return None
@@ -115,7 +115,7 @@ class _Search:
                 continue
             value = mine.meta["val"]
             where = self._sizes((tuple(value.shape), value.stride(), value.storage_offset()))
-            # The first that covers it is the one that the others are views of.
+            # The first output that covers the memory is the base of the others.
             if other == position or where is None:
                 return None
             recorded = all(step.recorded for step in chain[-1][1])
@@ -123,7 +123,7 @@ class _Search:
         return None
 
     def _chain(self, node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, tuple[Step, ...]]]:
-        """The tensors that ``node`` is a view of, itself first, and what makes it of each."""
+        """Yield the tensors that ``node`` is a view of, itself first, with the steps from each to it."""
         steps: tuple[Step, ...] = ()
         node = self._original(node)
         yield node, steps
@@ -138,7 +138,7 @@ class _Search:
             yield node, steps
 
     def _original(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The tensor that an operator in place wrote to and returned, or that a region was given."""
+        """Return the tensor that an in-place operator wrote and returned, or that a region got."""
         while True:
             found = _written_and_returned(self._regions.outside(node))
             if found is node:
@@ -161,7 +161,7 @@ class _Search:
         return Step(str(target), given, kwargs, self._regions.recorded(node))
 
     def _sizes(self, value: Any) -> Any:
-        """``value`` with a text for each size that varies; ``None`` if a text cannot say it."""
+        """Return ``value`` with a text for each varying size; ``None`` if no text can express it."""
         try:
             return self._said(value)
         except ValueError:
@@ -186,7 +186,7 @@ class _Search:
 
 
 def _holds_for_a_copy(steps: Sequence[Step], base: torch.fx.Node) -> bool:
-    """Whether the steps give the same of ``base`` as a graph gives it, with its values in order in memory."""
+    """Return True if the steps also work on a graph's copy of ``base``, which is contiguous in memory."""
     value = base.meta["val"]
     is_same = _in_order(value) and str(value.storage_offset()) == "0"
     return is_same or all(step.operator != str(_STRIDED) for step in steps)
@@ -197,7 +197,7 @@ def _is_write(node: torch.fx.Node) -> bool:
 
 
 def _written_and_returned(node: torch.fx.Node) -> torch.fx.Node:
-    """The argument of an operator in place that returns it; of others ``node`` itself."""
+    """Return the argument that an in-place operator writes to and returns; for others ``node`` itself."""
     inner = node.args[0] if _is_write(node) else None
     alike = isinstance(inner, torch.fx.Node) and _geometry(inner) == _geometry(node)
     return inner if alike else node  # type: ignore[return-value]
@@ -211,17 +211,17 @@ def _geometry(node: torch.fx.Node) -> str:
 
 
 def _memory(node: Any) -> object:
-    """Equal for tensors of one memory in the trace."""
+    """Return an identity that is equal for tensors of one memory in the trace."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else node
 
 
 def _is_all_of(whole: torch.fx.Node, root: torch.fx.Node) -> bool:
-    """Whether a view is every element of a contiguous tensor, in order."""
+    """Return True if a view is every element of a contiguous tensor, in order."""
     view, tensor = whole.meta.get("val"), root.meta.get("val")
     if not isinstance(view, torch.Tensor) or not isinstance(tensor, torch.Tensor):
         return False
-    # As texts: a size or an offset may be a number out of a tensor, of which nobody knows what it is.
+    # Compared as texts, as a size or an offset may be an unknown number out of a tensor.
     in_order = _in_order(view) and _in_order(tensor) and str(view.storage_offset()) == "0"
     return in_order and sympy.sympify(str(view.numel())) == sympy.sympify(str(tensor.numel()))
 

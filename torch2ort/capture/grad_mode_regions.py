@@ -1,4 +1,4 @@
-"""The parts of a program that run with gradients switched on or off."""
+"""Regions of a program that run with gradients switched on or off."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 class Regions:
-    """Follows nodes through the regions of a program, each of which has a graph of its own.
+    """The nodes of a program and of its regions, each of which has a graph of its own.
 
     Attributes:
-        nodes: those of the program and of its regions.
+        nodes: the nodes of the program and of its regions.
     """
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
@@ -22,13 +22,13 @@ class Regions:
         self._add(module, recorded=True)
 
     def outside(self, node: Any) -> Any:
-        """What a region was given for ``node``, or what it gave out as ``node``; of others ``node``."""
+        """Return the node outside for a region's argument, or inside for its result; otherwise ``node``."""
         while isinstance(node, torch.fx.Node) and node in self._same:
             node = self._same[node]
         return node
 
     def recorded(self, node: torch.fx.Node) -> bool:
-        """Whether autograd records what ``node`` does."""
+        """Return True if autograd records ``node``."""
         return node not in self._unrecorded
 
     def _add(self, module: torch.fx.GraphModule, *, recorded: bool) -> None:
@@ -47,7 +47,7 @@ class Regions:
         self._add(inner, recorded=bool(enabled))
         placeholders = [node for node in inner.graph.nodes if node.op == "placeholder"]
         if any(node in self._same for node in placeholders):
-            return  # A part that runs twice was given other tensors the first time.
+            return  # A region that runs twice got other tensors the first time.
         self._same.update(zip(placeholders, given, strict=True))  # type: ignore[arg-type]
         (last,) = (node for node in inner.graph.nodes if node.op == "output")
         results = last.args[0]

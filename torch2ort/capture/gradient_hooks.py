@@ -1,4 +1,4 @@
-"""Hooks on gradients inside of a model, which no graph calls."""
+"""Refusal of hooks on gradients inside of a model, which no graph calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch2ort.errors import ExportError
 
 
 def backward_hook(model: torch.nn.Module) -> str | None:
-    """What has a hook on the gradients of a module below ``model``, or ``None``."""
+    """Describe the module below ``model`` with a hook on its gradients, or return ``None``."""
     if private.all_modules_have_backward_hooks():
         return "every module has a backward hook, by torch.nn.modules.module,"
     name: str
@@ -20,7 +20,7 @@ def backward_hook(model: torch.nn.Module) -> str | None:
 
 
 def hook_refused(model: torch.nn.Module, what: str) -> ExportError:
-    """The error for a hook on a gradient.
+    """Build the error for a hook on a gradient.
 
     Args:
         model: the model.

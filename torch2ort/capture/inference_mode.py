@@ -1,11 +1,11 @@
 """Inference mode while a model is traced.
 
-A trace does not note it, so that what a part of the model computes inside of it would be differentiated. What
-autograd sees of such a part is what it sees of one under ``torch.no_grad()``, which a trace notes.
+A trace does not record it, so computations of the model inside of it would be differentiated. Autograd treats
+such a part like one under ``torch.no_grad()``, which a trace records.
 
-Where the whole call is inside of it, the trace is outside, and the model's code is shown what it would find.
-There nothing of PyTorch's own records for a backward, whatever the grad mode says: where the code switches
-gradients on, it only hears that they are.
+If the whole call is inside of it, the trace is outside, and the model's code sees the modes of the call.
+There PyTorch records nothing for a backward, independently of the grad mode: where the code switches
+gradients on, it only sees the mode as on.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ import torch
 from torch2ort._torch import global_state as private
 from torch2ort.support.replaced import replaced
 
-# Eager PyTorch's words.
+# Eager PyTorch's message.
 _UNWRITABLE = (
     "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a "
     "normal tensor before doing inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details."
 )
-# In-place by their names alone.
+# Functions that are in-place by their names alone.
 _NO_WRITES = frozenset({"requires_grad_", "detach_", "rename_"})
 _DETACHES = (torch.Tensor.detach, torch.detach)
 
 
 class InferenceTensors:
-    """What inference mode made in a trace, and must not be written to outside of it.
+    """Tensors that inference mode made in a trace, and that must not be written to outside of it.
 
     A trace refuses writes to whole tensors alone.
     """
 
     def __init__(self) -> None:
-        # By their ids; nothing else keeps them for as long as these count.
+        # By their ids; this dictionary keeps them alive for as long as the ids are used.
         self._detached: dict[int, torch.Tensor] = {}
 
     def refuse_write(self, function: Any, arguments: tuple[Any, ...]) -> None:
-        """Refuse what eager PyTorch refuses.
+        """Refuse a write that eager PyTorch refuses.
 
         Args:
-            function: of torch, which is about to be called.
-            arguments: those without names.
+            function: the function of torch that is about to be called.
+            arguments: its positional arguments.
 
         Raises:
-            RuntimeError: it writes to what inference mode made, outside of that mode.
+            RuntimeError: the function writes to a tensor made in inference mode, outside of that mode.
         """
         name = getattr(function, "__name__", "")
         is_entry = name == "__setitem__"
         writes = is_entry or (name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES)
         if not writes or not arguments or not isinstance(arguments[0], torch.Tensor):
             return
-        # An entry by a number is a view, which is written to.
+        # An entry selected by a number is a view, which is then written to.
         is_whole = not is_entry or isinstance(arguments[1], (torch.Tensor, list))
         if is_whole and id(arguments[0]) in self._detached:
             return
@@ -64,17 +64,18 @@ class InferenceTensors:
             raise RuntimeError(_UNWRITABLE)
 
     def note(self, function: Any, result: Any) -> None:
-        """Note a detached alias, which eager PyTorch lets be written to as a whole."""
+        """Record a detached alias, which eager PyTorch allows to be written to as a whole."""
         if function in _DETACHES and result.is_inference():
             self._detached[id(result)] = result
 
 
 @contextlib.contextmanager
 def traced_inference_mode(inside: bool) -> Iterator[None]:
-    """Note what this thread's code does inside ``torch.inference_mode()``.
+    """Make a trace record the uses of ``torch.inference_mode()`` in this thread's code.
 
     Args:
-        inside: whether it is to find itself inside. Enter this outside all the same, with gradients off.
+            inside: True if the code is to see itself inside. Enter this outside in any case, with gradients
+                off.
     """
     thread = threading.get_ident()
 
@@ -109,7 +110,7 @@ def traced_inference_mode(inside: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noted(inference: bool) -> Iterator[None]:
-    """``torch.inference_mode(inference)``, whose grad mode is switched where a trace sees it."""
+    """Enter ``torch.inference_mode(inference)``, with the grad mode switched where a trace records it."""
     before = torch.is_grad_enabled()
     private.set_grad_enabled(not inference)
     try:
@@ -120,11 +121,11 @@ def _noted(inference: bool) -> Iterator[None]:
 
 
 class _Shown:
-    """The two modes as code inside of inference mode set them.
+    """The two modes as code inside of inference mode sets them.
 
     Attributes:
-        inference: whether inference mode is on.
-        gradients: the grad mode, for as long as inference mode is on; else the thread's own holds.
+        inference: True if inference mode is on.
+        gradients: the grad mode while inference mode is on; otherwise that of the thread is used.
     """
 
     def __init__(self) -> None:
@@ -132,11 +133,11 @@ class _Shown:
         self._is_grad_enabled = torch.is_grad_enabled
 
     def is_grad_enabled(self) -> bool:
-        """What ``torch.is_grad_enabled()`` says."""
+        """Replace ``torch.is_grad_enabled``."""
         return self.gradients if self.inference else self._is_grad_enabled()
 
     def set_grad_enabled(self, mode: bool) -> None:
-        """What switches the grad mode, by whatever name."""
+        """Replace the function that sets the grad mode."""
         if self.inference:
             self.gradients = mode
         else:
@@ -144,7 +145,7 @@ class _Shown:
 
     @contextlib.contextmanager
     def switched(self, inference: bool) -> Iterator[None]:
-        """``torch.inference_mode(inference)``."""
+        """Replace ``torch.inference_mode(inference)``."""
         before = self.inference, self.gradients
         already = self.inference and inference
         with contextlib.nullcontext() if already else private.InferenceMode(inference):

@@ -1,4 +1,4 @@
-"""Names in ``dynamic_shapes``, which take the bounds that the model needs."""
+"""Names of sizes in ``dynamic_shapes``, and the bounds that the model requires of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch2ort.sizes.symbols import name_sizes, named_symbol, program_size_names
 
 
 class NamedSizes:
-    """Sizes that are to vary; where those with a name cannot be any size, torch.export finds their bounds.
+    """Sizes that are to vary; torch.export finds the bounds of named ones that cannot be any size.
 
     Args:
-        specs: per tensor, which dimensions vary.
+        specs: for each tensor, the dimensions that vary.
 
     Attributes:
-        dynamic: what torch.export is told.
+        dynamic: the value of ``dynamic_shapes`` for torch.export.
     """
 
     def __init__(self, specs: Sequence[DimSpec]) -> None:
@@ -31,7 +31,7 @@ class NamedSizes:
         self.dynamic: Any = (tuple(specs),) if any(specs) else None
 
     def loosened(self, error: BaseException) -> bool:
-        """Leave the bounds to torch.export if ``error`` says that they are needed; whether that was so."""
+        """Let torch.export find the bounds if ``error`` says that they are needed; return True if it does."""
         if self._error is not None or not isinstance(error, ExportError) or not are_bound(error):
             return False
         specs, self._names = without_names(self._specs)
@@ -41,10 +41,10 @@ class NamedSizes:
         return True
 
     def settle(self, model: str, program: torch.export.ExportedProgram, guards: Sequence[str]) -> None:
-        """Give the sizes of a trace their names, and say the bounds.
+        """Name the sizes of a trace, and log the bounds.
 
         Raises:
-            ExportError: a named size is a number, or that of another name.
+            ExportError: a named size is a fixed number, or equals a size of another name.
         """
         if self._error is None:
             return

@@ -1,7 +1,7 @@
-"""Outputs that require a gradient which reaches no tensor of the caller's.
+"""Outputs that require a gradient, but whose gradient reaches no tensor of the caller's.
 
-A view that is made under ``torch.no_grad()`` of a tensor that requires a gradient requires one, too, but as a
-leaf of autograd's graph: what is computed of it has a backward, which ends there.
+A view that is created under ``torch.no_grad()`` from a tensor that requires a gradient requires one, too, but
+as a leaf of autograd's graph: results computed from it have a backward, which ends there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch2ort.capture.output_views import makes_views
 
 
 class DeadEnd(NamedTuple):
-    """An output whose gradient reaches nothing.
+    """An output whose gradient reaches no tensor.
 
     Attributes:
         output: its position.
-        leaf: whether it is such a view itself, and not computed of one.
+        leaf: True if it is such a view itself, and not computed from one.
         inputs: the positions of the call's tensors that the views are of.
-        weights: the names of the model's tensors that they are of.
+        weights: the names of the model's tensors that the views are of.
     """
 
     output: int
@@ -33,7 +33,7 @@ class DeadEnd(NamedTuple):
 
 
 def has_dead_end(output: torch.Tensor) -> bool:
-    """Whether an output of a trace requires a gradient and autograd's graph of it ends nowhere."""
+    """Return True if an output of a trace requires a gradient, but autograd's graph of it reaches no leaf."""
     if output.grad_fn is None:
         return output.requires_grad and output._is_view()
     seen: set[Any] = {output.grad_fn}
@@ -54,13 +54,13 @@ def dead_ends_of(
     leaves: Sequence[bool],
     prefix: str,
 ) -> tuple[DeadEnd, ...]:
-    """The outputs of ``program`` whose gradients reach nothing.
+    """Return the outputs of ``program`` whose gradients reach no tensor.
 
     Args:
-        program: as torch.export gave it.
-        outputs: of each output, :func:`has_dead_end`.
-        leaves: whether each is a leaf of autograd's graph.
-        prefix: of the names of parameters and buffers in the program.
+        program: the result of torch.export.
+        outputs: :func:`has_dead_end` of each output.
+        leaves: for each output, True if it is a leaf of autograd's graph.
+        prefix: prefix of the names of parameters and buffers in the program.
     """
     if not any(outputs):
         return ()
@@ -79,7 +79,7 @@ def dead_ends_of(
 
 
 def _viewed(output: Any, regions: Regions) -> Iterator[torch.fx.Node]:
-    """What the program is given and reads for ``output`` but for what no gradient would come from."""
+    """Yield the program's inputs that ``output`` depends on, through views only where gradients are off."""
     seen: set[torch.fx.Node] = set()
     waiting = [output]
     while waiting:
@@ -96,16 +96,16 @@ def _viewed(output: Any, regions: Regions) -> Iterator[torch.fx.Node]:
 
 
 class _Passed(torch.autograd.Function):
-    """Gives a tensor with a backward that gives nothing on."""
+    """Identity whose backward returns no gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, _anchor: torch.Tensor) -> torch.Tensor:
-        """The tensor, as a new object."""
+        """Return the tensor as a new object."""
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, _gradient: torch.Tensor) -> tuple[None, None]:
-        """No gradient."""
+        """Return no gradient."""
         return None, None
 
 
@@ -115,23 +115,23 @@ def put_dead_ends(
     inputs: Sequence[torch.Tensor],
     weights: Mapping[str, torch.Tensor],
 ) -> None:
-    """Let those among ``outputs`` require a gradient, as in eager PyTorch.
+    """Make those of ``outputs`` require a gradient, as in eager PyTorch.
 
     Args:
-        outputs: of the run.
-        dead_ends: those among them.
+        outputs: outputs of the run.
+        dead_ends: the dead ends among them.
         inputs: the call's tensors.
         weights: the model's tensors, by name.
     """
     for end in dead_ends:
         output = outputs[end.output]
         viewed = [*(inputs[i] for i in end.inputs), *(weights[n] for n in end.weights)]
-        # A view of a tensor that the caller has was made on that tensor. A view of a view requires one
-        # as the tensor that both are of.
+        # The view was made on a tensor that the caller has. A view of a view requires a gradient if the
+        # tensor that both are of does.
         if output.requires_grad or not any((t if t._base is None else t._base).requires_grad for t in viewed):
             continue
         if end.leaf:
-            # In eager a view of an ordinary tensor, which it stays in inference mode.
+            # In eager it is a view of an ordinary tensor, and remains one in inference mode.
             with torch.inference_mode(False):
                 made = output.clone() if output.is_inference() else output.detach()
                 outputs[end.output] = made.requires_grad_()

@@ -1,4 +1,4 @@
-"""The tensors that outputs of a call are tied to in eager PyTorch, beside their values."""
+"""Ties of a call's outputs to other tensors in eager PyTorch, besides their values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch2ort.capture.output_views import View, put_views
 
 
 class Ties(NamedTuple):
-    """Of the outputs of a call, what no run of a graph makes.
+    """Properties of a call's outputs that no run of a graph creates.
 
     Attributes:
-        origins: what each output is if it is a tensor that was there before.
-        views: how each output is a view of such a tensor, or of another output.
-        tracked: whether each output requires a gradient.
-        dead_ends: which outputs require one that reaches no tensor of the caller's.
+        origins: for each output that is a tensor from before, that tensor.
+        views: for each output that is a view of such a tensor, or of another output, the steps that make it.
+        tracked: for each output, True if it requires a gradient.
+        dead_ends: the outputs with a gradient that reaches no tensor of the caller's.
     """
 
     origins: tuple[Origin, ...]
@@ -28,12 +28,12 @@ class Ties(NamedTuple):
     dead_ends: tuple[DeadEnd, ...]
 
     def exist(self) -> bool:
-        """Whether an output is, views or requires a gradient of something that no run of a graph makes."""
+        """Return True if an output is an earlier tensor, is a view, or has a dead end."""
         return any(self.origins) or any(self.views) or bool(self.dead_ends)
 
     def any_requires_gradient_itself(self) -> bool:
-        """Whether an output requires a gradient that is no tensor from before, nor a view of one."""
-        # A view of what requires a gradient requires one whether they are switched on or not.
+        """Return True if an output requires a gradient and is neither an earlier tensor nor a view of one."""
+        # A view of a tensor that requires a gradient requires one whether gradients are on or off.
         viewed = {end.output for end in self.dead_ends if end.leaf}
         outputs = zip(self.tracked, self.origins, self.views, strict=True)
         return any(
@@ -51,7 +51,7 @@ class Ties(NamedTuple):
         """Tie the outputs of a run.
 
         Args:
-            outputs: of the run; changed in place.
+            outputs: outputs of the run; changed in place.
             inputs: the call's tensors.
             weights: the model's tensors by name.
             dims: sizes of the inputs, as :class:`torch2ort.graph.accepted_sizes.Sizes` has them.
@@ -61,7 +61,7 @@ class Ties(NamedTuple):
         put_dead_ends(outputs, self.dead_ends, inputs, weights)
 
     def stored(self) -> dict[str, Any]:
-        """The same as JSON can hold it."""
+        """Return the ties in a form for JSON."""
         return {
             "origins": [None if o is None else list(o) for o in self.origins],
             "views": [None if v is None else v.stored() for v in self.views],
@@ -71,7 +71,7 @@ class Ties(NamedTuple):
 
     @classmethod
     def loaded(cls, data: Mapping[str, Any]) -> Ties:
-        """What :meth:`stored` gave."""
+        """Load the result of :meth:`stored`."""
         return cls(
             tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
             tuple(None if v is None else View.loaded(v) for v in data["views"]),

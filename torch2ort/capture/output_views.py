@@ -1,9 +1,9 @@
 """Outputs that are views: of an argument, of a parameter or buffer, or of another output.
 
-A graph gives copies. The caller may write to a view, or compare memory, so the operators that made the view
+A graph returns copies. The caller may write to a view, or compare memory, so the operators that made the view
 in the trace run again on the caller's own tensor, or on the output that it is a view of, with autograd as in
-eager PyTorch. A view of what the caller never gets stays a copy, unless another output covers all of that
-memory.
+eager PyTorch. A view of a tensor that the caller does not get remains a copy, unless another output covers
+all of that memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Step:
     """One operator that makes a view of its first argument.
 
     Attributes:
-        operator: as ``aten.view.default``, or ``item`` for one of several results.
-        args: further arguments; a text stands for a size.
-        kwargs: those by name.
-        recorded: whether autograd saw it; not under ``torch.no_grad()``.
+        operator: such as ``aten.view.default``, or ``item`` for one of several results.
+        args: further arguments; a text is an expression for a size.
+        kwargs: keyword arguments.
+        recorded: True if autograd recorded it, which it does not under ``torch.no_grad()``.
     """
 
     operator: str
@@ -39,18 +39,18 @@ class Step:
 
 @dataclass(frozen=True)
 class View:
-    """How an output is made of a tensor that the caller has.
+    """An output that is made from a tensor of the caller.
 
     Attributes:
-        base: where that is from.
-        steps: what is done with it.
+        base: origin of that tensor.
+        steps: the operators that make the view.
     """
 
     base: tuple[str, int | str]
     steps: tuple[Step, ...]
 
     def stored(self) -> Any:
-        """As JSON."""
+        """Return the view in a form for JSON."""
         steps = [
             [s.operator, dump_constant(s.args), dump_constant(dict(s.kwargs or {})), s.recorded]
             for s in self.steps
@@ -59,7 +59,7 @@ class View:
 
     @classmethod
     def loaded(cls, data: Any) -> View:
-        """What :meth:`stored` wrote."""
+        """Load the result of :meth:`stored`."""
         base, steps = data
         made = (
             Step(name, load_constant(args), load_constant(kw), bool(seen)) for name, args, kw, seen in steps
@@ -67,7 +67,7 @@ class View:
         return cls((base[0], base[1]), tuple(made))
 
     def of(self, base: torch.Tensor, values: Mapping[str, int]) -> torch.Tensor | None:
-        """The view; ``None`` if it is a copy, of a tensor whose strides are other than the sample's.
+        """Make the view; return ``None`` if it is a copy, because of other strides than in the sample.
 
         Args:
             base: the tensor.
@@ -87,10 +87,10 @@ class View:
 
 
 def view_operator(name: str) -> Any:
-    """The ATen operator ``name``.
+    """Return the ATen operator ``name``.
 
     Raises:
-        ValueError: it is none that makes views.
+        ValueError: the operator makes no views.
     """
     namespace, packet, overload = name.split(".")
     found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if namespace == "aten" else None
@@ -100,7 +100,7 @@ def view_operator(name: str) -> Any:
 
 
 def makes_views(target: Any) -> bool:
-    """Whether an operator's results are views of its first argument, or may be, and it writes nothing."""
+    """Return True if an operator's results may be views of its first argument, and it writes nothing."""
     if not isinstance(target, private.OpOverload):
         return False
     schema = target._schema
@@ -129,15 +129,15 @@ def put_views(
     weights: Mapping[str, torch.Tensor],
     dims: Sequence[Sequence[int | str]],
 ) -> None:
-    """Put views in the place of the graph's copies of them, in ``outputs``.
+    """Replace the graph's copies of views in ``outputs`` by views.
 
     Args:
-        outputs: of the run, with the tensors that were there before in their places.
-        views: how each is a view.
-        tracked: whether each requires a gradient.
+        outputs: outputs of the run, after :func:`torch2ort.capture.aliased_outputs.put_back`.
+        views: a view or ``None`` for each.
+        tracked: for each, True if it requires a gradient.
         inputs: the call's tensors.
         weights: the model's tensors, by name.
-        dims: each input's sizes: numbers, or the names of symbols.
+        dims: sizes of each input: numbers, or the names of symbols.
     """
     values = {
         name: size
@@ -155,7 +155,7 @@ def put_views(
             base = (inputs if kind == "input" else outputs)[where]
         if base is None:
             continue
-        # Under the caller's grad mode a view of what requires no gradient in eager would require one.
+        # Otherwise the caller's grad mode could make a view require a gradient that requires none in eager.
         with torch.set_grad_enabled(torch.is_grad_enabled() and tracked[position]):
             found = view.of(base, values)
         if found is not None:

@@ -1,7 +1,7 @@
-"""A model's tensors as torch.export takes them: leaves of PyTorch's own classes, outside of inference mode.
+"""Conversion of a model's tensors to those that torch.export accepts: plain leaves outside of inference mode.
 
-``torch.func.functional_call`` puts computed tensors in the place of parameters, and what was made in
-inference mode stays out of autograd for good. What a graph is depends on neither: it is traced on stand-ins.
+``torch.func.functional_call`` replaces parameters by computed tensors, and tensors made in inference mode can
+never be used in autograd. A graph depends on neither: replacements of the tensors are traced.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def refuse_untraceable(model: torch.nn.Module) -> None:
     """Refuse a model that cannot be traced as it is.
 
     Raises:
-        ExportError: a lazy module has yet to make a parameter or buffer, a module below the model was given
-            to ``torch.compile`` or ``torch.jit``, or weights are quantised; names it.
+        ExportError: a lazy module has not created a parameter or buffer yet, a module below the model was
+            passed to ``torch.compile`` or ``torch.jit``, or weights are quantised; the message names it.
     """
     kind = type(model).__name__
     for name, module in model.named_modules():
@@ -64,15 +64,15 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all are of PyTorch's own classes themselves."""
+    """Return True if all tensors are of PyTorch's own classes, not of subclasses."""
     return _PLAIN.issuperset(map(type, tensors))
 
 
 def refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) -> None:
-    """Refuse arguments that are no plain strided tensors, for which operators mean something else.
+    """Refuse arguments that are no plain strided tensors, for which operators compute something else.
 
     Raises:
-        ExportError: there is one; names it.
+        ExportError: there is such an argument; the message names it.
     """
     for position, tensor in enumerate(tensors):
         if type(tensor) not in _PLAIN:
@@ -96,7 +96,7 @@ def refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) ->
 
 
 def ordinary(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain leaf that stands for ``tensor``: equal, and of the same memory if it can be."""
+    """Return a plain leaf that replaces ``tensor``: equal, and in the same memory if possible."""
     with torch.inference_mode(False):
         leaf = tensor.clone() if tensor.is_inference() else tensor.detach()
         if type(leaf) is not torch.Tensor:
@@ -108,7 +108,7 @@ def ordinary(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def ordinary_tensors(model: torch.nn.Module) -> Iterator[None]:
-    """Stand-ins for those parameters and buffers below ``model`` that need one; as before afterwards."""
+    """Replace those parameters and buffers below ``model`` that are not ordinary; restore them afterwards."""
     made: dict[int, torch.Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
@@ -122,7 +122,7 @@ def ordinary_tensors(model: torch.nn.Module) -> Iterator[None]:
                     if tensor is None or _is_ordinary(tensor, is_parameter=is_parameter):
                         continue
                     replaced.append((held, name, tensor))
-                    # What is one tensor stays one.
+                    # A tensor with several names gets one replacement.
                     if id(tensor) not in made:
                         made[id(tensor)] = _stand_in(tensor, is_parameter=is_parameter)
                     held[name] = made[id(tensor)]

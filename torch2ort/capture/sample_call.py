@@ -1,4 +1,4 @@
-"""One call of a model, as an export and a graph take it."""
+"""One call of a model, as the input of an export and of a graph."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch2ort import io_schema
 from torch2ort.capture.torch_modes import Modes
 from torch2ort.graph.identical_inputs import Identical
 
-# What torch.export takes for one tensor: nothing, or a Dim (or None) for some of its dimensions.
+# torch.export's specification for one tensor: None, or a Dim (or None) for some of its dimensions.
 DimSpec = Mapping[int, Any] | Sequence[Any] | None
 
 
-# In front of the name of each parameter and buffer in a program: the attribute of capture.trace.FlatModel.
+# Prefix of the name of each parameter and buffer in a program: the attribute of capture.trace.FlatModel.
 PREFIX = "model."
 
 
 class Purpose(enum.Enum):
-    """What a graph of a call is for, which decides what of the call is in it.
+    """Use of a call's graph, which determines the parts of the call that it contains.
 
     Attributes:
-        FILE: a graph that stands by itself: the model's own hooks are part of it.
-        MODULE: one that runs inside of the model's call, whose ``__call__`` runs the hooks: Functions get the
-            tensors of each call themselves, and what forward leaves in Python objects is left again.
+        FILE: a separate graph: the model's own hooks are part of it.
+        MODULE: a graph that runs inside of the model's call, whose ``__call__`` runs the hooks: Functions get
+            the tensors of each call themselves, and the effects of forward on Python objects are repeated.
     """
 
     FILE = enum.auto()
@@ -39,12 +39,12 @@ class Call(NamedTuple):
     Attributes:
         signature: names and defaults of the model's arguments.
         tensors: its tensors, flat.
-        schema: the structure around them.
+        schema: the nested structure of the arguments.
         modes: PyTorch's switches.
-        dim_specs: per tensor, which dimensions vary; empty for one that nobody has asked that of.
-        numbers: positions of the tensors that stand for numbers.
-        same: which of the tensors are the same object; by default each is an input of its own.
-        purpose: of the graph that is made of it.
+        dim_specs: for each tensor, the dimensions that vary; empty if they were not specified.
+        numbers: positions of the tensors that represent numbers.
+        same: the tensors that are one object; by default each is an input of its own.
+        purpose: use of the graph that is made from it.
     """
 
     signature: io_schema.Signature

@@ -1,7 +1,7 @@
-"""What libraries hang on parameters: attributes of the tensor object that tracing would lose.
+"""Attributes of parameters, which tracing would lose.
 
-torch.export puts tensors of its own in the place of a model's parameters and buffers. bitsandbytes, for one,
-keeps how a weight is quantised in an attribute of the parameter, and reads it in ``forward``.
+torch.export replaces a model's parameters and buffers by tensors of its own. Libraries set attributes on the
+originals: bitsandbytes stores the quantisation of a weight in one, and reads it in ``forward``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class TensorAttributes:
     """The attributes of a model's own tensors.
 
     Args:
-        model: as the user made it.
+        model: the model as the user made it.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -26,7 +26,7 @@ class TensorAttributes:
         }
 
     def hang_on(self, model: torch.nn.Module) -> None:
-        """Give the tensors that stand in ``model`` now the attributes that they lack."""
+        """Set the missing attributes on the current tensors of ``model``."""
         if not self._found:
             return
         for name, tensor in _tensors(model):
@@ -36,11 +36,11 @@ class TensorAttributes:
 
 
 def _copied(value: Any) -> Any:
-    """A copy, for what a traced forward writes into it must not reach the model; some things have none."""
+    """Return a copy, so writes of a traced forward do not reach the model, or the value if it has none."""
     try:
         return copy.copy(value)
     except Exception:
-        # A process group, for one, which DeepSpeed hangs on parameters.
+        # A process group, for example, which DeepSpeed sets as an attribute of parameters.
         return value
 
 

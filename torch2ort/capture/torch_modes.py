@@ -1,7 +1,7 @@
-"""PyTorch's switches that a call finds set, and that a graph is made under.
+"""PyTorch's switches during a call, which a graph is made for.
 
-What ``forward`` computes may depend on them (``torch.is_grad_enabled()``, ``h.requires_grad``,
-``ctx.needs_input_grad``), so a graph serves calls under the switches that it was traced under, and no other.
+The results of ``forward`` may depend on them (``torch.is_grad_enabled()``, ``h.requires_grad``,
+``ctx.needs_input_grad``), so a graph is used only for calls under the switches that it was traced under.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Modes(NamedTuple):
     """The switches of one call.
 
     Attributes:
-        gradients: whether autograd records.
-        inference: whether inference mode is on.
+        gradients: True if autograd records.
+        inference: True if inference mode is on.
         determinism: PyTorch's debug level of determinism: 0 off, 1 warns, 2 raises.
-        autocast: what it is set to.
+        autocast: state of autocast.
     """
 
     gradients: bool
@@ -36,16 +36,16 @@ class Modes(NamedTuple):
 
     @classmethod
     def now(cls) -> Modes:
-        """The switches of this thread; one object for all that are equal."""
+        """Return the switches of this thread; equal ones are one object."""
         return _switches.now()
 
     @property
     def deterministic(self) -> bool:
-        """Whether PyTorch was asked for deterministic algorithms."""
+        """True if deterministic algorithms are switched on in PyTorch."""
         return self.determinism > 0
 
     def description(self) -> str:
-        """One text a value, for keys."""
+        """Return a text that identifies the value, for keys."""
         return (
             f"gradients {self.gradients}, inference {self.inference}, determinism {self.determinism}, "
             f"autocast {self.autocast.description()}"
@@ -70,10 +70,10 @@ _switches = Switches(
 
 @contextlib.contextmanager
 def traceable_modes(modes: Modes) -> Iterator[None]:
-    """The switches of ``modes``, in a way that lets torch.export work; as before afterwards.
+    """Enter the switches of ``modes``, in a way that lets torch.export work; restore them afterwards.
 
-    Tensors made in inference mode cannot be used for gradients later, and a trace leaves some for every call
-    to come. So a trace runs outside of it; only the model's code is told that it is on.
+    Tensors made in inference mode cannot be used for gradients later, and a trace keeps some for later calls.
+    So a trace runs outside of it; only the model's code sees it as on.
     """
     with contextlib.ExitStack() as stack:
         if modes.inference:
@@ -86,10 +86,10 @@ def traceable_modes(modes: Modes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_grad_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Refuse a ``forward`` inside that leaves the grad mode as another one than it found.
+    """Refuse a ``forward`` inside that ends with another grad mode than it started with.
 
     Raises:
-        ExportError: it does; a graph would not.
+        ExportError: ``forward`` changed the mode, which a graph would not do.
     """
     before = torch.is_grad_enabled()
     yield

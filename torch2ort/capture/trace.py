@@ -1,7 +1,7 @@
-"""From a model and one call of it to an ``ExportedProgram`` over flat tensors.
+"""Trace of a model and one call of it to an ``ExportedProgram`` over flat tensors.
 
-The model is traced inside :class:`FlatModel`, whose inputs and outputs are tensors only. So nested data
-is the business of ``io_schema`` alone, and torch.export's own pytrees are never involved.
+The model is traced inside :class:`FlatModel`, whose inputs and outputs are tensors only. So only
+``io_schema`` handles nested data, and torch.export's own pytrees are never involved.
 """
 
 from __future__ import annotations
@@ -65,26 +65,27 @@ from torch2ort.sizes.unbacked_sizes import (
 from torch2ort.support.source_lines import line_in, users_line, way_out
 from torch2ort.support.user_warnings import warn
 
-# What torch.export says of itself in its errors, and nobody can do who calls torch2ort.
+# Advice in torch.export's errors that a caller of torch2ort cannot follow.
 _DRAFT = "The error above occurred when calling torch.export.export"
 _LOGS = ' For more information, run with TORCH_LOGS="+dynamic".'
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one trace gives.
+    """The result of one trace.
 
     Attributes:
         program: inputs and outputs are flat tensors.
-        output_schema: structure of what the model returned.
+        output_schema: structure of the model's result.
         sites: every Function call, by key.
         guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
-        conditions: how many torch had noted of them then: what is made of the program may add some.
-        hooked: where the model's code put a hook on a gradient; empty if nowhere.
-        outside: where it used a tensor that requires a gradient and is none of the model's; empty if nowhere.
-        returned: which caches among the outputs are caches of the call.
-        ties: what outputs are tied to.
-        effects: what the call leaves in Python objects; its tensors are the last outputs.
+        conditions: number of conditions in torch at that time; passes over the program may add some.
+        hooked: the line where the model's code put a hook on a gradient; empty if it did not.
+        outside: the line where it used a tensor that requires a gradient and is not the model's; empty if it
+            did not.
+        returned: the outputs that are caches of the call.
+        ties: ties of the outputs.
+        effects: effects of the call on Python objects; their tensors are the last outputs.
     """
 
     program: torch.export.ExportedProgram
@@ -100,7 +101,7 @@ class Trace:
 
 
 class FlatModel(torch.nn.Module):
-    """Calls ``model`` with arguments rebuilt from flat tensors, and flattens what it returns and leaves."""
+    """Module that calls ``model`` with arguments from flat tensors, and flattens its result and effects."""
 
     output_schema: io_schema.Schema | None = None
     capture: Capture | None = None
@@ -120,7 +121,7 @@ class FlatModel(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        # Without its tensors, which torch.export would take for constants of the module.
+        # The tensors are left out, as torch.export would treat them as constants of the module.
         self._call = call._replace(tensors=[])
         self._keeps_casts = torch.is_autocast_cache_enabled()
         self._attributes = TensorAttributes(model)
@@ -161,7 +162,7 @@ class FlatModel(torch.nn.Module):
         return tuple(outputs)
 
     def _refuse_gradients_in_inputs(self, tensors: Sequence[torch.Tensor], before: Sequence[bool]) -> None:
-        """Refuse a write that makes a tensor of the caller's depend on what requires a gradient."""
+        """Refuse a write that makes a tensor of the caller's depend on one that requires a gradient."""
         for leaf, tensor, required in zip(self._call.schema.leaves, tensors, before, strict=True):
             if tensor.requires_grad and not required:
                 raise ExportError(
@@ -172,9 +173,9 @@ class FlatModel(torch.nn.Module):
 
 
 def _apart(tensors: Sequence[torch.Tensor], model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
-    """Each tensor as an object of its own: of two that are one, torch.export would make one input.
+    """Return each tensor as an object of its own: for one object twice, torch.export would make one input.
 
-    Their memory is apart, too: it cannot trace a write to memory that two of them share.
+    Each gets its own memory, too: torch.export cannot trace a write to memory that two of them share.
     """
     seen = {id(t) for t in (*model.parameters(), *model.buffers())}
     memory: set[int] = set()
@@ -194,7 +195,7 @@ def _apart(tensors: Sequence[torch.Tensor], model: torch.nn.Module) -> tuple[tor
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Equal, and of the same strides, in memory of its own."""
+    """Return an equal tensor with the same strides, in its own memory."""
     (first, end) = tensor.storage_offset(), tensor.untyped_storage().nbytes() // tensor.element_size()
     memory = tensor.as_strided((end,), (1,), 0).clone()
     return memory.as_strided(tensor.shape, tensor.stride(), first)
@@ -212,12 +213,12 @@ def trace(
     Args:
         model: the model.
         call: the call.
-        training: the mode; ``None`` takes ``model.training``.
-        fixed_sizes: whether the sizes of what Functions give that nobody can trace are those of the sample.
+        training: the mode; ``None`` for ``model.training``.
+        fixed_sizes: True to fix the sizes of untraceable Functions' results to those in the sample.
 
     Raises:
-        ExportError: the model cannot be traced; says where and why. An exception of the model's own
-            code arrives as it is.
+        ExportError: the model cannot be traced; the message says where and why. An exception of the model's
+            own code is raised unchanged.
     """
     check_interception()
     sizes, tensors = NamedSizes(call.dim_specs), call.tensors
@@ -256,7 +257,7 @@ def trace(
                     if refused is None:
                         raise
                     raise refused from (error if isinstance(refused, ExportError) else None)
-                # A size that nobody knows breaks code that runs with any number.
+                # An unknown size breaks code that works with any number.
                 sample.sizes_needed = True
                 continue
             run_on_sample(type(model).__name__, model, sample, eager())
@@ -265,13 +266,13 @@ def trace(
 def sample_calls(
     model: torch.nn.Module, call: Call, functions: Iterable[type], *, training: bool | None
 ) -> dict[type, list[list[torch.Tensor]]]:
-    """Copies of the tensors of each call of some Functions, in order, in an eager run of the sample.
+    """Copy the tensors of each call of some Functions, in order, in an eager run of the sample.
 
     Args:
         model: the model.
         call: the call.
         functions: the Functions.
-        training: the mode; ``None`` takes ``model.training``.
+        training: the mode; ``None`` for ``model.training``.
     """
     sample = Sample()
     sample.calls.update({function: [] for function in functions})
@@ -284,7 +285,7 @@ _EagerRuns = Callable[[], contextlib.AbstractContextManager[Callable[[], Any]]]
 
 
 def _tried(model: torch.nn.Module, effects: Effects, eager: _EagerRuns) -> Effects:
-    """``effects`` that need no trial any more."""
+    """Return ``effects`` after the trial run that they need."""
     if effects.need_a_trial:
         with eager() as run:
             writes = tried(model, effects.writes, effects.unread, run)
@@ -294,20 +295,20 @@ def _tried(model: torch.nn.Module, effects: Effects, eager: _EagerRuns) -> Effec
 
 
 def _refused(model: torch.nn.Module, error: EffectError, eager: _EagerRuns) -> ExportError:
-    """The error with the line of the effect."""
+    """Return the error with the line of the effect."""
     with eager() as run:
         line = line_of(model, error.key, run)
     return ExportError(f"{type(model).__name__}: {line or 'forward'} {error.what}, {error.remedy}")
 
 
 def _in_eagers_words(model: torch.nn.Module, error: Exception, run: Callable[[], Any]) -> Exception | None:
-    """What to raise for an error of the model's own code; ``None`` for that error itself.
+    """Return the error to raise for ``error`` of the model's own code; ``None`` to raise it unchanged.
 
-    Eager PyTorch may raise another one, as its operators check otherwise than those of a trace, or none.
+    Eager PyTorch may raise another error, as its operators check differently from those of a trace, or none.
 
     Args:
         model: the model.
-        error: as tracing raised it.
+        error: the error in the trace.
         run: runs the model on its sample.
     """
     if isinstance(error, (Torch2OrtError, UserError)) or not _is_of_forward(error):
@@ -326,14 +327,14 @@ def _in_eagers_words(model: torch.nn.Module, error: Exception, run: Callable[[],
 
 
 def _is_of_forward(error: Exception) -> bool:
-    """Whether the model's forward raised it, and not a shape inferer that a user registered."""
+    """Return True if the model's forward raised it, and not a shape inferer that a user registered."""
     files = {(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)}
     registered = any(file == inferer_validation.__file__ for file, _ in files)
     return not registered and (__file__, FlatModel.forward.__name__) in files
 
 
 def _guesses_a_size(traced: Trace) -> bool:
-    """Whether the trace took the size of what runs on real tensors only for another one, and may be wrong."""
+    """Return True if the trace may have guessed the size of a Function that runs on real tensors only."""
     if expands_unknown(traced.program) is not None:
         return True
     return takes_for_equal(traced.program) and any(map(gives_size_of_one, traced.sites.values()))
@@ -347,28 +348,28 @@ def _with_reads(
     dynamic: Any,
     sample: Sample,
 ) -> Effects:
-    """``effects`` with what forward reads of them, found by one more trace."""
+    """Return ``effects`` with the places that forward reads, found by one more trace."""
     call.reads = reads
     try:
         _trace(call, tensors, dynamic, sample)
     except NeedsSample:
         raise
     except Exception as error:
-        logger.info("what forward reads is not known, as noting it failed: %s", error)
+        logger.info("the places that forward reads are unknown, as recording them failed: %s", error)
         return effects
     return effects.with_reads(*reads.unread())
 
 
 def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:
-    """One trace.
+    """Trace the call once.
 
     Raises:
         ExportError: see :func:`trace`.
-        NeedsSample: a Function must see what it gets on the sample.
+        NeedsSample: the arguments of a Function in a run on the sample are needed.
     """
     model = call.model
     with contextlib.ExitStack() as stack:
-        # torch.export puts copies in the place of what the model's attributes hold.
+        # torch.export replaces values of the model's attributes by copies.
         stack.enter_context(untouched(type(model).__name__, model, code=False))
         stack.enter_context(ordinary_tensors(model))
         stack.enter_context(traceable_modules(model))
@@ -394,7 +395,7 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
             raise ExportError(
                 f"{type(model).__name__}: the model's Python code depends on a value inside a "
                 f"tensor{users_line(error)}, "
-                f"so one graph cannot stand for every input ({_first_line(error)}). {way_out(error)}"
+                f"so one graph is not valid for every input ({_first_line(error)}). {way_out(error)}"
             ) from error
         except Exception as error:
             failure = _failure(model, call, error)
@@ -403,7 +404,7 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
             raise failure from error
         if not any(isinstance(node.meta.get("val"), torch.Tensor) for node in program.graph.nodes):
             raise ExportError(
-                f"{type(model).__name__}: forward takes no tensor and makes none, so that there is nothing "
+                f"{type(model).__name__}: forward takes no tensor and makes none, so there is nothing "
                 f"to export. Call the model itself"
             )
         connect_constants(program, call, call.code.used)
@@ -411,7 +412,7 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
 
 
 def _described(program: torch.export.ExportedProgram, call: FlatModel, capture: Capture) -> Trace:
-    """The trace that gave ``program``; warns of what calls of it do not leave."""
+    """Return the trace with result ``program``; warn of effects that calls of it do not have."""
     assert call.output_schema is not None
     if call.dropped:
         warn(
@@ -439,7 +440,7 @@ def _described(program: torch.export.ExportedProgram, call: FlatModel, capture: 
 
 
 def _failure(model: torch.nn.Module, call: FlatModel, error: Exception) -> ExportError | None:
-    """What to say of an export that failed with ``error``; ``None`` if the model's own code raised it."""
+    """Return the error for an export that failed with ``error``; ``None`` if the model's code raised it."""
     name = type(model).__name__
     if isinstance(error, NotImplementedError) and "Sparse" in str(error):
         return ExportError(
@@ -447,13 +448,13 @@ def _failure(model: torch.nn.Module, call: FlatModel, error: Exception) -> Expor
             f"dense tensors, or put that part of the model into a torch.autograd.Function"
         )
     if isinstance(error.__context__, ExportError):
-        # Dynamo, through which it came, adds lines to it and makes an error of its own of it.
+        # Dynamo adds lines to the error and wraps it in one of its own.
         return ExportError(_first_line(error.__context__))
     unknown = private.without_fake_kernel(error)
     if unknown is not None:
         return ExportError(
             f"{name}: the operator {unknown}{users_line(error)} has no kernel for tensors without data, "
-            f"which tells a trace the types and sizes of its results. Register one with "
+            f"from which a trace gets the types and sizes of its results. Register one with "
             f"torch.library.register_fake({unknown!r})"
         )
     if not _is_of_torch_export(error):
@@ -470,7 +471,7 @@ def _failure(model: torch.nn.Module, call: FlatModel, error: Exception) -> Expor
 
 @contextlib.contextmanager
 def _in_mode(model: torch.nn.Module, training: bool | None) -> Iterator[None]:
-    """The model in the wanted mode; every submodule's own flag is as before afterwards."""
+    """Set the mode of the model; restore the flag of every submodule afterwards."""
     if training is None or training == model.training:
         yield
         return
@@ -490,7 +491,7 @@ def _same_rng() -> Iterator[None]:
 
 
 def _is_of_torch_export(error: Exception) -> bool:
-    """Whether tracing failed, and not the model's own code or an operator that it called."""
+    """Return True if tracing failed, and not the model's own code or an operator that it called."""
     raised = traceback.extract_tb(error.__traceback__)[-1].filename.replace("\\", "/")
     return type(error).__module__.startswith("torch.") or bool(
         re.search(r"/torch/(_?export|_functorch|fx/experimental)/", raised)

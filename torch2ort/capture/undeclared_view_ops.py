@@ -1,6 +1,6 @@
-"""Functions of torch that give their argument's own memory, though their schema says they do not.
+"""Functions of torch that return memory of their argument, although their schema says otherwise.
 
-torch.export believes the schema: a write to the result would be lost to the argument, and a result that is
+torch.export relies on the schema: a write to the result would not reach the argument, and a result that is
 the argument would be a copy.
 """
 
@@ -24,7 +24,7 @@ _SPLITS: Final[dict[Any, Any]] = {
 
 
 def stand_in(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What to call instead of ``func`` for a result that is seen to be over its argument; else ``None``."""
+    """Return a function that replaces ``func`` and declares its result as an alias; else ``None``."""
     if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
         return _argument
     split = _SPLITS.get(func)
@@ -34,7 +34,7 @@ def stand_in(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 def _drops_nothing(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
 ) -> bool:
-    """Whether PyTorch returns the tensor itself; not for a ``p`` that it refuses."""
+    """Return True if PyTorch returns the tensor itself; False for a ``p`` that it refuses."""
     if not 0 <= p <= 1:
         return False
     count = input.numel()
@@ -46,7 +46,7 @@ def _argument(input: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
 
 
 def _parts(split: Any, input: torch.Tensor, sizes: Any, dim: int = 0) -> tuple[torch.Tensor, ...]:
-    """Each part as a view of its own: to one of several that an operator made at once, nobody may write."""
+    """Return each part as a separate view: views that an operator made together cannot be written to."""
     parts = []
     start: Any = 0
     for part in split(input, sizes, dim):

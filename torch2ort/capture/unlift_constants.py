@@ -1,7 +1,7 @@
-"""Parameters and buffers that a model's code reaches by another way than as attributes of a module.
+"""Parameters and buffers that a model's code does not reach as attributes of a module.
 
-What ``forward`` finds in a list or a global is a constant to torch.export: its gradient would be lost, and
-its value would stay the one of the export.
+A parameter or buffer in a list or a global is a constant to torch.export: its gradient would be lost, and
+it would keep the value of the export.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 def connect_constants(
     program: torch.export.ExportedProgram, root: torch.nn.Module, used: Collection[int]
 ) -> None:
-    """Put the parameter or buffer itself for a constant that is its memory, in place.
+    """Replace each constant that is the memory of a parameter or buffer by that one, in place.
 
     Args:
         program: the exported program of ``root``.
@@ -46,7 +46,7 @@ def connect_constants(
 
 
 def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Equal for two tensors that are the same elements of the same memory."""
+    """Return a key that is equal for two tensors of the same elements in the same memory."""
     if tensor.numel() == 0 or tensor.layout != torch.strided:
         return (id(tensor),)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -1,4 +1,4 @@
-"""What forward does beside computing: found while it is traced, and left by each run of the graph, too."""
+"""Side effects of forward, found during the trace and repeated by each run of the graph."""
 
 from torch2ort.effects.autograd_state_checks import refuse_state
 from torch2ort.effects.eager_effect_check import line_of, tried

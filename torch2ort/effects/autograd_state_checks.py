@@ -1,4 +1,4 @@
-"""What forward asks or tells autograd about one tensor, by an attribute or in place, unseen by a trace."""
+"""Refusal of attributes and in-place calls by which forward reads or sets a tensor's autograd state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GRADIENT: tuple[Any, ...] = tuple(
     getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")
 )
 
-# Of an argument, two calls that a graph takes for equal may answer these otherwise.
+# For an argument, these may differ between two calls that use the same graph.
 _TENSOR: Any = torch.Tensor
 _OF_HISTORY: dict[Any, str] = {_TENSOR.is_leaf.__get__: "is_leaf", _TENSOR.grad_fn.__get__: "grad_fn"}
 
@@ -32,16 +32,16 @@ _OF_HISTORY: dict[Any, str] = {_TENSOR.is_leaf.__get__: "is_leaf", _TENSOR.grad_
 def refuse_state(
     model: torch.nn.Module, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> None:
-    """Refuse what a graph would leave out.
+    """Refuse calls that a graph would leave out.
 
     Args:
-        model: for messages.
-        function: what is called.
+        model: the model, for messages.
+        function: the function that is called.
         arguments: its arguments.
-        keywords: those with names.
+        keywords: its keyword arguments.
 
     Raises:
-        ExportError: ``function`` does such a thing, and it matters for the tensor.
+        ExportError: ``function`` is such a call, and matters for the tensor.
     """
     tensor = arguments[0] if arguments else keywords.get("input")
     if not isinstance(tensor, torch.Tensor):
@@ -76,17 +76,17 @@ def refuse_state(
 
 
 def _asked(model: torch.nn.Module, function: Any, tensor: torch.Tensor) -> str | None:
-    """What forward asks about the past of a tensor; ``None`` if that is the same in each call."""
+    """Return the name of the state that forward reads of a tensor; ``None`` if it is equal in each call."""
     asked = private.OF_MEMORY.get(function)
     if asked is None and function in _OF_HISTORY and tensor.is_leaf and tensor.requires_grad:
-        # An argument: those that require no gradient are leaves in each call, and so is a parameter.
+        # Only arguments are left: without a gradient they are leaves in each call, and so is a parameter.
         own = any(tensor is parameter for parameter in model.parameters())
         asked = None if own else _OF_HISTORY[function]
     return None if asked is None or _is_asked_by_torch() else asked
 
 
 def _is_asked_by_torch() -> bool:
-    """Whether code of a library asks, which expects either answer, and not forward itself."""
+    """Return True if a library reads the state, and not forward itself; the library handles both answers."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and (
         frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == "__torch_function__"
@@ -97,7 +97,7 @@ def _is_asked_by_torch() -> bool:
 
 
 def _is_converted() -> bool:
-    """Whether it is ``Module.to`` that asks: a gradient has the type that it gives to the parameter."""
+    """Return True if ``Module.to`` reads the gradient, to convert it together with its parameter."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "_apply" and frame.f_globals.get("__name__") == "torch.nn.modules.module":

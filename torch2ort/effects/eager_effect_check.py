@@ -1,4 +1,4 @@
-"""Runs of the model in eager PyTorch that tell what a trace cannot: what changes again, and in which line."""
+"""Runs of the model in eager PyTorch that find repeated changes of its state, and the lines of these."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Run = Callable[[], Any]
 
 
 def tried(model: torch.nn.Module, writes: Sequence[Write], unread: Unread, run: Run) -> tuple[Write, ...]:
-    """Run forward twice, and compare what it leaves.
+    """Run forward twice, and compare its effects.
 
     Args:
         model: the model.
-        writes: what a run of its graph leaves.
-        unread: the places that forward does not read from before.
+        writes: the effects of a run of its graph.
+        unread: the places that forward writes before it reads them.
         run: runs forward in eager PyTorch.
 
     Returns:
-        What it leaves in eager PyTorch, too, and not only while it is traced.
+        The effects that occur in eager PyTorch, too, and not only in a trace.
 
     Raises:
-        EffectError: it leaves something else each time, which a graph of its own would be needed for.
+        EffectError: the effects differ each time, so each call would need a graph of its own.
     """
     reached, generators = Reached(model), Generators()
     contents = [[write.holder.read() for write in writes]]
@@ -47,7 +47,7 @@ def tried(model: torch.nn.Module, writes: Sequence[Write], unread: Unread, run: 
             run()
             contents.append([write.holder.read() for write in writes])
     except Exception:
-        # The caller's own call meets it, too.
+        # The caller's own call raises it, too.
         return tuple(writes)
     finally:
         _restore(reached)
@@ -90,11 +90,11 @@ def _added_to(holder: Any, before: list[Any], contents: list[Any]) -> list[Any]:
 
 
 def _alike(first: Any, second: Any, *, unread: bool, fed: bool) -> bool:
-    """Whether a graph that leaves the one may go on to leave the other in its place."""
+    """Return True if a graph that leaves ``first`` may leave ``second`` in later calls."""
     if first is second:
         return True
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        # Another size is another graph.
+        # Another size leads to another graph.
         return unread or (fed and first.shape == second.shape)
     if not unread and not isinstance(first, (bool, int, float, str, bytes, complex, torch.Size)):
         return False
@@ -132,11 +132,11 @@ def _restore(reached: Reached) -> None:
 
 
 def line_of(model: torch.nn.Module, key: tuple[int, str] | None, run: Run) -> str:
-    """The line of the model's code in which a place changes; empty if that is not found.
+    """Return the line of the model's code in which a place changes; empty if it is not found.
 
     Args:
         model: the model.
-        key: of the place.
+        key: key of the place.
         run: runs forward in eager PyTorch.
     """
     if key is None:
@@ -179,7 +179,7 @@ def _changed(model: torch.nn.Module, holder: Holder[Any] | None, key: tuple[int,
 
 
 class _Finder:
-    """Follows a run line by line until something has changed."""
+    """Trace function that follows a run line by line until something has changed."""
 
     def __init__(self, changed: Callable[[], bool]) -> None:
         self._changed = changed
@@ -187,7 +187,7 @@ class _Finder:
         self._found = False
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """What Python calls for each line."""
+        """Handle an event of ``sys.settrace``."""
         if self._found or not is_users(frame.f_code.co_filename):
             return None
         if self._last is not None and self._changed():
@@ -195,7 +195,7 @@ class _Finder:
             return None
         here: FrameType | None = frame
         if event == "return":
-            # What happens next is done by the caller's line.
+            # The caller's line is responsible for the next change.
             here = frame.f_back
             while here is not None and not is_users(here.f_code.co_filename):
                 here = here.f_back
@@ -204,7 +204,7 @@ class _Finder:
         return self.trace
 
     def line(self) -> str:
-        """``file:line in function (text)``."""
+        """Return ``file:line in function (text)``."""
         if self._last is None:
             return ""
         file, number, name = self._last

@@ -1,4 +1,4 @@
-"""One traced call of forward, watched for what it does beside computing."""
+"""Observation of one traced call of forward, for its side effects."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch2ort.effects.value_templates import Recipes
 
 
 class Watched:
-    """Context manager around a call of forward: afterwards the state is as before, also when it raises.
+    """Context manager around a call of forward; it restores the state afterwards, also when forward raises.
 
     Args:
         model: the model.
-        reads: notes what the call reads of what it writes; ``None`` if nobody asks.
-        left: whether runs of the graph leave what the call leaves.
+        reads: records the places that the call reads before it writes them; ``None`` to find effects instead.
+        left: True if runs of the graph repeat the effects of the call.
 
     Attributes:
-        tensors: what the call left in Python objects, once :meth:`find` was called.
-        places: where it left each.
-        effects: how a run of the graph leaves the same.
-        dropped: what the call did and no run does, if ``left`` is false: ``changes X``.
+        tensors: tensors that the call left in Python objects, available after :meth:`find`.
+        places: the place of each.
+        effects: the same effects for a run of the graph.
+        dropped: an effect of the call that no run repeats, if ``left`` is false: ``changes X``.
     """
 
     def __init__(self, model: torch.nn.Module, reads: Reads | None, *, left: bool) -> None:
@@ -41,13 +41,13 @@ class Watched:
         return self
 
     def find(self, *, known: bool = True) -> None:
-        """Look at what the call did.
+        """Find the effects of the call.
 
         Args:
-            known: whether tensors that were there before are told from new ones.
+            known: True if tensors that existed before are distinguished from new ones.
 
         Raises:
-            EffectError: a run of a graph cannot do it.
+            EffectError: a run of a graph cannot repeat an effect.
         """
         if self._reads is not None:
             return

@@ -1,4 +1,4 @@
-"""Calls of torch inside of forward that do something beside computing, and that a graph cannot repeat."""
+"""Refusal of calls of torch in forward that have effects besides computing, which a graph cannot repeat."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ASKS_FOR_INFERENCE = (torch.is_inference, torch.Tensor.is_inference)
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 # The module whose `forward` calls the model's.
 _TRACES = "torch2ort.capture.trace"
-# Their own modes look on, or belong to the trace.
+# The modes of these libraries only observe, or belong to the trace.
 _LIBRARIES = ("torch", "torch2ort")
-# Its models tell sizes in messages, which they make before they know whether they need them.
+# Libraries that format sizes for messages, even if the messages are not used.
 _WRITES_MESSAGES = ("transformers",)
 _SEEDS = "Seed before the call, and leave torch's random state alone in forward"
 
@@ -38,10 +38,10 @@ _BRANCHES = (
 
 @contextlib.contextmanager
 def refused_calls(model: torch.nn.Module) -> Iterator[None]:
-    """Refuse, in the code inside, what changes torch itself: random state, dtype, operators, what it saves.
+    """Refuse, in the code inside, changes of torch's state: random state, dtype, operators, saved tensors.
 
     Args:
-        model: for messages.
+        model: the model, for messages.
     """
     random: Any = torch.random
     generator, enter = random.default_generator, torch.autograd.graph.saved_tensors_hooks.__enter__
@@ -52,7 +52,7 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
         raise ExportError(f"{name}: {line} {what}, which a graph cannot do. {remedy}")
 
     class Seeded:
-        """The generator as torch's functions see it."""
+        """Random generator that torch's functions use inside."""
 
         def __getattr__(self, attribute: str) -> Any:
             if attribute in ("manual_seed", "seed", "set_state") and is_forwards():
@@ -64,7 +64,7 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
             return getattr(generator, attribute)
 
     def entered(hooks: Any) -> Any:
-        # Moving to the host and back changes nothing.
+        # save_on_cpu moves tensors to the host and back, which changes nothing.
         if not isinstance(hooks, torch.autograd.graph.save_on_cpu) and (
             _is_users_call(sys._getframe(1)) and is_forwards()
         ):
@@ -85,7 +85,7 @@ def refused_calls(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refused_settings(refuse: Callable[[str, str], None]) -> Iterator[None]:
-    """Refuse to switch the default dtype, and to change operators as they are dispatched."""
+    """Refuse to switch the default dtype, and to change operators while they are dispatched."""
     default, dispatches = torch.set_default_dtype, private.TorchDispatchMode.__enter__
 
     def set_default_dtype(dtype: torch.dtype) -> None:
@@ -110,9 +110,9 @@ def _refused_settings(refuse: Callable[[str, str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refused_texts(refuse: Callable[[str, str], None]) -> Iterator[None]:
-    """Refuse a text of a number that is a symbol in the trace: it would have the symbol's name in it.
+    """Refuse the text of a number that is a symbol in the trace, as the text would contain the symbol's name.
 
-    Where a library formats one for messages alone it may.
+    A library may format one that it uses for messages alone.
     """
     kinds: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
     before = [kind.__repr__ for kind in kinds]
@@ -144,7 +144,7 @@ def _is_symbolic(text: str) -> bool:
 
 
 def _reads_texts(frame: FrameType) -> bool:
-    """Whether a frame is the user's, who may do anything with a text."""
+    """Return True if a frame is the user's, who may use a text in any way."""
     name = str(frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] not in _WRITES_MESSAGES and is_users(frame.f_code.co_filename)
 
@@ -153,13 +153,13 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
     """Refuse a function of torch that a graph cannot call.
 
     Args:
-        model: for messages.
-        function: what is called.
-        arguments: those with names.
-        derived: whether forward lets a tensor of its own require a gradient, which is refused later.
+        model: the model, for messages.
+        function: the function that is called.
+        arguments: its arguments by name.
+        derived: True if forward makes a tensor of its own require a gradient, which is refused later.
 
     Raises:
-        ExportError: ``function`` is one, or draws from a generator of the user's.
+        ExportError: ``function`` is one, or draws from a generator of the user.
     """
     if function in _BACKWARD and not derived:
         what = (
@@ -183,7 +183,7 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
             "the call"
         )
     elif arguments.get("generator") is not None:
-        what = "draws from a generator of its own, and a graph draws from torch's. Leave `generator` away"
+        what = "draws from a generator of its own, and a graph draws from torch's. Omit `generator`"
     else:
         return
     if not is_forwards():
@@ -192,19 +192,19 @@ def refuse_call(model: torch.nn.Module, function: Any, arguments: dict[str, Any]
 
 
 def _is_users_call(frame: FrameType | None) -> bool:
-    """Whether a frame is the user's, or one of Python's own that the user called: an ExitStack's."""
+    """Return True if a frame is the user's, or one of Python's (such as ExitStack's) that the user called."""
     while frame is not None and is_pythons(real_path(frame.f_code.co_filename)):
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code.co_filename)
 
 
 def _is_of_dynamo(frame: FrameType | None) -> bool:
-    """Whether a frame is dynamo's, which leaves the random state as it was."""
+    """Return True if a frame is dynamo's, which restores the random state."""
     return frame is not None and str(frame.f_globals.get("__name__", "")).startswith("torch._dynamo.")
 
 
 def is_forwards() -> bool:
-    """Tell whether the model's code runs, and not that of a Function in it, which is run in each call."""
+    """Return True if the model's own code runs, and not that of a Function in it, which runs in each call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -1,4 +1,4 @@
-"""The state that a model's forward can reach and change, as it is before a call."""
+"""Snapshot of the state that a model's forward can reach and change, as it is before a call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch2ort.cache.key.packages import package_of_module
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named, Snapshot, names_global
 from torch2ort.support.install_paths import is_pythons_module
 
-# Classes of the standard library whose instances hold a user's data.
+# Modules of the standard library with classes whose instances contain a user's data.
 _CARRIERS = words(
     """_thread argparse array builtins collections configparser contextlib ctypes dataclasses enum functools
     types"""
@@ -39,7 +39,7 @@ HOOKS_OF_ALL = "hooks of all modules"
 
 
 class State(Holder[Any]):
-    """An object written in C that moves on when it is used."""
+    """An object written in C whose state advances when it is used."""
 
 
 class Numbers(State):
@@ -71,7 +71,7 @@ class Numbers(State):
 
 
 class Onward(State):
-    """What nobody can wind back."""
+    """An object whose state cannot be restored."""
 
     def write(self, contents: Any) -> None:
         """See :meth:`Holder.write`."""
@@ -96,7 +96,7 @@ class Position(Onward):
 
 
 def _inner(value: Any) -> Any:
-    """What ``itertools.cycle`` goes through, where Python tells."""
+    """Return the iterable of an ``itertools.cycle``, where Python exposes it."""
     if not isinstance(value, itertools.cycle):
         return value
     with warnings.catch_warnings():
@@ -124,7 +124,7 @@ class Variable(State):
 
 
 class Shared(Onward):
-    """What threads hand values or signals to each other by, and which is left to them."""
+    """An object by which threads exchange values or signals; its state is not restored."""
 
     def read(self) -> Any:
         """See :meth:`Holder.read`."""
@@ -135,7 +135,7 @@ class Shared(Onward):
 
 
 def repr_of(state: Any) -> Any:
-    """A generator's state, to be compared."""
+    """Return a generator's state in a form that can be compared."""
     if isinstance(state, torch.Tensor):
         return state.numpy().tobytes()
     if isinstance(state, dict):
@@ -144,7 +144,7 @@ def repr_of(state: Any) -> Any:
 
 
 class Defaults(Named):
-    """The defaults of a function, in which hooks often keep the list that they fill."""
+    """The defaults of a function, in which hooks often store the list that they fill."""
 
     def read(self) -> dict[Any, Any]:
         """See :meth:`Holder.read`."""
@@ -162,7 +162,7 @@ class Defaults(Named):
 
 
 class Partial(Named):
-    """The arguments that a ``functools.partial`` holds."""
+    """The arguments that a ``functools.partial`` stores."""
 
     def read(self) -> dict[Any, Any]:
         """See :meth:`Holder.read`."""
@@ -177,7 +177,7 @@ class Partial(Named):
 
 
 class Reached(Snapshot):
-    """What the code of a model reaches; what installed packages keep for themselves is left to them.
+    """The objects that the code of a model reaches, without the private state of installed packages.
 
     Args:
         model: the model.
@@ -188,11 +188,11 @@ class Reached(Snapshot):
         super().__init__([(type(model).__name__, model), *hooks])
 
     def was_there(self, value: Any) -> bool:
-        """Whether ``value`` was found."""
+        """Return True if ``value`` was found."""
         return id(value) in self._found
 
     def of(self, value: Any) -> list[Holder[Any]]:
-        """The places of which ``value`` is the object."""
+        """Return the places whose object is ``value``."""
         return [holder for holder in self.holders if holder.value is value]
 
     def _is_foreign(self, module: str | None) -> bool:
@@ -238,15 +238,15 @@ class Reached(Snapshot):
 
 
 class OfFunction(Reached):
-    """What a call of a Function reaches, a library's Function too.
+    """The objects that a call of a Function reaches, also for a library's Function.
 
     Args:
-        name: of the Function.
+        name: name of the Function.
         function: the Function.
         constants: its arguments that are no tensors, by position.
 
     Attributes:
-        asks_for_types: the globals of the code that names ``type``, where that is Python's.
+        asks_for_types: the globals of code that uses ``type``, where that is Python's own.
     """
 
     def __init__(self, name: str, function: Any, constants: Mapping[int, Any]) -> None:
@@ -272,6 +272,6 @@ _GENERATORS: tuple[type, ...] = (
 
 
 def readable(path: str) -> str:
-    """A place as people write it: ``Model.blocks.0.aux``."""
+    """Convert a place to the form that users write: ``Model.blocks.0.aux``."""
     path = re.sub(r"\._(?:modules|buffers|parameters)\['([^']*)'\]", r".\1", path)
     return path

@@ -1,8 +1,8 @@
-"""Which of the places that forward writes to it reads from before it has written to them.
+"""Search for the places that forward reads before it writes them, among those that it writes to.
 
 A list that forward only appends to, or an attribute that it sets first, is no state that a graph depends on.
-One run of forward tells: lists and dictionaries are others meanwhile, which note what is asked of them, and
-attributes are properties of their class.
+One run of forward finds them: lists and dictionaries are replaced by others that record their uses, and
+attributes by properties of their class.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ABSENT: Any = object()
 
 
 class _Noting:
-    """What a container that notes its uses has besides.
+    """Record of the uses of a container, as a base class.
 
     Attributes:
-        read: whether anybody saw something of what it held before.
-        cleared: whether that was thrown away, unseen.
-        written: keys that were set before anybody asked for them.
-        asked: keys that somebody asked for first.
-        first: the items of a list before.
+        read: True if the previous contents were read.
+        cleared: True if they were removed without being read.
+        written: keys that were set before they were read.
+        asked: keys that were read first.
+        first: the previous items of a list.
     """
 
     read = cleared = False
@@ -39,17 +39,17 @@ class _Noting:
     first: list[Any]
 
     def look(self) -> None:
-        """Somebody sees what is in it."""
+        """Record a read of the whole container."""
         if not self.cleared:
             self.read = True
 
     def ask(self, key: Any) -> None:
-        """Somebody sees what is under ``key``."""
+        """Record a read of ``key``."""
         if not self.cleared and key not in self.written:
             self.asked.add(key)
 
     def put(self, key: Any) -> None:
-        """Somebody sets ``key``."""
+        """Record a write of ``key``."""
         if key not in self.asked:
             self.written.add(key)
 
@@ -71,7 +71,7 @@ def _asking(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _base(self: Any) -> Any:
-    """The class of what this one stands for."""
+    """Return the class of the container that this one replaces."""
     return type(self).__mro__[2]
 
 
@@ -118,7 +118,7 @@ def _array(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _ASKED = ("__getitem__", "__contains__", "__delitem__", "get", "pop", "setdefault")
-# How a container of each kind is written to without a look at it.
+# Methods that write to a container of each kind without reading it.
 _WRITES: dict[type, dict[str, Any]] = {
     list: {"clear": _clear, "__setitem__": _set_item, "__delitem__": _delete_item},
     collections.deque: {"clear": _clear},
@@ -132,7 +132,7 @@ _WRITES[collections.defaultdict] = {
     "__getitem__": _asking(collections.defaultdict.__getitem__),
 }
 _SILENT = frozenset({"append", "extend", "__iadd__"})
-# Of object; what they show of a list is nothing.
+# Members of object, which show nothing of a list's contents.
 _OF_OBJECT = words(
     """__class__ __class_getitem__ __delattr__ __dir__ __doc__ __getattribute__ __getstate__ __hash__ __init__
     __init_subclass__ __new__ __setattr__ __subclasshook__ __missing__ default_factory maxlen"""
@@ -157,7 +157,7 @@ _CLASSES = {kind: _class(kind) for kind in _WRITES}
 
 
 def _noting(holder: Holder[Any]) -> Any:
-    """A container like that of ``holder``, still empty."""
+    """Return an empty recording container like that of ``holder``."""
     kind = type(holder.value)
     cls: Any = _CLASSES[kind]
     if kind is collections.deque:
@@ -171,14 +171,14 @@ def _noting(holder: Holder[Any]) -> Any:
 
 
 def _is_used(made: Any) -> bool:
-    """Whether forward wrote to what notes, and not to the list itself, which it may hold elsewhere."""
+    """Return True if forward used the recording container, not the original that it may keep elsewhere."""
     items = list(_base(made).__iter__(made))
     kept = len(items) == len(made.first) and all(a is b for a, b in zip(items, made.first, strict=True))
     return made.cleared or not kept
 
 
 class _Attribute:
-    """A property that stands for an attribute of some objects, and notes whether it is read first."""
+    """A property that replaces an attribute of some objects, and records reads before the first write."""
 
     def __init__(self, name: str, before: Any) -> None:
         self._name, self._before = name, before
@@ -219,10 +219,10 @@ class _Attribute:
 
 
 class Reads:
-    """Notes, in one run of forward, what it reads of the places that it is known to write to.
+    """Record, in one run of forward, of the places that it reads before it writes them.
 
     Args:
-        writes: what another run wrote.
+        writes: the writes of an earlier run.
     """
 
     def __init__(self, writes: Iterable[Write]) -> None:
@@ -231,7 +231,7 @@ class Reads:
         self._attributes: dict[tuple[type, str], _Attribute] = {}
 
     def begin(self, reached: Reached) -> None:
-        """Put what notes in the place of what is written to.
+        """Replace the containers and attributes that are written to by recording ones.
 
         Args:
             reached: the state before the run, which must be restored after it.
@@ -284,7 +284,7 @@ class Reads:
                 attribute.values[id(owner)] = values.pop(name)
 
     def end(self) -> None:
-        """Take the properties away."""
+        """Remove the properties."""
         for (kind, name), attribute in self._attributes.items():
             had = attribute.had  # type: ignore[attr-defined]
             if had is _ABSENT:
@@ -293,7 +293,7 @@ class Reads:
                 setattr(kind, name, had)
 
     def unread(self) -> tuple[Unread, frozenset[int]]:
-        """The places that were written to and not read from before, and ids of those that were cleared."""
+        """Return the places that were written but not read before, and the ids of those that were cleared."""
         names: dict[int, frozenset[str]] = {}
         containers: set[int] = set()
         cleared: set[int] = set()

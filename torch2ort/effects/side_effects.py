@@ -1,4 +1,4 @@
-"""What a call of forward left in Python objects, and how the same is left by a run of its graph."""
+"""Effects of a call of forward on Python objects, and their repetition by a run of its graph."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named
 
 @dataclass
 class Write:
-    """What a call leaves in one place.
+    """The effect of a call on one place.
 
     Attributes:
-        place: as people write it.
+        place: the place as users write it.
         holder: the place.
     """
 
@@ -26,10 +26,10 @@ class Write:
     holder: Holder[Any]
 
     def do(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> None:
-        """Leave what a run gave.
+        """Repeat the write with the values of a run.
 
         Args:
-            tensors: of the run.
+            tensors: tensors of the run.
             made: containers of the run.
         """
         raise NotImplementedError
@@ -40,23 +40,23 @@ class Write:
         return self.holder.value
 
     def is_unread(self, unread: Unread) -> bool:
-        """Whether all of it is among ``unread``."""
+        """Return True if all keys and items of the write are in ``unread``."""
         return id(self.owner) in unread.containers
 
     def clears(self) -> bool:
-        """Have all else be thrown away; says whether all that is left is known."""
+        """Make the write remove all previous contents; return True if the new contents are known in full."""
         return False
 
 
 @dataclass
 class KeysWritten(Write):
-    """Of a dictionary, an object's attributes, or the like.
+    """A write to a dictionary, an object's attributes, or the like.
 
     Attributes:
         holder: the place.
-        sets: what is put there.
-        gone: keys that are taken away.
-        cleared: whether everything else is taken away.
+        sets: the values that are set.
+        gone: keys that are removed.
+        cleared: True if all other keys are removed.
     """
 
     holder: Named
@@ -95,11 +95,11 @@ class KeysWritten(Write):
 
 @dataclass
 class ItemsWritten(Write):
-    """Of a list or deque.
+    """A write to a list or deque.
 
     Attributes:
-        new: what is put at its end.
-        whole: whether it holds nothing else.
+        new: the items that are appended.
+        whole: True if all other items are removed.
     """
 
     new: list[Recipe]
@@ -120,7 +120,7 @@ class ItemsWritten(Write):
 
 @dataclass
 class ContentsWritten(Write):
-    """Of a set, which holds the same after each call."""
+    """A write to a set, which has the same contents after each call."""
 
     contents: Any
 
@@ -131,13 +131,13 @@ class ContentsWritten(Write):
 
 @dataclass(frozen=True)
 class Effects:
-    """What a graph's runs leave in Python objects.
+    """The effects of a graph's runs on Python objects.
 
     Attributes:
-        writes: in the order in which they were found.
-        unread: the places among them that forward does not read from before.
-        taken: changes that are left as they are once the graph is made: the graph holds with them, too.
-        constants: whether something else than tensors is left.
+        writes: the writes, in the order in which they were found.
+        unread: the places among them that forward does not read before it writes them.
+        taken: changes that are made once, with the graph, which remains valid with them.
+        constants: True if other values than tensors are written.
     """
 
     writes: tuple[Write, ...] = ()
@@ -150,7 +150,7 @@ class Effects:
 
     @property
     def places(self) -> list[str]:
-        """What is written to, for people."""
+        """The places that are written to, for messages."""
         return [write.place for write in self.writes]
 
     @property
@@ -159,23 +159,23 @@ class Effects:
         return [write.owner for write in self.writes]
 
     def leave(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Leave what a run gave."""
+        """Repeat the writes with the tensors of a run."""
         made: dict[int, Any] = {}
         for write in self.writes:
             write.do(tensors, made)
 
     def with_reads(self, unread: Unread, cleared: frozenset[int]) -> Effects:
-        """The same, of which is known what forward reads.
+        """Return these effects with the results of a search for places that forward reads.
 
         Args:
-            unread: places that it does not read from before.
-            cleared: ids of those that it clears first.
+            unread: places that it does not read before it writes them.
+            cleared: ids of the places that it clears first.
         """
         kept: list[Write] = []
         lost: set[int] = set()
         for write in self.writes:
             if id(write.owner) in cleared and not write.clears():
-                # What it holds afterwards is not known in full.
+                # The contents afterwards are not known in full.
                 lost.add(id(write.owner))
             kept.append(write)
         names = {key: found for key, found in unread.names.items() if key not in lost}
@@ -183,7 +183,7 @@ class Effects:
         return replace(self, writes=tuple(kept), unread=unread)
 
     def of(self, writes: Sequence[Write]) -> Effects:
-        """Some of the writes."""
+        """Return the effects of some of the writes."""
         owners = {id(write.owner) for write in writes}
         names = {key: found for key, found in self.unread.names.items() if key in owners}
         unread = Unread(names, self.unread.containers & owners, self.unread.alive)
@@ -191,16 +191,16 @@ class Effects:
 
     @property
     def need_a_trial(self) -> bool:
-        """Whether only a run tells that a call leaves nothing else each time."""
+        """True if a run is necessary to find out that the effects are the same in each call."""
         return self.constants or any(not write.is_unread(self.unread) for write in self.writes)
 
     def forget(self) -> None:
-        """Let go of what was there before."""
+        """Release the previous contents of the places."""
         for write in (*self.writes, *self.taken):
             write.holder.before = type(write.holder.before)()
 
     def take(self) -> None:
-        """Make the changes that the graph holds with."""
+        """Make the changes that the graph remains valid with."""
         for write in self.taken:
             write.do((), {})
 

@@ -1,4 +1,4 @@
-"""What forward did beside computing: found by comparing the state that its code reaches, and taken back."""
+"""Side effects of forward, found by comparing the state that its code reaches, and undone."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from torch2ort.pythonop.abstract_run.object_rollback import Generators, Unknown
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named
 from torch2ort.pythonop.abstract_run.opaque_objects import is_computed_when_asked, last_results
 
-# Kept by torch for itself: the parameters of a recurrent layer once more.
+# Private state of torch: the parameters of a recurrent layer once more.
 _OF_TORCH = frozenset({"_flat_weights", "_flat_weight_refs"})
-# What transformers notes about a model in its first call; forward computes the same with it and without.
+# Attributes that transformers sets in a model's first call; forward computes the same with and without them.
 _NOTES = {"transformers": frozenset({"problem_type"})}
-# Hooks that it puts on modules once, and that only look when they are asked to.
+# Names by which a library records that it has put hooks on modules; the hooks act only on request.
 _INSTALLED = {"transformers": frozenset({"_output_capturing_hooks_installed"})}
-# What modules keep their parts in.
+# Containers in which modules store their parts.
 _OF_MODULES = re.compile(rf"\._(modules|parameters|\w*_hooks(_\w+)?)$|^{HOOKS_OF_ALL}$")
 _GONE: Any = object()
 
 
 class EffectError(Exception):
-    """Forward did what a run of a graph cannot do.
+    """Forward had an effect that a run of a graph cannot repeat.
 
     Attributes:
-        what: it did, as ``changes X``.
-        remedy: what to do about it.
-        key: of the place that tells when it happens; ``None`` if none does.
-        matters: whether what forward computes is another in each call.
+        what: the effect, as ``changes X``.
+        remedy: the advice.
+        key: key of the place that shows when it happens; ``None`` if there is none.
+        matters: True if forward computes other results in each call because of it.
 
     Args:
         what, remedy, key, matters: see above.
@@ -51,21 +51,21 @@ class Changed:
     """A place that forward changed.
 
     Attributes:
-        holder: the place, with what it held before.
-        contents: what it holds now.
+        holder: the place, with its previous contents.
+        contents: its contents now.
     """
 
     holder: Holder[Any]
     contents: Any
 
     def changed_keys(self) -> list[Any]:
-        """Of a place with keys, those whose values are others."""
+        """Return the keys with changed values, for a place with keys."""
         before, now = self.holder.before, self.contents
         return [k for k in {**before, **now} if before.get(k, _GONE) is not now.get(k, _GONE)]
 
     @property
     def place(self) -> str:
-        """The place of the first change, as people write it."""
+        """The place of the first change, as users write it."""
         holder = self.holder
         return readable(holder.label(self.changed_keys()[0]) if isinstance(holder, Named) else holder.path)
 
@@ -86,13 +86,13 @@ class Watch:
         self._tensors = [(name, t, t.requires_grad, _attributes(t)) for name, t in named]
 
     def changed(self, *, guarded: bool) -> list[Changed]:
-        """What the call changed, apart from what is of no effect.
+        """Return the changes that the call made, without those that have no effect.
 
         Args:
-            guarded: whether guards see to iterators, which are refused or trusted.
+            guarded: True if guards handle iterators, which are then ignored here.
 
         Raises:
-            EffectError: it changed what no graph can.
+            EffectError: the call made a change that no graph can make.
         """
         generators = self._generators.restore()
         if generators:
@@ -138,12 +138,12 @@ class Watch:
         return found
 
     def restore(self) -> None:
-        """Have all be as it was."""
+        """Restore the whole state."""
         self._generators.restore()
         switch_back(self._settings)
         for holder, contents in self.reached.changed():
             if isinstance(holder, Named):
-                # What a Function wrote stays hidden from the model until the export ends.
+                # A Function's writes are hidden from the model until the export ends.
                 hidden = {k: v for k, v in contents.items() if isinstance(v, Unknown)}
                 holder.write({**holder.before, **hidden})
             elif not _is_unknown(contents) and type(holder).__name__ != "_Memo":
@@ -156,31 +156,31 @@ SETTINGS = "settings"
 
 
 def settings() -> tuple[torch.dtype, bool, bool]:
-    """What code may switch for the whole process."""
+    """Return the settings that code may switch for the whole process."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     return torch.get_default_dtype(), deterministic, torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def switch_back(before: tuple[torch.dtype, bool, bool]) -> None:
-    """Have torch's settings be ``before``."""
+    """Set torch's settings to ``before``."""
     if settings() != before:
         torch.set_default_dtype(before[0])
         torch.use_deterministic_algorithms(before[1], warn_only=before[2])
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, int]:
-    """Identities of what a user hangs on a tensor."""
+    """Return the identities of the attributes that a user set on a tensor."""
     return {name: id(value) for name, value in vars(tensor).items() if not name.startswith("_")}
 
 
 def _is_unknown(contents: Any) -> bool:
-    """Whether a Function wrote there, which is its own affair."""
+    """Return True if a Function wrote there, as its writes are not repeated by the graph."""
     values = contents.values() if isinstance(contents, dict) else contents
     return isinstance(contents, (dict, list)) and any(isinstance(value, Unknown) for value in values)
 
 
 def _relevant(changed: Changed) -> list[Changed]:
-    """``changed`` without what Functions wrote, and what libraries keep for themselves."""
+    """Return ``changed`` without writes of Functions, and without private state of libraries."""
     holder, contents = changed.holder, changed.contents
     if isinstance(holder, Named):
         skipped = {
@@ -210,7 +210,7 @@ def _is_own(holder: Named, key: Any) -> bool:
     names = _INSTALLED.get(_package(type(value)), ())
     if key in names:
         return True
-    # A hook of a library that has noted that its hooks are there.
+    # A hook of a library that has recorded that its hooks are installed.
     hook = holder.value.get(key) if isinstance(value, dict) else None
     return holder.path.endswith("._forward_hooks") and _home(hook) in _INSTALLED
 
@@ -229,10 +229,10 @@ def _is_flat(holder: Holder[Any]) -> bool:
 
 
 def _refuse(changed: Changed) -> None:
-    """Refuse a change that nothing but forward can make.
+    """Refuse a change that only forward itself can make.
 
     Raises:
-        EffectError: it is one.
+        EffectError: the change is one of these.
     """
     holder = changed.holder
     key = holder.key
@@ -272,14 +272,14 @@ def _refuse(changed: Changed) -> None:
 
 
 def writes_of(found: Iterable[Changed], recipes: Recipes) -> tuple[list[Write], list[Write]]:
-    """What runs of the graph must do, and what is done once.
+    """Return the writes for each run of the graph, and those that are made once.
 
     Args:
-        found: what the call changed.
-        recipes: gets the values.
+        found: the changes of the call.
+        recipes: the recipes to add the values to.
 
     Raises:
-        EffectError: a value cannot be made by a run.
+        EffectError: a run cannot make one of the values.
     """
     writes: list[Write] = []
     taken: list[Write] = []
@@ -303,7 +303,7 @@ def writes_of(found: Iterable[Changed], recipes: Recipes) -> tuple[list[Write], 
         except UnmadeError as error:
             raise EffectError(
                 f"puts {error} into {changed.place}",
-                "and a graph gives tensors alone. Put tensors there, or lists, tuples and dicts of them, or "
+                "and a graph returns only tensors. Put tensors there, or lists, tuples and dicts of them, or "
                 "return it",
                 holder.key,
             ) from None
@@ -311,7 +311,7 @@ def writes_of(found: Iterable[Changed], recipes: Recipes) -> tuple[list[Write], 
 
 
 def added(holder: Items, contents: list[Any]) -> tuple[list[Any], bool]:
-    """What was put at the end, and whether more than that was changed."""
+    """Return the items that were appended, and True if other items were changed, too."""
     before, most = holder.before, getattr(holder.value, "maxlen", None)
     if most is None:
         kept = len(contents) >= len(before) and all(a is b for a, b in zip(before, contents, strict=False))

@@ -1,4 +1,4 @@
-"""How a Python value that holds tensors of a trace is made anew from the tensors of a run."""
+"""Construction of Python values from the tensors of a run, for values that contain tensors of a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch2ort import io_schema
 from torch2ort.errors import SchemaError
 from torch2ort.graph.scalar_inputs import Number, ReadInPythonError
 
-# What is the same in each call, whoever made it.
+# Types whose values are the same in each call, wherever they were created.
 PLAIN = (
     bool, bytes, complex, enum.Enum, float, int, np.generic, str, type, type(None), torch.Size, torch.device,
     torch.dtype, torch.layout, types.BuiltinFunctionType, types.ModuleType, range, slice,
@@ -25,18 +25,18 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class UnmadeError(Exception):
-    """A value cannot be made anew; the message is what it is."""
+    """A value cannot be constructed again; the message describes it."""
 
 
 class Recipe:
-    """One value."""
+    """Construction of one value."""
 
     def make(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> Any:
-        """The value of a run.
+        """Return the value for a run.
 
         Args:
-            tensors: what the run gives.
-            made: containers of this run, by number: one that stands in two places stays one.
+            tensors: the tensors that the run returned.
+            made: containers of this run by number, so that one container in two places is created once.
         """
         raise NotImplementedError
 
@@ -76,11 +76,11 @@ class _Container(Recipe):
     """A list, dict, deque, tuple or set that forward made.
 
     Attributes:
-        number: tells the containers of one call apart.
-        start: makes it empty; ``None`` for one that cannot be filled later.
-        keys: of a dict.
-        parts: what is in it.
-        join: puts the parts in, or together.
+        number: identifies the container among those of one call.
+        start: creates it empty; ``None`` for one that cannot be filled later.
+        keys: keys of a dict.
+        parts: recipes of its contents.
+        join: adds the parts, or creates the container from them.
     """
 
     number: int
@@ -107,7 +107,7 @@ class _Container(Recipe):
 
 @dataclass(frozen=True)
 class _Nested(Recipe):
-    """Nested data of other classes, as io_schema takes it apart."""
+    """Nested data of other classes, by their schema."""
 
     number: int
     schema: io_schema.Schema
@@ -121,16 +121,16 @@ class _Nested(Recipe):
 
 
 class Recipes:
-    """Writes down how values are made.
+    """The recipes of values.
 
     Args:
-        was_there: whether a value is older than the call.
+        was_there: returns True if a value is older than the call.
 
     Attributes:
-        place: where the next value stands, for people.
-        tensors: what a run must give, in order.
-        places: of the tensors.
-        constants: whether some value is no tensor.
+        place: place of the next value, for messages.
+        tensors: the tensors that a run must return, in order.
+        places: places of the tensors.
+        constants: True if some value is no tensor.
     """
 
     def __init__(self, was_there: Callable[[Any], bool]) -> None:
@@ -143,13 +143,13 @@ class Recipes:
         self._alive: list[Any] = []
 
     def of(self, value: Any) -> Recipe:
-        """The recipe of ``value``.
+        """Return the recipe of ``value``.
 
         Raises:
             UnmadeError: there is none.
         """
         if type(value) is Number:
-            # One that stands for an argument: each value has a graph of its own, then.
+            # A Number replaces an argument: then each of its values needs its own graph.
             raise ReadInPythonError
         if isinstance(value, _SYMBOLS):
             raise UnmadeError("a size that varies")

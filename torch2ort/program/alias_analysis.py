@@ -1,4 +1,4 @@
-"""Which nodes of a program that is not functional yet return, or write into, the memory of others."""
+"""Aliases in a program that is not functional yet: nodes that return, or write into, the memory of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def shared_with(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The argument whose memory ``node`` returns; ``None`` if it returns memory of its own."""
+    """Return the argument whose memory ``node`` returns; ``None`` if it returns memory of its own."""
     if node.target is operator.getitem:
         source = node.args[0]
         assert isinstance(source, torch.fx.Node)
@@ -24,14 +24,14 @@ def shared_with(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def tensor_itself(node: torch.fx.Node) -> torch.fx.Node:
-    """The node that made the tensor which ``node`` returns after writing into it."""
+    """Return the node that made the tensor which ``node`` returns after writing into it."""
     while (source := shared_with(node)) is not None and source in written_by(node):
         node = source
     return node
 
 
 def written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The arguments that ``node`` writes into."""
+    """Yield the arguments that ``node`` writes into."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or not schema.is_mutable:
         return
@@ -42,18 +42,18 @@ def written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def writes_outside(node: torch.fx.Node) -> bool:
-    """Tell whether ``node`` writes into memory that the program was given."""
+    """Return True if ``node`` writes into memory of an input of the program."""
     return any(first_of(target).op == "placeholder" for target in written_by(node))
 
 
 def first_of(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose memory ``node`` returns."""
+    """Return the node whose memory ``node`` returns."""
     *_, first = sources_of(node)
     return first
 
 
 def sources_of(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The node, and those whose memory it returns, the one that made it last."""
+    """Yield the node, and those whose memory it returns; the last one is the node that made it."""
     source: torch.fx.Node | None = node
     while source is not None:
         yield source

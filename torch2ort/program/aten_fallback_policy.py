@@ -1,4 +1,4 @@
-"""Who does an ATen operator: ONNX, a decomposition, or PyTorch's kernel."""
+"""Choice of the implementation of an ATen operator: ONNX, a decomposition, or PyTorch's kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch2ort.program.pool_padding import padding_at_the_end
 
 aten = torch.ops.aten
 
-# Composites whose parts train right, while their translation has no gradient or a wrong one.
+# Composites with a translation that has no gradient or a wrong one, while that of their parts is right.
 DECOMPOSED: frozenset[OpOverload] = frozenset(
     {
         aten.atleast_1d.Sequence,
@@ -28,7 +28,8 @@ DECOMPOSED: frozenset[OpOverload] = frozenset(
     }
 )
 
-# Those whose decomposition by torch holds for one size of the input's last dimensions -> how many these are.
+# Operators whose decomposition by torch fixes sizes of the input's last dimensions -> number of these
+# dimensions.
 OVER_FIXED_SIZES: dict[OpOverload, int] = {
     aten._adaptive_avg_pool2d.default: 2,
     aten._adaptive_avg_pool3d.default: 3,
@@ -51,10 +52,10 @@ CHECKING: frozenset[OpOverload] = frozenset(
     }
 )
 
-# Eager PyTorch looks whether its argument is a probability, its parts do not.
+# Eager PyTorch checks that the argument is a probability; the parts of the composite do not.
 _CHECKED = frozenset({aten.binary_cross_entropy.default})
 
-# Composites that PyTorch's kernel takes as a whole: these, and others whose parts are many.
+# Composites that PyTorch's kernel computes as a whole: these, and others with many parts.
 WHOLE: frozenset[OpOverload] = (
     CHECKING
     | _CHECKED
@@ -69,13 +70,13 @@ WHOLE: frozenset[OpOverload] = (
             aten.cholesky_inverse.default,
             aten.matrix_exp.default,
             aten.rrelu.default,
-            # torch's decomposition gives other losses where a list of labels ends early.
+            # torch's decomposition returns other losses where a list of labels ends early.
             aten.multilabel_margin_loss_forward.default,
         }
     )
 )
 
-# torch.onnx's translation gives an invalid graph, or other values or types than eager.
+# torch.onnx's translation is an invalid graph, or returns other values or types than eager.
 _MISTRANSLATED: frozenset[OpOverload] = frozenset(
     {
         aten.embedding_bag.padding_idx,
@@ -88,7 +89,7 @@ _MISTRANSLATED: frozenset[OpOverload] = frozenset(
         aten.bitwise_right_shift.Tensor_Scalar,
         aten.special_erfcx.default,
         aten.special_log_ndtr.default,
-        # torch.onnx's take no account of align_corners and scales, and weigh other pixels.
+        # torch.onnx's translations ignore align_corners and scales, and weigh other pixels.
         aten._upsample_bilinear2d_aa.default,
         aten._upsample_bilinear2d_aa.vec,
         aten._upsample_bicubic2d_aa.default,
@@ -96,7 +97,7 @@ _MISTRANSLATED: frozenset[OpOverload] = frozenset(
     }
 )
 
-# Their parts overflow, lose small numbers or signs, or pass NaN over.
+# The parts of these overflow, lose small numbers or signs, or do not propagate NaN.
 _INEXACT: frozenset[OpOverload] = frozenset(
     {
         aten.atan2.default,
@@ -108,7 +109,7 @@ _INEXACT: frozenset[OpOverload] = frozenset(
         aten.logaddexp.default,
         aten.logaddexp2.default,
         aten.logcumsumexp.default,
-        # Of a negative zero.
+        # For negative zero.
         aten.signbit.default,
         aten.logit.default,
         aten.xlogy.Tensor,
@@ -118,23 +119,23 @@ _INEXACT: frozenset[OpOverload] = frozenset(
 )
 
 
-# Their translations give results beside the first that eager does not.
+# Translations of these return results after the first one that differ from eager's.
 _WITH_MORE_RESULTS = frozenset(
     {
-        # Of a window that holds NaN, or minus infinity alone, ONNX Runtime has no position.
+        # ONNX Runtime has no position for a window that contains NaN, or minus infinity alone.
         aten.max_pool1d_with_indices.default,
         aten.max_pool2d_with_indices.default,
         aten.max_pool3d_with_indices.default,
-        # Eager gives no statistics, torch.onnx the running ones.
+        # Eager returns no statistics, torch.onnx the running ones.
         aten._native_batch_norm_legit_no_training.default,
-        # torch.onnx gives something of another shape.
+        # torch.onnx returns a tensor of another shape.
         aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
 
-# torch 2.15 has no operator of this name.
+# torch 2.15 removed this operator.
 _CHOLESKY = frozenset({aten.cholesky.default} if hasattr(aten, "cholesky") else ())
-# What they refuse is a number among their arguments', which no check of an index sees.
+# Operators that refuse values of an argument that is no index, so no check of an index covers them.
 _RAISING: frozenset[OpOverload] = (
     CHECKING
     | _CHECKED
@@ -164,19 +165,19 @@ _RAISING: frozenset[OpOverload] = (
 
 
 def may_raise(node: torch.fx.Node) -> bool:
-    """Whether eager PyTorch refuses some numbers that ``node`` may get, indices left aside."""
+    """Return True if eager PyTorch refuses some values that ``node`` may get, apart from indices."""
     if node.target in _RAISING:
         return True
     name = node.target._schema.name.removesuffix("_") if isinstance(node.target, OpOverload) else ""
     arguments = arguments_of(node) if name in _DIVISIONS else {}
-    # Without a way to round, integers are divided as floats are.
+    # Without a rounding mode, integers are divided as floats are.
     if not arguments or (name == "aten::div" and "rounding_mode" not in arguments):
         return False
     return _divides_integers(arguments)
 
 
 def wants_kernel(node: torch.fx.Node) -> bool:
-    """Whether ``node`` belongs to PyTorch's kernel although it has a translation."""
+    """Return True if ``node`` must run in PyTorch's kernel although it has a translation."""
     target = node.target
     if is_random(node) or target in _MISTRANSLATED or target in _INEXACT or target in _CHECKED:
         return True
@@ -186,12 +187,12 @@ def wants_kernel(node: torch.fx.Node) -> bool:
 
 
 def is_plain_in_files(node: torch.fx.Node) -> bool:
-    """Whether a file may hold operators of ONNX where sessions call PyTorch's kernel for ``node``."""
+    """Return True if files may use operators of ONNX where sessions call PyTorch's kernel for ``node``."""
     if is_random(node) or node.target in _MISTRANSLATED or _holds(_MISTRANSLATED_IF, node):
         return False
     if node.target not in _WITH_MORE_RESULTS or not _reads_more_results(node):
         return True
-    # The positions of numbers are right but for windows of special ones.
+    # The positions are right except for windows with NaN or minus infinity.
     return not arguments_of(node).get("ceil_mode", True)
 
 
@@ -205,7 +206,7 @@ def _reads_more_results(node: torch.fx.Node) -> bool:
 
 
 def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:
-    # A divisor ONNX does not have.
+    # ONNX has no divisor_override.
     if arguments.get("divisor_override") is not None:
         return True
     if not arguments["ceil_mode"]:
@@ -216,7 +217,7 @@ def _pools_unlike_onnx(arguments: dict[str, Any]) -> bool:
 
 
 def _has_projection(states: Sequence[torch.fx.Node]) -> bool:
-    # ONNX's LSTM has none.
+    # ONNX's LSTM has no projection.
     hidden, cell = (state.meta["val"].shape[-1] for state in states)
     return bool(hidden != cell)
 
@@ -227,7 +228,7 @@ def _dtype(argument: Any) -> torch.dtype | None:
 
 
 def _is_of_bytes(arguments: dict[str, Any]) -> bool:
-    # Of bytes alone, eager's result is no bool.
+    # For bytes alone, eager's result is no bool.
     return _dtype(arguments["self"]) is torch.uint8
 
 
@@ -237,13 +238,13 @@ def _has_no_fractions(arguments: dict[str, Any]) -> bool:
 
 
 def _has_inexact_remainder(arguments: dict[str, Any]) -> bool:
-    # What is left of a number, where the quotient is rounded: 3 / 0.3 is 10, and 0.3 is in 3 nine times.
+    # The remainder where the quotient is rounded: 3 / 0.3 is 10, but 0.3 fits into 3 nine times.
     return _divides_fractions(arguments) or _divides_integers(arguments)
 
 
 def _has_inexact_quotient(arguments: dict[str, Any]) -> bool:
-    # The whole part of a quotient is exact, that of one to be cut is not, in eager either: but in half
-    # precision eager cuts before it rounds.
+    # The floor of a quotient must be exact; a truncated quotient is not in eager either, but in half
+    # precision eager truncates before it rounds.
     whole = arguments.get("rounding_mode", "floor") == "floor" or _dtype(arguments["self"]) in HALF
     return (whole and _divides_fractions(arguments)) or _divides_integers(arguments)
 
@@ -255,15 +256,15 @@ def _divides_fractions(arguments: dict[str, Any]) -> bool:
 
 
 def _divides_integers(arguments: dict[str, Any]) -> bool:
-    # By zero, which eager refuses and ONNX Runtime dies of. Numbers are looked at by whoever wrote them.
+    # On a division by zero eager raises an error, and ONNX Runtime crashes. Python numbers are known here.
     other = _dtype(arguments["other"])
     no_fractions = _has_no_fractions(arguments) and arguments.get("rounding_mode", "floor") is not None
     return no_fractions and ((other is not None and not other.is_floating_point) or arguments["other"] == 0)
 
 
 def _raises_unlike_onnx(arguments: dict[str, Any]) -> bool:
-    # Integers go by way of double in ONNX Runtime, and fractions of them are cut off. The other is eager's
-    # own inverse root, whose sign at zero differs between few numbers and many.
+    # ONNX Runtime computes integers in double, and truncates the result. The exponent -0.5 is eager's own
+    # inverse root, whose sign at zero differs between few numbers and many.
     if type(arguments["exponent"]) is float and arguments["exponent"] == -0.5:
         return True
     base, exponent = _dtype(arguments["self"]), _dtype(arguments["exponent"])
@@ -271,28 +272,28 @@ def _raises_unlike_onnx(arguments: dict[str, Any]) -> bool:
 
 
 def _scatters_unlike_onnx(arguments: dict[str, Any]) -> bool:
-    # ONNX takes one number for each index.
+    # ONNX requires one number for each index.
     source, index = arguments["src"].meta["val"], arguments["index"].meta["val"]
     if arguments.get("reduce") == "mean":
-        # torch.onnx takes a mean for no reduction.
+        # torch.onnx translates a mean as no reduction.
         return True
     return not all(private.is_known(a == b) for a, b in zip(source.shape, index.shape, strict=True))
 
 
 def _counts_in_fractions(arguments: dict[str, Any]) -> bool:
-    # What no decomposition could count: torch.onnx does it in float32.
+    # No decomposition could count these fractions, and torch.onnx counts them in float32.
     numbers = [arguments.get(name, 0) for name in ("start", "end", "step")]
     values = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in numbers]
     return any(isinstance(value, (float, torch.SymFloat)) for value in values)
 
 
 def _is_of_half(arguments: dict[str, Any]) -> bool:
-    # Eager rounds the places to look at, too, where ONNX Runtime has them in float32: they are other pixels.
+    # Eager rounds the positions to half precision, too; ONNX Runtime's are float32, and lead to other pixels.
     return _dtype(arguments["input"]) in HALF
 
 
 def _pads_unlike_onnx(arguments: dict[str, Any]) -> bool:
-    # What is cut off first may leave nothing to repeat.
+    # A negative pad may cut off all elements before others are repeated.
     return _has_no_elements(arguments) or any(isinstance(p, int) and p < 0 for p in arguments["pad"])
 
 
@@ -305,16 +306,16 @@ def _is_empty(argument: torch.fx.Node) -> bool:
 
 
 def _pads_beyond_strides(arguments: dict[str, Any]) -> bool:
-    # Up to the dilation in eager. ONNX Runtime 1.31 says that its sizes contradict each other.
+    # Eager allows padding up to the dilation. ONNX Runtime 1.31 reports contradictory sizes.
     padded, strides = arguments["output_padding"], arguments["stride"]
     wide = any(isinstance(p, int) and p >= s for p in padded for s in strides)
     return bool(arguments["transposed"]) and wide
 
 
-# In place or not.
+# Names of the operators, without the underscore of those in place.
 _DIVISIONS = frozenset({"aten::div", "aten::floor_divide", "aten::fmod", "aten::remainder"})
 
-# What is no result of eager's, or none at all.
+# Conditions where a translation does not compute eager's result, or fails.
 _MISTRANSLATED_IF: dict[Any, Callable[[dict[str, Any]], bool]] = {
     **dict.fromkeys(
         (
@@ -326,10 +327,10 @@ _MISTRANSLATED_IF: dict[Any, Callable[[dict[str, Any]], bool]] = {
         _pools_unlike_onnx,
     ),
     torch.ops.torch2ort.lstm.default: lambda arguments: _has_projection(arguments["hx"]),
-    # Without elements, an index may have other axes than what it is for.
+    # An index without elements may have other dimensions than the tensor.
     aten.gather.default: lambda arguments: _is_empty(arguments["index"]),
     aten.convolution.default: _pads_beyond_strides,
-    # They are reshaped by way of a size that is left open, which no elements leave undecided.
+    # They are reshaped with an inferred size, which is ambiguous without elements.
     **dict.fromkeys(
         (aten.group_norm.default, aten.native_group_norm.default),
         lambda arguments: _is_empty(arguments["input"]),
@@ -338,7 +339,7 @@ _MISTRANSLATED_IF: dict[Any, Callable[[dict[str, Any]], bool]] = {
     aten.pixel_unshuffle.default: _has_no_elements,
     aten.nonzero.default: lambda arguments: arguments["self"].meta["val"].dim() == 0,
     aten.pad.default: lambda arguments: arguments["mode"] != "constant" and _pads_unlike_onnx(arguments),
-    # TopK divides by their number and ends the process, up to onnxruntime 1.30.
+    # TopK divides by the number of elements and crashes the process, up to onnxruntime 1.30.
     aten.sort.default: _has_no_elements,
     aten.topk.default: _has_no_elements,
     aten.scatter.src: _scatters_unlike_onnx,
@@ -353,9 +354,9 @@ _MISTRANSLATED_IF: dict[Any, Callable[[dict[str, Any]], bool]] = {
     ),
 }
 
-# What is near eager's result only, or not where numbers are special.
+# Conditions where a translation only approximates eager's result, or differs for NaN, infinity or zero.
 _INEXACT_IF: dict[Any, Callable[[dict[str, Any]], bool]] = {
-    # ONNX Runtime's makes zero of NaN.
+    # ONNX Runtime's RNN turns NaN into zero.
     torch.ops.torch2ort.rnn_relu.default: lambda arguments: True,
     aten.embedding.default: lambda arguments: bool(arguments["scale_grad_by_freq"]),
     **dict.fromkeys(
@@ -367,11 +368,11 @@ _INEXACT_IF: dict[Any, Callable[[dict[str, Any]], bool]] = {
     ),
     aten.remainder.Tensor: _has_inexact_remainder,
     aten.remainder.Scalar: _has_inexact_remainder,
-    # By way of double, too.
+    # ONNX Runtime computes these in double, too.
     aten.fmod.Tensor: _has_no_fractions,
     aten.fmod.Scalar: _has_no_fractions,
     aten.isclose.default: _has_no_fractions,
-    # Onnxruntime 1.31 multiplies integers in double, and keeps what does not fit at the end of the range.
+    # Onnxruntime 1.31 multiplies integers in double, and saturates on overflow.
     aten.prod.default: _has_no_fractions,
     aten.prod.dim_int: _has_no_fractions,
     **dict.fromkeys(

@@ -1,10 +1,11 @@
-"""Casts of ``torch.autocast``: in a trace they are not, and in a program that was settled they are.
+"""Insertion of the casts of ``torch.autocast`` into a program, as a trace does not contain them.
 
-A trace notes beside each operator what autocast is set to there. The operator gets the casts that PyTorch
-makes: it is run on tensors without data, with autocast and without, and what the two runs compute is
-compared. No list of operators is kept here; where casts do not explain the difference, an error says so.
+A trace records the state of autocast at each operator. The operator gets the casts that PyTorch makes: it is
+run on tensors without data, with autocast and without, and the computations of the two runs are compared.
+There is no list of operators here; where casts do not explain the difference, an error says so.
 
-What casts inside of its kernel (a recurrent net, ``nn.Bilinear``) runs in that kernel, with autocast on.
+An operator that casts inside of its kernel (a recurrent net, ``nn.Bilinear``) runs in that kernel, with
+autocast on.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ from torch2ort.support.provenance import origin_of, source_line
 aten = torch.ops.aten
 _CAST = aten._to_copy.default
 _REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
-# Operators whose kernels on CPU call others that autocast casts the arguments of, of 419 that were tried.
+# Operators whose kernels on CPU call others with arguments that autocast casts, among 419 that were tried.
 _CASTS_INSIDE = frozenset({aten._trilinear.default, aten.linalg_pinv.atol_rtol_tensor})
 
 
 def settle_autocast(
     graph_module: torch.fx.GraphModule, model: torch.nn.Module, target: Target, *, gradients: bool
 ) -> list[Site]:
-    """Give each operator of a program, and of the regions in it, the casts that autocast makes.
+    """Insert autocast's casts in front of the operators of a program, and of the regions in it.
 
     Args:
         graph_module: the program; changed in place.
-        model: what it is a trace of.
-        target: what the program is for.
-        gradients: whether autograd recorded.
+        model: the module that was traced.
+        target: the runtime of the program.
+        gradients: True if autograd recorded.
 
     Returns:
-        The sites of the kernels that cast inside, which live as long as somebody holds them.
+        The sites of the kernels that cast inside, which live as long as the caller keeps them.
 
     Raises:
-        UnsupportedOperatorError: autocast does something else to one.
+        UnsupportedOperatorError: autocast changes an operator by more than casts of its arguments.
     """
     casted = [
         module
@@ -63,7 +64,7 @@ def settle_autocast(
     _refuse_fast_path(graph_module, model, gradients=gradients)
     sites: list[Site] = []
     for module in casted:
-        # A region is one without gradients, or inside of one.
+        # A region has no gradients, or is inside of one that has none.
         is_clear = module is graph_module or not _has_regions_with_gradient(graph_module)
         inputs = module.graph.find_nodes(op="placeholder") if module is graph_module else ()
         carries = carrying(module.graph, filter(is_required, inputs)) if target.is_trained else None
@@ -78,7 +79,7 @@ def settle_autocast(
 
 
 def _has_regions_with_gradient(graph_module: torch.fx.GraphModule) -> bool:
-    """Whether some region of a program is one of ``torch.enable_grad()``."""
+    """Return True if some region of a program is one of ``torch.enable_grad()``."""
     return any(
         node.args[0] is True
         for module in graph_module.modules()
@@ -88,9 +89,9 @@ def _has_regions_with_gradient(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def _refuse_fast_path(graph_module: torch.fx.GraphModule, model: torch.nn.Module, *, gradients: bool) -> None:
-    """Refuse layers for which eager has one kernel in evaluation, which no trace meets.
+    """Refuse layers that eager computes with one kernel in evaluation, which no trace contains.
 
-    It gives results in half precision where the layer's parts give float32.
+    The kernel returns results in half precision where the layer's parts return float32.
     """
     inputs = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
     if gradients and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs):
@@ -119,36 +120,36 @@ def _state(node: torch.fx.Node) -> Autocast | None:
 
 
 class _Settler:
-    """Works on one graph.
+    """Insertion of the casts into one graph.
 
     Args:
         graph: the graph; changed in place.
-        maker: makes calls of kernels that cast inside; ``None`` where there can be none.
-        has_libraries: whether operators of libraries may be called.
+        maker: makes calls of kernels that cast inside; ``None`` where such calls are impossible.
+        has_libraries: True if operators of libraries may be called.
     """
 
     def __init__(self, graph: torch.fx.Graph, maker: SiteMaker | None, *, has_libraries: bool) -> None:
         self._graph, self._maker, self._has_libraries = graph, maker, has_libraries
-        # What autocast keeps of parameters: the node, the region. Of which dtype it is does not matter to it.
+        # Casts of parameters that autocast caches, by node and region. The cache ignores their dtype.
         self._kept: dict[tuple[torch.fx.Node, int], torch.fx.Node] = {}
 
     @property
     def sites(self) -> Collection[Site]:
-        """The calls of kernels that were made."""
+        """The sites of the calls of kernels that were made."""
         return () if self._maker is None else self._maker.sites
 
     def run(self) -> None:
-        """Settle every node."""
+        """Insert casts for every node."""
         for node in list(self._graph.nodes):
             self._settle(node)
 
     def _settle(self, node: torch.fx.Node) -> None:
         if is_recurrent(node.target):
-            # They told what stands for the net of which types its results are; the net itself knows.
+            # The keywords contain the types of the stand-in's results; the net itself determines them.
             node.kwargs = {}
         state = _state(node)
         if state is not None and self._has_libraries and is_of_library(node.target):
-            # Its kernel may call operators that autocast casts the arguments of.
+            # Its kernel may call operators whose arguments autocast casts.
             self._keep_whole(node, state)
             return
         if state is None or not _may_be_cast(node, state):
@@ -159,10 +160,10 @@ class _Settler:
         probe = _Probe(node)
         casted = probe.log(state)
         if casted is None and probe.log(None) is None:
-            # A kernel in C++ takes no sizes that vary, and shows nothing of its casts.
+            # A kernel in C++ does not accept sizes that vary, so its casts are unknown.
             raise _refused(node, state, "may cast inside of it where sizes vary")
         if casted is None:
-            return  # The user's own error, which the trace did not meet either.
+            return  # The user's own error, which the trace did not raise either.
         if any(call[0] in _CASTS_INSIDE for call in casted.calls):
             self._keep_whole(node, state)
             return
@@ -183,7 +184,7 @@ class _Settler:
     def _keep_whole(self, node: torch.fx.Node, state: Autocast) -> None:
         if self._maker is None:
             raise _refused(node, state, "casts inside of it")
-        # What autocast keeps would be of a tensor that is the runtime's, and held for longer.
+        # A cache would hold casts of a tensor of the runtime's, for longer than the tensor lives.
         self._maker.replace(node, state._replace(cache=False))
 
     def _cast(self, node: torch.fx.Node, casts: Mapping[torch.fx.Node, torch.dtype]) -> None:
@@ -207,7 +208,7 @@ class _Settler:
         return cast
 
     def _expand(self, node: torch.fx.Node, state: Autocast) -> None:
-        """Put what a composite computes in its place, casts among it."""
+        """Replace a composite by the operators that it calls, casts among them."""
         inputs = node.all_input_nodes
 
         def run(*values: Any) -> Any:
@@ -233,14 +234,14 @@ class _Settler:
 def _possible(
     casts: dict[torch.fx.Node, torch.dtype], own: Mapping[torch.fx.Node, torch.dtype], state: Autocast
 ) -> Iterator[dict[torch.fx.Node, torch.dtype]]:
-    """Which casts may be those of autocast: all, or some.
+    """Yield the sets of casts that may be those of autocast: all, or some.
 
-    A kernel may cast arguments of its own accord, as attention does in half precision with a mask.
+    A kernel may cast arguments itself, as attention does in half precision with a mask.
 
     Args:
-        casts: the first ones of arguments under autocast.
-        own: those without it.
-        state: of autocast.
+        casts: the first casts of arguments under autocast.
+        own: the first casts without it.
+        state: state of autocast.
     """
     lower = {dtype for _, _, dtype in state.devices}
     yield casts
@@ -259,7 +260,7 @@ def _replace(node: torch.fx.Node, result: Any) -> None:
 
 
 def _is_parameter(node: torch.fx.Node) -> bool:
-    """Whether autocast keeps what it casts ``node`` to: a leaf of float32 that requires a gradient."""
+    """Return True if autocast caches casts of ``node``: a leaf of float32 that requires a gradient."""
     value = node.meta.get("val")
     if node.op != "placeholder" or not isinstance(value, torch.Tensor):
         return False
@@ -267,14 +268,14 @@ def _is_parameter(node: torch.fx.Node) -> bool:
 
 
 def _may_be_cast(node: torch.fx.Node, state: Autocast) -> bool:
-    """Whether autocast may do something to ``node``."""
+    """Return True if autocast may change ``node``."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, private.OpOverload):
         return False
     own = has_autocast(target, state.kinds) or target._can_decompose()
     if not (own or target in _CASTS_INSIDE or is_recurrent(target)):
         return False
-    # A view is as good as what it is of.
+    # A view needs no cast of its own.
     if any(r.alias_info is not None and not r.alias_info.is_write for r in target._schema.returns):
         return False
     values = [n.meta.get("val") for n in node.all_input_nodes]
@@ -288,11 +289,11 @@ def _may_be_cast(node: torch.fx.Node, state: Autocast) -> bool:
 
 
 class _Log(NamedTuple):
-    """What a run of an operator computed.
+    """Record of one run of an operator.
 
     Attributes:
-        calls: of each operator itself and the dtypes of what it took and gave.
-        first: the arguments that were cast, and which call was the first to.
+        calls: each operator that was called, with the dtypes of its arguments and results.
+        first: the arguments that were cast, and the index of the first call that cast each.
     """
 
     calls: list[Any]
@@ -300,17 +301,17 @@ class _Log(NamedTuple):
 
     @property
     def casts(self) -> dict[torch.fx.Node, torch.dtype]:
-        """What each argument that was cast became first."""
+        """The dtype of the first cast of each argument that was cast."""
         return {node: self.calls[i][2][0] for node, i in self.first.items()}
 
     def without(self, nodes: Collection[torch.fx.Node]) -> list[Any]:
-        """The calls but for the first cast of each of ``nodes``."""
+        """Return the calls without the first cast of each of ``nodes``."""
         dropped = {self.first[node] for node in nodes}
         return [call for i, call in enumerate(self.calls) if i not in dropped]
 
 
 class _Probe:
-    """Runs the operator of one node on tensors without data."""
+    """Runs of one node's operator on tensors without data."""
 
     def __init__(self, node: torch.fx.Node) -> None:
         self._node = node
@@ -321,11 +322,11 @@ class _Probe:
     def log(
         self, state: Autocast | None, casts: Mapping[torch.fx.Node, torch.dtype] | None = None
     ) -> _Log | None:
-        """What it computes; ``None`` if it refuses what it gets.
+        """Run the operator and record its calls; return ``None`` if it refuses its arguments.
 
         Args:
-            state: of autocast.
-            casts: arguments to give it in another dtype.
+            state: state of autocast.
+            casts: arguments to pass in another dtype.
         """
         casts = casts or {}
         with self._mode, torch.enable_grad():
@@ -335,7 +336,7 @@ class _Probe:
             )
             names = {id(value): n for n, value in given.items() if isinstance(value, torch.Tensor)}
             recorded = Recorded()
-            # What is kept would be no cast in the next run.
+            # A cached cast would be missing in the next run.
             with entered(None if state is None else state._replace(cache=False)), recorded:
                 try:
                     self._node.target(*arguments, **keywords)  # type: ignore[operator]

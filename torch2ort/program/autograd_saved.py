@@ -1,4 +1,4 @@
-"""What autograd saves of an operator's arguments and results for its derivative."""
+"""Tensors that autograd saves of an operator's arguments and results for its derivative."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch2ort.pythonop.abstract_run.tensor_rollback import memory
 
 
 def saved_for_backward(node: torch.fx.Node, carried: Collection[torch.fx.Node]) -> frozenset[torch.fx.Node]:
-    """Which of an operator's arguments, and of its results, eager PyTorch's derivative reads.
+    """Return those of an operator's arguments and results that eager PyTorch's derivative reads.
 
-    PyTorch itself is asked: the operator runs once more, over tensors without data.
+    They are found by running the operator once more, over tensors without data.
 
     Args:
         node: a call of an operator in a program.
-        carried: those of its arguments that carry a gradient.
+        carried: the arguments that carry a gradient.
 
     Returns:
-        Arguments of the node; the node itself for its result, or the nodes that take saved ones out of
-        several. All of them if the operator does not run over tensors without data.
+        Arguments of the node; the node itself for its result, or the nodes that select saved ones out of
+        several results. All of them if the operator does not run over tensors without data.
     """
     mode = private.fake_mode(node.graph)
     assert mode is not None, "a program without tensors has no derivatives"
@@ -49,7 +49,7 @@ def saved_for_backward(node: torch.fx.Node, carried: Collection[torch.fx.Node]) 
 
 
 def _own(value: Any, carries: bool) -> Any:
-    """A tensor of its own memory, that may be written to, for a tensor; anything else, as it is."""
+    """Return a tensor in its own, writable memory for a tensor; any other value unchanged."""
     if isinstance(value, (list, tuple)):
         return [_own(v, carries) for v in value]
     if not isinstance(value, torch.Tensor):

@@ -24,16 +24,17 @@ _COUNT = aten.sym_numel.default
 def decompose_nodes(
     program: torch.export.ExportedProgram, decompositions: Mapping[Any, Callable[..., Any]]
 ) -> None:
-    """Decompose the nodes that a table names, where they are.
+    """Decompose the nodes whose operators are in a table, in place.
 
-    torch.export would trace the whole program again, twice, and few nodes of it change.
+    torch.export would trace the whole program again, twice, although few nodes of it change.
 
     Args:
         program: a functional program; changed in place.
-        decompositions: operator -> what computes the same with others, or returns ``NotImplemented``.
+        decompositions: operator -> function that computes it by other operators, or returns
+            ``NotImplemented``.
 
     Raises:
-        ExportError: a decomposition makes a tensor of more than one number.
+        ExportError: a decomposition creates a constant tensor of more than one number.
     """
     graph = program.graph
     with private.decomposing(program):
@@ -45,7 +46,7 @@ def decompose_nodes(
             function = decompositions.get(node.target) or private.parts_of(node.target)
             if function is not None:
                 _decompose(node, function, decompositions)
-    # Decompositions ask for sizes, too.
+    # Decompositions read sizes, too.
     for node in list(graph.nodes):
         if isinstance(node.target, private.OpOverload) and isinstance(node.meta.get("val"), int):
             _write_number(node)
@@ -57,7 +58,7 @@ def decompose_nodes(
 
 
 def _write_number(node: torch.fx.Node) -> None:
-    """Write a size that does not vary into what reads it."""
+    """Replace a size that does not vary by its number in the nodes that read it."""
     number = node.meta["val"]
 
     def written(read: torch.fx.Node) -> Any:
@@ -68,7 +69,7 @@ def _write_number(node: torch.fx.Node) -> None:
 
 
 def _multiply_sizes(node: torch.fx.Node) -> None:
-    """Compute a number of elements that varies from the sizes, as a trace does."""
+    """Compute a varying number of elements from the sizes, as a trace does."""
     (source,) = node.all_input_nodes
     sizes = source.meta["val"].shape
     count: Any = math.prod(size for size in sizes if isinstance(size, int))
@@ -90,7 +91,7 @@ def _decompose(
     node: torch.fx.Node, function: Callable[..., Any], decompositions: Mapping[Any, Callable[..., Any]]
 ) -> None:
     given, call = node.all_input_nodes, call_of(node, function)
-    # Most decline, and that is asked without a trace.
+    # Most decompositions return NotImplemented, which a call without a trace finds out.
     with fake_mode(node.graph) or contextlib.nullcontext():
         if call(*(n.meta["val"] for n in given)) is NotImplemented:
             return

@@ -1,6 +1,6 @@
-"""What autograd meets in a trace, where PyTorch has formulas in Python for traces alone.
+"""Operators that autograd differentiates in a trace, where PyTorch has Python formulas for traces alone.
 
-While it traces, PyTorch takes apart operators that eager gives to one kernel with a derivative of its own:
+In a trace, PyTorch decomposes operators that eager computes by one kernel with a derivative of its own:
 resizes, shrinks, dropout. The parts round elsewhere, and compare numbers in another type.
 """
 
@@ -19,19 +19,19 @@ aten = torch.ops.aten
 
 
 def eager_kernels() -> contextlib.AbstractContextManager[None]:
-    """Have a program keep, as it is decomposed, what eager gives to one kernel; one thread at a time."""
-    # What torch.export takes for a composite is for its tables to decompose.
+    """Keep operators that eager computes by one kernel whole in a decomposition; one thread at a time."""
+    # Composites are decomposed by torch.export's tables.
     own = (operator for operator in private.taken_apart() if not operator._can_decompose())
     return private.formulas_met(dict.fromkeys(own))
 
 
 @contextlib.contextmanager
 def eager_formulas(*, has_kernels: bool) -> Iterator[None]:
-    """Have autograd meet in a trace what it meets in eager; one thread at a time.
+    """Let autograd differentiate the same operators in a trace as in eager; one thread at a time.
 
     Args:
-        has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, a resize is
-            what its parts are.
+        has_kernels: True if PyTorch's kernels are available when the graph runs. Without them, a resize is
+            decomposed into its parts.
     """
     formulas: dict[OpOverload, Callable[..., Any] | None] = {
         aten.dropout.default: _dropout,
@@ -45,7 +45,7 @@ def eager_formulas(*, has_kernels: bool) -> Iterator[None]:
 
 
 def _resized(operator: OpOverload) -> Callable[..., torch.Tensor]:
-    """By the kernel for the size that the arguments say."""
+    """Return a function that calls the kernel for the size that the arguments determine."""
     kernel = getattr(aten, operator._schema.name.removeprefix("aten::")).default
     names = [argument.name for argument in operator._schema.arguments]
 
@@ -60,10 +60,10 @@ def _resized(operator: OpOverload) -> Callable[..., torch.Tensor]:
 
 
 def _affine_grid_backward(grad: torch.Tensor, size: Sequence[Any], align_corners: bool) -> torch.Tensor:
-    """What PyTorch computes in C++, which takes no sizes that vary."""
+    """Compute in Python what PyTorch computes in C++, where sizes may not vary."""
     batch, space = size[0], list(size[2:])
     lines = [_from_minus_one(grad, steps, align_corners) for steps in space]
-    # The last dimension has the first coordinate.
+    # The last dimension contains the first coordinate.
     lines = [line.view([-1] + [1] * i) for i, line in enumerate(reversed(lines))]
     points = torch.stack([line.expand(space) for line in (*lines, grad.new_ones(()))], -1)
     points = points.view(-1, len(space) + 1).expand(batch, -1, -1)
@@ -86,7 +86,7 @@ def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """Keeps a mask, and multiplies gradients with the noise of forward, which is rounded to its type."""
+    """Dropout that saves a mask, and multiplies gradients by forward's noise, rounded to their type."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, p: float) -> torch.Tensor:
@@ -102,7 +102,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _noise(p: float, dtype: torch.dtype) -> float:
-    """What the noise of eager's dropout is where it is not zero."""
+    """Return the value of the noise of eager's dropout where it is not zero."""
     if p == 1:
         return 0.0
     with with_data():

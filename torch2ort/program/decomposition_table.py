@@ -1,4 +1,4 @@
-"""Tables of decompositions, filled by the modules that have them."""
+"""Tables of decompositions, filled by the modules that define them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Decomposition: TypeAlias = Callable[..., Any]
 Table: TypeAlias = dict[OpOverload, Decomposition]
 _F = TypeVar("_F", bound=Decomposition)
 
-# Those of every graph.
+# Decompositions of every graph.
 EVERY: Table = {}
-# Those of graphs that are exported besides, in front of the others.
+# Additional decompositions of exported graphs, which take precedence.
 EXPORTED: Table = {}
 
 
@@ -21,8 +21,8 @@ def decomposes(*operators: OpOverload, table: Table = EVERY) -> Callable[[_F], _
     """Register a function as the decomposition of ``operators``.
 
     Args:
-        operators: overloads whose arguments the function takes.
-        table: where; an engine has a table of its own.
+        operators: overloads whose arguments the function accepts.
+        table: the table to add it to; an engine has a table of its own.
     """
 
     def register(function: _F) -> _F:

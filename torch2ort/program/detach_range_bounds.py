@@ -1,4 +1,4 @@
-"""Ranges between tensors, which eager makes of their numbers: no gradient reaches the tensors."""
+"""Detaching of tensors that bound a range: eager reads their numbers, and no gradient reaches them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANGES = frozenset(
 
 
 def detach_bounds(graph_module: torch.fx.GraphModule) -> None:
-    """Let ``torch.linspace`` and ``torch.logspace`` take detached tensors, here and in the regions inside."""
+    """Detach the tensor arguments of ``torch.linspace`` and ``torch.logspace``, in regions too."""
     for module in graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue

@@ -1,4 +1,4 @@
-"""Tensors whose dimensions are in another order: in PyTorch a view, in ONNX a copy."""
+"""Orders of dimensions: a permuted tensor is a view in PyTorch, and a copy in ONNX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHAPED = frozenset({aten._unsafe_view.default, aten.expand.default, aten.reshap
 
 
 def unpermuted(node: torch.fx.Node) -> tuple[torch.fx.Node, list[int] | None]:
-    """What ``node`` is a permutation of, and the order of its dimensions; ``None`` if it is none."""
+    """Return the node that ``node`` permutes, and the order of its dimensions; ``None`` if there is none."""
     rank = node.meta["val"].dim()
     order: list[int] | None = None
     found = node, order
@@ -33,33 +33,33 @@ def unpermuted(node: torch.fx.Node) -> tuple[torch.fx.Node, list[int] | None]:
 
 
 def order_of(node: torch.fx.Node) -> list[int] | None:
-    """The order in which ``node`` takes the dimensions of its argument; ``None`` if it permutes nothing."""
+    """Return the order of the argument's dimensions in ``node``; ``None`` if it permutes nothing."""
     permutes = _ORDERS.get(node.target)
     return None if permutes is None else permutes(node, node.meta["val"].dim())
 
 
 def permuted(node: torch.fx.Node, order: Sequence[int]) -> torch.fx.Node:
-    """``node`` with its dimensions in another order, by a new node where its graph inserts."""
+    """Permute ``node``, by a new node at the place where its graph inserts."""
     made = node.graph.call_function(aten.permute.default, (node, list(order)))
     made.meta = {**origin_of(node), "val": node.meta["val"].permute(*order)}
     return made
 
 
 def inverse(order: Sequence[int]) -> list[int]:
-    """The order that undoes ``order``."""
+    """Return the order that undoes ``order``."""
     return [list(order).index(axis) for axis in range(len(order))]
 
 
 def order_of_memory(value: torch.Tensor) -> list[int] | None:
-    """The dimensions of a tensor from the outermost in memory to the innermost.
+    """Return the dimensions of a tensor from the outermost in memory to the innermost.
 
-    Nothing is asked that would settle a size that varies.
+    The comparisons do not fix a size that varies.
 
     Args:
-        value: of a trace.
+        value: a tensor of a trace.
 
     Returns:
-        ``None`` for one that has gaps or shares elements, or of which the trace does not tell.
+        ``None`` for a tensor with gaps or shared elements, or with unknown strides.
     """
     if value.layout is not torch.strided or not all(map(has_hint, (*value.shape, *value.stride()))):
         return None
@@ -78,7 +78,7 @@ def order_of_memory(value: torch.Tensor) -> list[int] | None:
 
 
 def _changes_nothing(node: torch.fx.Node) -> bool:
-    """Whether ``node`` gives its argument as it is."""
+    """Return True if ``node`` returns its argument unchanged."""
     if node.target in _SAME:
         return True
     if node.target not in _SHAPED:

@@ -1,4 +1,4 @@
-"""Dtypes that eager PyTorch refuses and tracing does not."""
+"""Refusal of dtypes that eager PyTorch refuses and tracing does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_ONE_DTYPE = frozenset(
 
 
 def refuse_mixed_dtypes(program: torch.export.ExportedProgram) -> None:
-    """Refuse what eager PyTorch would refuse when it runs.
+    """Raise an error for mixed dtypes that eager PyTorch would refuse at run time.
 
     Raises:
         DtypeError: an operator gets tensors of several dtypes.

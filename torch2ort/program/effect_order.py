@@ -1,7 +1,7 @@
-"""Calls that do more than give their results: when they run, and that they do.
+"""Order of calls with effects beyond their results, and their execution if they are unused.
 
-ONNX has no order but that of data, and runs nothing that nobody reads. Both are made of data that carry
-nothing: a tensor is reshaped to its own shape, to which another contributes no number.
+ONNX has no order except that of data, and skips unused nodes. Both order and use are expressed by data
+without content: a tensor is reshaped to its own shape, to which another tensor contributes no number.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch2ort.pythonop import SITE_META, Site, site_by_key
 
 _DOMAIN = "torch2ort"
 _NAME = "MustCompute"
-# What it reads is computed though nobody reads it; until a graph is finished.
+# Its input is computed even if the result is unused; the node exists until a graph is finished.
 MUST_COMPUTE = f"{_DOMAIN}::{_NAME}"
 
 
 def must_run(node: ir.Node) -> bool:
-    """Whether a node of a graph in translation is a user's Function, draws random numbers or is a check."""
+    """Return True if a node in translation calls a user's Function, draws random numbers or is a check."""
     if _must_compute(node):
         return True
     key = node.metadata_props.get(SITE_META)
@@ -30,7 +30,7 @@ def must_run(node: ir.Node) -> bool:
 
 
 def has_backward(node: ir.Node) -> bool:
-    """Whether a node is a call, of a Function or of PyTorch's kernel, that has a backward of its own."""
+    """Return True if a node is a call, of a Function or of PyTorch's kernel, with a backward of its own."""
     key = node.metadata_props.get(SITE_META)
     if key is None:
         return False
@@ -41,11 +41,11 @@ def has_backward(node: ir.Node) -> bool:
 def keep_order(graph: ir.Graph, calls: Collection[str]) -> None:
     """Keep ONNX Runtime from reordering calls that draw random numbers or write to Python objects.
 
-    Numbers come from PyTorch's one generator, so another order is other numbers than eager's.
+    The numbers come from PyTorch's single generator, so another order leads to other numbers than eager's.
 
     Args:
         graph: nodes in the order of the program; changed in place.
-        calls: names of such nodes.
+        calls: names of the nodes to keep in order.
     """
     before: ir.Node | None = None
     for node in list(graph):
@@ -59,10 +59,10 @@ def keep_order(graph: ir.Graph, calls: Collection[str]) -> None:
 
 
 def keep_behind(graph: ir.Graph, pairs: Mapping[str, str]) -> None:
-    """Keep ONNX Runtime from running a node before another one, of whose results it may read none.
+    """Keep ONNX Runtime from running a node before another one, even if it reads none of its results.
 
     Args:
-        graph: nodes in an order of data; changed in place.
+        graph: nodes in topological order; changed in place.
         pairs: name of a node -> name of the call that comes before it.
     """
     nodes = {node.name: node for node in graph}
@@ -74,7 +74,7 @@ def keep_behind(graph: ir.Graph, pairs: Mapping[str, str]) -> None:
 
 
 def _comes_after(node: ir.Node, other: ir.Node) -> bool:
-    """Whether a node reads what another gave, or what was computed of that."""
+    """Return True if a node depends on another one by data."""
     seen: set[ir.Node] = set()
     stack = [node]
     while stack:
@@ -89,14 +89,14 @@ def _comes_after(node: ir.Node, other: ir.Node) -> bool:
 
 
 def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
-    """Have calls and checks run whose results nobody reads, as eager runs them: the first output waits.
+    """Make unused calls and checks run, as eager runs them, by making the first output depend on them.
 
     Args:
         graph: changed in place.
         sites: the site of each PythonOp node, by node name.
 
     Raises:
-        ExportError: such a call gives no tensor that could be waited for.
+        ExportError: such a call returns no tensor that an output could depend on.
     """
     for node in list(graph):
         if _must_compute(node):
@@ -104,18 +104,18 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
             assert value is not None
             graph.remove(node, safe=True)
             if graph.outputs:
-                # A session alone checks: in a file nothing waits.
+                # The dependency exists in a session alone: a file does not contain the check.
                 _wait(graph, value, node.name or _NAME, in_files=False)
     read: set[ir.Node] = set()
     _add_read(read, graph.outputs)
-    # A call that waits reads others before it.
+    # A call that an output depends on reads calls before it.
     for node in reversed(list(graph)):
         site = sites.get(node.name or "")
         if site is None or node in read or not _does_more(site):
             continue
         if len(node.outputs) < 2 or not graph.outputs:
             raise ExportError(
-                f"{site.func_name}: the call gives no tensor, so that nothing in a graph depends on it and "
+                f"{site.func_name}: the call returns no tensor, so nothing in a graph depends on it and "
                 f"it would not run. Have forward return a tensor, such as its argument's clone(), or call it "
                 f"outside of the model"
             )
@@ -124,7 +124,7 @@ def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
 
 
 def _add_read(read: set[ir.Node], values: Iterable[ir.Value | None]) -> None:
-    """Note which nodes' numbers are read for ``values``."""
+    """Add the nodes whose numbers are read for ``values``."""
     stack = [value.producer() for value in values if value is not None]
     while stack:
         node = stack.pop()
@@ -135,14 +135,14 @@ def _add_read(read: set[ir.Node], values: Iterable[ir.Value | None]) -> None:
 
 
 def _read_by(node: ir.Node) -> Sequence[ir.Value | None]:
-    """The inputs whose numbers a node reads; where it reads a size alone, ONNX Runtime may know it."""
+    """Return the inputs whose numbers a node reads; ONNX Runtime may know a size without them."""
     if node.op_type in ("Shape", "Size"):
         return ()
     return node.inputs[:1] if f"{node.domain}::{node.op_type}".startswith(CHECKED_INDEX) else node.inputs
 
 
 def _does_more(site: Site) -> bool:
-    """Whether it is a user's Function or draws random numbers."""
+    """Return True if ``site`` calls a user's Function or draws random numbers."""
     return not site.internal or site.known_result.uses_rng
 
 
@@ -151,7 +151,7 @@ def _must_compute(node: ir.Node) -> bool:
 
 
 def _wait(graph: ir.Graph, token: ir.Value, what: str, *, in_files: bool = True) -> None:
-    """Have the first output come after ``token``."""
+    """Make the first output depend on ``token``."""
     result = graph.outputs[0]
     waiting = _after(graph, graph[-1], result, token, behind=True)
     if not in_files:
@@ -166,7 +166,7 @@ def _wait(graph: ir.Graph, token: ir.Value, what: str, *, in_files: bool = True)
 def _after(
     graph: ir.Graph, place: ir.Node, value: ir.Value, token: ir.Value, *, behind: bool = False
 ) -> ir.Value:
-    """``value`` as it is, but computed after ``token``, by nodes in front of ``place`` or behind it."""
+    """Return a copy of ``value`` that depends on ``token``, by nodes in front of ``place`` or behind it."""
     constants = [ir.node("Constant", [], {"value": ir.tensor([n], dtype=ir.DataType.INT64)}) for n in (-1, 0)]
     flat_shape, zero = (node.outputs[0] for node in constants)
     flat = ir.node("Reshape", [token, flat_shape])

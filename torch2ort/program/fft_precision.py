@@ -1,4 +1,4 @@
-"""Fourier transforms that ONNX Runtime computes with fewer digits than their type has."""
+"""Refusal of Fourier transforms that ONNX Runtime computes with fewer digits than their type has."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DOUBLE = (torch.float64, torch.complex128)
 def refuse_inexact_transforms(graph: torch.fx.Graph) -> None:
     """Refuse an inverse Fourier transform in double, which ONNX Runtime divides by its length in float32.
 
-    By a power of two the quotient is exact. What is complex cannot go to PyTorch's kernel instead.
+    For a power of two the quotient is exact. A complex tensor cannot be passed to PyTorch's kernel instead.
 
     Raises:
-        UnsupportedOperatorError: names the operator, its line, and what to do.
+        UnsupportedOperatorError: with the operator, its line, and what to do.
     """
     for node in graph.nodes:
         lengths = _inverse_lengths(node)
@@ -33,7 +33,7 @@ def refuse_inexact_transforms(graph: torch.fx.Graph) -> None:
 
 
 def _inverse_lengths(node: torch.fx.Node) -> list[int | torch.SymInt]:
-    """Lengths of the axes along which ``node`` inverts a transform in double."""
+    """Return the lengths of the axes along which ``node`` inverts a transform in double."""
     arguments = arguments_of(node) if node.target in _INVERTING else {}
     if not arguments or arguments.get("forward") or node.meta["val"].dtype not in _DOUBLE:
         return []

@@ -1,7 +1,7 @@
-"""Tensors with a gradient that are written over whole.
+"""Gradients of tensors that are overwritten as a whole.
 
-Eager PyTorch gives zeros to what such a tensor was computed of. A program that is functional does not read
-it any more, and gives nothing: an optimiser with weight decay or momentum tells the two apart.
+In eager PyTorch the gradient of the overwritten value is zeros. A functional program does not read that value
+any more, and computes no gradient: an optimiser with weight decay or momentum treats the two differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch2ort.program.gradient_storage import TrackedMemory, copied_from
 
 aten = torch.ops.aten
 
-# They write to every element of their first argument, and read none.
+# They write every element of their first argument, and read none.
 _WRITE_OVER = frozenset(
     {
         *(aten.copy_, aten.fill_, aten.zero_),
@@ -27,10 +27,10 @@ _WRITE_OVER = frozenset(
 
 
 def keep_overwritten(graph: torch.fx.Graph) -> None:
-    """Join what is written over a tensor with a gradient to that tensor, whose gradient is zeros.
+    """Connect each overwritten tensor with a gradient to its new value, so that its gradient is zeros.
 
     Args:
-        graph: a program's nodes, not yet functional, for who differentiates it; changed in place.
+        graph: the nodes of a program to differentiate, not yet functional; changed in place.
     """
     memory = TrackedMemory()
     for node in list(graph.nodes):
@@ -41,12 +41,12 @@ def keep_overwritten(graph: torch.fx.Graph) -> None:
 
 
 def _written_over(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The tensor that a node writes over whole, if it is not a Function's own write to its argument."""
+    """Return the tensor that a node overwrites as a whole, except in a Function's write to its argument."""
     if not isinstance(node.target, OpOverload) or node.target.overloadpacket not in _WRITE_OVER:
         return None
     (written,) = written_by(node)
     call = copied_from(node)
-    # The derivative of what a Function did to its argument is the Function's.
+    # The Function itself defines the derivative of its write to an argument.
     return None if call is not None and written in call.all_input_nodes else written
 
 
@@ -55,10 +55,10 @@ def _is_whole(view: torch.fx.Node, base: torch.fx.Node) -> bool:
 
 
 def _join(node: torch.fx.Node, written: torch.fx.Node) -> torch.fx.Node:
-    """Have a node write to new memory, and what is there, chosen by a condition that holds, to the tensor.
+    """Make a node write to new memory, and copy from there, selected by a condition that is always true.
 
     Returns:
-        What now stands for the node.
+        The node that replaces ``node``.
     """
     new = insert_call(node, aten.empty_like.default, written)
     wrote = insert_call(node, node.target, new, *node.args[1:], **node.kwargs)

@@ -1,4 +1,4 @@
-"""Formulas written out in models that PyTorch and ONNX Runtime have an operator for."""
+"""Fusion of a GELU that a model computes by its formula."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def fuse_gelu(graph_module: torch.fx.GraphModule, *, in_half: bool) -> None:
-    """Put ``aten.gelu(x, approximate="tanh")`` for ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3)))``.
+    """Replace ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3)))`` by ``aten.gelu(x, approximate="tanh")``.
 
-    GPT-2 and its kin write it out, in any order of the factors.
+    Models such as GPT-2 contain the formula, with the factors in any order.
 
     Args:
         graph_module: changed in place.
-        in_half: also in half precision, where eager rounds the result of each of these operators.
+        in_half: True to fuse in half precision, too, where eager rounds the result of each of these
+            operators.
     """
     graph = graph_module.graph
     for node in list(graph.nodes):
@@ -43,7 +44,7 @@ def _fuse(graph: torch.fx.Graph, tanh: torch.fx.Node) -> None:
 
 
 def _argument_of_tanh(tanh: torch.fx.Node) -> torch.fx.Node | None:
-    """The ``x`` of ``tanh(sqrt(2 / pi) (x + 0.044715 x**3))``, or ``None``."""
+    """Return the ``x`` of ``tanh(sqrt(2 / pi) (x + 0.044715 x**3))``, or ``None``."""
     factor, total = _number_and_node(tanh.args[0], aten.mul.Tensor)
     if total is None or not _close(factor, math.sqrt(2 / math.pi)) or total.target is not aten.add.Tensor:
         return None
@@ -59,7 +60,7 @@ def _argument_of_tanh(tanh: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def _product_with_half(sum_: torch.fx.Node, x: torch.fx.Node) -> torch.fx.Node | None:
-    """The node of ``0.5 * x * sum_``, whichever two are multiplied first."""
+    """Return the node of ``0.5 * x * sum_``, in any order of the products."""
     if len(sum_.users) != 1:
         return None
     product = next(iter(sum_.users))
@@ -78,7 +79,7 @@ def _product_with_half(sum_: torch.fx.Node, x: torch.fx.Node) -> torch.fx.Node |
 
 
 def _number_and_node(value: Any, target: Any) -> tuple[float | None, torch.fx.Node | None]:
-    """The two operands of ``value`` if it is a call of ``target`` with a number and a node."""
+    """Return the two operands of ``value`` if it is a call of ``target`` with a number and a node."""
     if not isinstance(value, torch.fx.Node) or value.target is not target or value.kwargs:
         return None, None
     for number, node in (value.args, value.args[::-1]):
@@ -88,7 +89,7 @@ def _number_and_node(value: Any, target: Any) -> tuple[float | None, torch.fx.No
 
 
 def _other(node: torch.fx.Node, target: Any, one: torch.fx.Node) -> Any:
-    """The operand beside ``one`` of ``node``, a call of ``target``."""
+    """Return the operand of ``node``, a call of ``target``, other than ``one``."""
     if node.target is not target or node.kwargs or len(node.args) != 2:
         return None
     first, second = node.args

@@ -1,4 +1,4 @@
-"""Plain PyTorch code as nodes of a graph that is there already."""
+"""Insertion of plain PyTorch code into an existing graph as nodes."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ def inline(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     origin: Mapping[str, Any] | None = None,
 ) -> list[torch.fx.Node]:
-    """Put what ``function`` computes where the graph inserts.
+    """Trace ``function`` and insert its operators at the place where the graph inserts.
 
     Args:
         graph: the graph.
-        function: takes a tensor or a number for each argument, and gives a tensor or a flat sequence of them.
+        function: accepts a tensor or a number for each argument, and returns a tensor or a flat sequence of
+            them.
         arguments: nodes of the arguments.
-        decompositions: of operators that the function calls.
+        decompositions: decompositions of operators that the function calls.
         origin: metadata of the new nodes, see :func:`torch2ort.support.provenance.origin_of`.
 
     Returns:
         The nodes of the results.
 
     Raises:
-        ExportError: the function reads a tensor of its own that is no number.
+        ExportError: the function reads a constant tensor of more than one number.
     """
     values = [_detached(node.meta["val"]) for node in arguments]
     mode = private.fake_mode(graph)
     assert mode is not None, "a program without tensors has no operators"
-    # Its tensors of numbers are without data, too.
+    # Tensors that the function makes of numbers are without data, too.
     with mode:
         table = dict(decompositions or {})
         traced = make_fx(function, decomposition_table=table)(*values)
         if any(_writes(node) for node in traced.graph.nodes):
-            # What it writes to is a copy: an input of the graph stays what it was given.
+            # The function writes to copies: the graph's inputs must not change.
             written = torch.func.functionalize(
                 lambda *given: traced(*map(_copied, given)), remove="mutations"
             )
@@ -55,7 +56,7 @@ def inline(
     for node in traced.graph.nodes:
         if node.op == "call_function":
             copied[node] = made = graph.node_copy(node, copied.__getitem__)
-            # What it was called in the other graph may be taken in this one.
+            # The node's name in the other graph may be taken in this one.
             made.meta = {**node.meta, **(origin or {})}
         elif node.op == "get_attr":
             copied[node] = _number(graph, getattr(traced, str(node.target)), node)
@@ -66,11 +67,11 @@ def inline(
 
 
 def call_of(node: torch.fx.Node, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of ``function`` with a node's arguments, as a function of those that are nodes.
+    """Return a call of ``function`` with a node's arguments, as a function of those that are nodes.
 
     Args:
-        node: whose arguments.
-        function: takes them all.
+        node: the node with the arguments.
+        function: accepts all of them.
     """
     given = node.all_input_nodes
 

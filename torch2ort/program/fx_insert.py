@@ -1,4 +1,4 @@
-"""One more operator in a program, and others in the place of one."""
+"""Insertion of an operator into a program, and replacement of a call."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch2ort.support.provenance import origin_of
 
 
 def insert_call(place: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-    """A call of an operator in front of a node, as part of what that node's line of the model computes.
+    """Insert a call of an operator in front of a node, as part of that node's line of the model.
 
     Args:
         place: the node.
         target: the operator.
-        *args: its arguments; nodes where it takes what they give.
-        **kwargs: likewise.
+        *args: its arguments; a node for each argument that another node computes.
+        **kwargs: its keyword arguments, likewise.
 
     Raises:
         RuntimeError, TypeError: the operator refuses its arguments.
@@ -37,10 +37,10 @@ def insert_call(place: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) ->
 
 
 def replace_call(node: torch.fx.Node, results: Sequence[torch.fx.Node]) -> None:
-    """Put other nodes in the places of a call's results, and erase the call.
+    """Replace a call's results by other nodes, and erase the call.
 
     Args:
-        node: the call; of several results each user reads one.
+        node: the call; with several results, each user must select one.
         results: a node for each result.
     """
     if not isinstance(node.meta.get("val"), (list, tuple)):

@@ -1,4 +1,4 @@
-"""Which nodes of a program carry a gradient in eager PyTorch."""
+"""Nodes of a program that carry a gradient in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ _CONSTANTS = re.compile(r"aten::(detach|\w+_like|new_\w+)$")
 
 
 def is_required(placeholder: torch.fx.Node) -> bool:
-    """Tell whether an input of a program is a tensor that requires a gradient."""
+    """Return True if an input of a program is a tensor that requires a gradient."""
     value = placeholder.meta.get("val")
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def carrying(graph: torch.fx.Graph, required: Iterable[torch.fx.Node]) -> frozenset[torch.fx.Node]:
-    """Nodes whose floating-point result depends on one of ``required``, and those themselves.
+    """Return the nodes whose floating-point result depends on one of ``required``, and those themselves.
 
-    What such a result is written into counts with all that shares its memory, whenever it was made.
+    A tensor that such a result is written into is included, with all nodes that share its memory, earlier
+    ones too.
     """
     found, more = set[torch.fx.Node](), set(required)
-    # Once, but where something is written to that carried none.
+    # One pass is enough, unless a node writes into a tensor without a gradient so far.
     while not more <= found:
         found |= more
         for node in graph.nodes:
@@ -44,13 +45,13 @@ def _carries(node: torch.fx.Node, found: Collection[torch.fx.Node]) -> bool:
 
 
 def makes_constants(target: object) -> bool:
-    """Tell whether an operator stops the gradient, or reads but the shape and type of its arguments."""
+    """Return True if an operator stops the gradient, or reads only the shape and type of its arguments."""
     schema = getattr(target, "_schema", None)
     return schema is not None and _CONSTANTS.match(schema.name) is not None
 
 
 def is_float(value: object) -> bool:
-    """Tell whether a node's value is a tensor that may carry a gradient, or holds one."""
+    """Return True if a node's value is a tensor that may carry a gradient, or contains one."""
     if isinstance(value, (list, tuple)):
         return any(is_float(v) for v in value)
     return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)

@@ -1,4 +1,4 @@
-"""Which memory of a program carries a gradient at a node, and which a Function holds for its backward."""
+"""Memory of a program that carries a gradient at a node, or that a Function saves for its backward."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PYTHON_OP = torch.ops.torch2ort.python_op.default
 
 
 class TrackedMemory:
-    """Which nodes share memory, and which memory carries a gradient.
+    """Memory that nodes share, with the gradients that it carries.
 
     Attributes:
         tracked: the first node of each memory that carries a gradient.
         hidden: nodes that share a memory and do not carry its gradient.
-        held: the first node of each memory that a Function holds for its backward -> the Function's call.
+        held: the first node of each memory that a Function saves for its backward -> the Function's call.
     """
 
     def __init__(self) -> None:
@@ -31,15 +31,15 @@ class TrackedMemory:
         self.held: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def base(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The first node of the memory that ``node`` returns."""
+        """Return the first node of the memory that ``node`` returns."""
         return self._bases.get(node, node)
 
     def carries(self, node: torch.fx.Node) -> bool:
-        """Whether autograd sees a gradient behind ``node`` where the walk has come to."""
+        """Return True if autograd records ``node`` as carrying a gradient, by the nodes added so far."""
         return self.base(node) in self.tracked and node not in self.hidden
 
     def add(self, node: torch.fx.Node) -> None:
-        """Note what ``node`` shares, and whether its result or what it writes carries a gradient."""
+        """Add ``node``: the memory that it shares, and the gradient of its result or of its writes."""
         value = node.meta.get("val")
         if node.op == "placeholder":
             if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -62,7 +62,7 @@ class TrackedMemory:
                 self.tracked.add(node)
 
     def _add_held(self, node: torch.fx.Node) -> None:
-        """Note what a call of a Function holds, if a run of it has shown that."""
+        """Add the memory that a call of a Function saves, if an earlier run has observed it."""
         call = node.args[0] if node.target is operator.getitem else node
         if not isinstance(call, torch.fx.Node) or call.target is not PYTHON_OP:
             return
@@ -80,12 +80,12 @@ class TrackedMemory:
 
 
 def site_of(call: torch.fx.Node) -> Site:
-    """The site of a call of a Function in a program."""
+    """Return the site of a call of a Function in a program."""
     return site_by_key(str(call.args[1]))
 
 
 def copied_from(write: torch.fx.Node) -> torch.fx.Node | None:
-    """The call of a Function whose result a node copies into a tensor; ``None`` if it does something else."""
+    """Return the call of a Function whose result a node copies into a tensor; ``None`` for any other node."""
     source = write.args[1] if write.target is aten.copy_.default else None
     if not isinstance(source, torch.fx.Node) or source.target is not operator.getitem:
         return None

@@ -1,6 +1,6 @@
 """Nodes of a program that compute in half precision: float16 and bfloat16.
 
-ONNX Runtime's CPU has no kernels that do. It computes in float32, and rounds elsewhere than eager PyTorch.
+ONNX Runtime has no CPU kernels that do. It computes in float32, and rounds elsewhere than eager PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch2ort.program.kernel_sites import is_operator, operator_name
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 _CASTS = frozenset({"_to_copy", "to", "convert_element_type", "detach", "clone"})
-# They move numbers, or make them of nothing, and round none that another type holds exactly.
+# They move numbers or create constants, and round no number that another type represents exactly.
 _MOVES = frozenset(
     {
         "_unsafe_view", "alias", "cat", "embedding", "empty", "empty_like", "expand", "extreme", "flatten",
@@ -32,7 +32,7 @@ _TAKEN_APART = frozenset({"dropout", "flip", "native_dropout"})
 
 
 def floating_dtypes(node: torch.fx.Node) -> set[torch.dtype]:
-    """Floating-point types among what ``node`` takes and gives."""
+    """Return the floating-point types among the arguments and results of ``node``."""
     values: list[object] = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     flat: Iterable[object] = (
         v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])
@@ -45,7 +45,7 @@ def floating_dtypes(node: torch.fx.Node) -> set[torch.dtype]:
 
 
 def computes_in_half(node: torch.fx.Node) -> bool:
-    """Whether ``node`` computes in half precision, and does not just convert to or from it."""
+    """Return True if ``node`` computes in half precision, and does not just convert to or from it."""
     if not is_operator(node) or operator_name(node) in _CASTS:
         return False
     if not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)):
@@ -54,13 +54,13 @@ def computes_in_half(node: torch.fx.Node) -> bool:
 
 
 def rounds_in_half(node: torch.fx.Node) -> bool:
-    """Whether ``node`` computes in half precision, and does not just move numbers either."""
+    """Return True if ``node`` computes in half precision, and does not just move numbers either."""
     moves = is_operator(node) and operator_name(node) in _MOVES and len(floating_dtypes(node)) == 1
     return not moves and computes_in_half(node)
 
 
 def round_compared_numbers(graph: torch.fx.Graph) -> None:
-    """Write the numbers that tensors in half precision are compared with in the tensors' own type.
+    """Round the numbers that tensors in half precision are compared with to the tensors' own type.
 
     Eager compares in that type. torch.onnx compares in float32, where 0.1 is no number of bfloat16.
 
@@ -76,10 +76,10 @@ def round_compared_numbers(graph: torch.fx.Graph) -> None:
 
 
 def whole_in_half(table: Table) -> Table:
-    """Decompositions that leave an operator whole where one of its tensors is in half precision.
+    """Return decompositions that keep an operator whole where one of its tensors is in half precision.
 
-    Its parts would round each on its own; a composite is taken apart as eager does it. What moves numbers, or
-    draws them, is as before.
+    Its parts would round separately; a composite is decomposed as in eager. Operators that move numbers, or
+    draw them, are decomposed as in ``table``.
     """
     harmless = _MOVES | _TAKEN_APART
     return {

@@ -1,7 +1,7 @@
-"""Which arguments of which operators are indices, and the checks in front of them.
+"""Arguments of operators that are indices, and the checks in front of them.
 
-The checks come before anything is decomposed: what is refused, and with which error, is the affair of the
-operator that the model calls.
+The checks are inserted before any decomposition: the operator that the model calls determines which indices
+are refused, and with which error.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Indexed:
     Attributes:
         index: the index tensor.
         source: the tensor that is indexed, or ``None``.
-        dim: which dimension of it; ``None`` for all elements.
-        size: where there is no source.
+        dim: the dimension that is indexed; ``None`` for all elements.
+        size: the size that the index must be below, where there is no source.
         low: the smallest number that is allowed; ``None`` for minus the size.
-        ignored: a number that is allowed too.
+        ignored: another number that is allowed.
         exact: see :class:`Check`.
     """
 
@@ -68,7 +68,7 @@ _INTEGERS = frozenset({torch.int32, torch.int64})
 
 
 def check_indices(program: torch.export.ExportedProgram) -> None:
-    """Put a check in front of every index that may lie outside of what it indexes.
+    """Insert a check in front of every index that may be out of range.
 
     Raises:
         UnsupportedOperatorError: the size that an index must be below is known only when the model runs.
@@ -81,21 +81,21 @@ def check_indices(program: torch.export.ExportedProgram) -> None:
 
 
 def unproven_indices(node: torch.fx.Node, program: torch.export.ExportedProgram | None) -> list[Indexed]:
-    """The indices among ``node``'s arguments that may lie outside.
+    """Return the indices among ``node``'s arguments that may be out of range.
 
     Args:
-        node: calls an operator.
-        program: the program, which tells what constants hold; ``None`` if nobody knows.
+        node: a call of an operator.
+        program: the program, with the values of constants; ``None`` if they are unknown.
     """
     return [found for found in _indexed(node) if not _is_proven(program, found)]
 
 
 def add_check(graph: torch.fx.Graph, node: torch.fx.Node, found: Indexed) -> torch.fx.Node:
-    """A check of one index of ``node``, beside it: it refuses a bad index by itself, and has no gradient.
+    """Add a check of one index of ``node``, beside it: it raises the error itself, and has no gradient.
 
     Args:
-        graph: where it goes, at the place where the graph inserts.
-        node: the operator; it stays as it is.
+        graph: the graph, with the place where it inserts.
+        node: the operator; it is unchanged.
         found: the index.
 
     Raises:
@@ -108,7 +108,7 @@ def add_check(graph: torch.fx.Graph, node: torch.fx.Node, found: Indexed) -> tor
 
 
 def _indexed(node: torch.fx.Node) -> Iterator[Indexed]:
-    """The index tensors among ``node``'s arguments."""
+    """Yield the index tensors among ``node``'s arguments."""
     name, arguments = _name(node.target), arguments_of(node)
     if name in _ALONG_DIM or name == "index_fill":
         yield Indexed(
@@ -145,7 +145,7 @@ def _indexed(node: torch.fx.Node) -> Iterator[Indexed]:
 
 
 def _name(target: Any) -> str:
-    """Name of an operator, without its overload and without the mark of those that write in place."""
+    """Return the name of an operator, without its overload and without the underscore of in-place ones."""
     namespace, _, name = target._schema.name.partition("::")
     return name.removesuffix("_") if namespace == "aten" else ""
 
@@ -169,7 +169,7 @@ def _check(graph: torch.fx.Graph, node: torch.fx.Node, unproven: Sequence[Indexe
     checked: dict[torch.fx.Node, torch.fx.Node] = {}
     for found in unproven:
         check = _described(node, found, text, tensors)
-        # One tensor may stand for several indices: each check reads what the one before has passed.
+        # One tensor may be used for several indices: each check reads the result of the one before.
         present = [checked.get(t, t) for t in tensors]
         with graph.inserting_before(node):
             checked[found.index] = _made(graph, node, found, present, check)
@@ -223,13 +223,13 @@ def _fixed_size(node: torch.fx.Node, found: Indexed) -> int:
 
 def _is_proven(program: torch.export.ExportedProgram | None, found: Indexed) -> bool:
     if found.index.meta["val"].dtype not in _INTEGERS:
-        # Probabilities of classes, or bytes, of which each operator knows itself what they mean.
+        # Probabilities of classes, or bytes, which each operator interprets itself.
         return True
     size = found.size
     if found.source is not None:
         value = found.source.meta["val"]
         if value.dim() == 0:
-            # A number has one element, and no kernel reads beside it.
+            # A 0-d tensor has one element, and no kernel reads outside of it.
             return True
         size = value.numel() if found.dim is None else value.shape[found.dim]
     if not isinstance(size, (int, torch.SymInt)):
@@ -238,7 +238,7 @@ def _is_proven(program: torch.export.ExportedProgram | None, found: Indexed) -> 
 
 
 def _call(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
-    """The text of eager's call, which raises eager's error, and its tensors."""
+    """Return the text of eager's call, which raises eager's error, and its tensors."""
     tensors: list[torch.fx.Node] = []
 
     def convert(value: Any) -> Any:
@@ -259,7 +259,7 @@ def _call(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
 
 
 def _without_writing(target: Any) -> OpOverload:
-    """The operator that gives a new tensor instead of writing in place."""
+    """Return the operator that returns a new tensor instead of writing in place."""
     name, overload = target._schema.name.removeprefix("aten::"), target._schema.overload_name or "default"
     found: OpOverload = getattr(getattr(aten, name.removesuffix("_")), overload)
     return found if name.endswith("_") else target

@@ -1,4 +1,4 @@
-"""Calls of Functions whose operators stand in their place, in a graph that nobody differentiates."""
+"""Inlining of Functions' calls as their operators, in a graph that is not differentiated."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PYTHON_OP = torch.ops.torch2ort.python_op.default
 
 
 class NotInlinedError(Exception):
-    """Why a call stays opaque; the end of a sentence that begins with the Function's name."""
+    """Reason why a call stays opaque; the end of a sentence that begins with the Function's name."""
 
     def settle(self, site: Site) -> None:
-        """Raise it if the Function is registered for being inlined, else note it in the log.
+        """Raise an error if the Function is registered for inlining, else log the reason.
 
         Raises:
-            ExportError: it is.
+            ExportError: the Function is registered.
         """
         if is_inlined(site):
             raise ExportError(
@@ -40,12 +40,12 @@ class NotInlinedError(Exception):
 
 
 def inline_calls(graph_module: torch.fx.GraphModule, *, every: bool = False) -> None:
-    """Put the operators of forward in the place of each call of a Function that is registered for it.
+    """Replace each call of a Function that is registered for inlining by the operators of its forward.
 
     Args:
-        graph_module: of a traced program; changed in place, with its subgraphs. One that anybody
-            differentiates would get the derivative of forward.
-        every: whether each Function that can be inlined is, besides those that are registered.
+        graph_module: module of a traced program; changed in place, with its subgraphs. It must not be
+            differentiated, as the derivative would be that of forward.
+        every: True to inline every Function that can be inlined, besides the registered ones.
 
     Raises:
         ExportError: a Function that is registered cannot be inlined.
@@ -65,21 +65,21 @@ def inline_calls(graph_module: torch.fx.GraphModule, *, every: bool = False) -> 
 
 
 def is_chosen(site: Site, *, every: bool) -> bool:
-    """Whether to inline a call: its Function is registered for that, or every one without an exporter is."""
+    """Return True if a call is inlined: its Function is registered, or ``every`` one without an exporter."""
     return is_inlined(site) or (every and not site.internal and exporter_of(site) is None)
 
 
 def refuse_to_inline(site: Site) -> None:
-    """Refuse a call that does more than compute tensors of tensors.
+    """Refuse a call that has effects beyond computing tensors from tensors.
 
     Raises:
-        NotInlinedError: with what it does.
+        NotInlinedError: with the effect.
     """
     result = site.known_result
     if site.function is None or site.internal:
         reason = "it is not called as itself here"
     elif not result.observed:
-        reason = "nobody could run its forward at export to see what it does"
+        reason = "its forward could not be run at export to observe its effects"
     elif result.mutated or result.hidden:
         reason = "its forward writes to an argument"
     elif result.uses_rng:
@@ -94,17 +94,17 @@ def refuse_to_inline(site: Site) -> None:
 
 
 def _not_traced(error: Exception) -> NotInlinedError:
-    """Why a call stays opaque that PyTorch failed to trace."""
+    """Return the reason for a call that PyTorch failed to trace."""
     return NotInlinedError(
         f"PyTorch does not trace it without data ({type(error).__name__}: {str(error).splitlines()[0]})"
     )
 
 
 def refuse_random(node: torch.fx.Node) -> None:
-    """Refuse an operator that draws random numbers: a call's are drawn in its place among others.
+    """Refuse an operator that draws random numbers, as the order of draws is that of calls.
 
     Raises:
-        NotInlinedError: it does.
+        NotInlinedError: the operator draws random numbers.
     """
     if is_random(node):
         raise NotInlinedError(f"it draws random numbers ({node.target})")
@@ -112,14 +112,14 @@ def refuse_random(node: torch.fx.Node) -> None:
 
 @contextlib.contextmanager
 def applied(site: Site, *, counts: bool = False) -> Iterator[Callable[..., Any]]:
-    """What calls the Function of a site, to be traced inside; its tensors share no memory with arguments.
+    """Yield a function that calls the Function of a site, for a trace; its results alias no arguments.
 
     Args:
         site: the call.
         counts: see :class:`torch2ort.program.purity_check.Watched`.
 
     Raises:
-        NotInlinedError: the Function does more than compute, also where PyTorch failed to trace it.
+        NotInlinedError: the Function does more than compute; also raised where PyTorch failed to trace it.
     """
     watched = Watched(site, counts=counts)
 
@@ -150,10 +150,10 @@ def _own(result: Any, arguments: Sequence[torch.Tensor]) -> Any:
 
 
 def _inline(node: torch.fx.Node, site: Site) -> None:
-    """Put the operators of one call in its place.
+    """Replace one call by its operators.
 
     Raises:
-        NotInlinedError: they are not all that the call does.
+        NotInlinedError: the call does more than its operators.
     """
     refuse_to_inline(site)
     if any(value is not TENSOR for value in site.known_result.outputs):
@@ -170,7 +170,7 @@ def _inline(node: torch.fx.Node, site: Site) -> None:
         with applied(site) as call, graph.inserting_before(node):
 
             def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                # A Function may ask which of its arguments need a gradient.
+                # A Function may read which of its arguments need a gradient.
                 with torch.enable_grad():
                     given = [t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
                     result = call(*given)

@@ -1,7 +1,7 @@
-"""Bounds of ``clamp`` that an integer dtype does not hold, as the installed torch takes them.
+"""Bounds of ``clamp`` that an integer dtype cannot represent, converted as the installed torch does.
 
-torch 2.13 wraps -1 to 255 for bytes and refuses 300; torch 2.15 takes either for no bound, and refuses a
-lower one that is above all numbers of the dtype, or an upper one below. Tracing shows none of that.
+torch 2.13 wraps -1 to 255 for bytes and refuses 300. torch 2.15 treats either as no bound, and refuses a
+lower bound above all numbers of the dtype, or an upper bound below. A trace shows none of that.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _CLAMPS = {
 
 
 def settle_bounds(graph: torch.fx.Graph) -> None:
-    """Clamp by what the installed torch makes of a bound.
+    """Replace bounds by the numbers that the installed torch converts them to.
 
     Args:
-        graph: before clamps are taken apart.
+        graph: the nodes of a program before clamps are decomposed.
 
     Raises:
-        DtypeError: eager PyTorch would refuse a bound when it runs.
+        DtypeError: eager PyTorch would refuse a bound at run time.
     """
     for node in graph.nodes:
         clamp = _CLAMPS.get(node.target)
@@ -46,7 +46,7 @@ def settle_bounds(graph: torch.fx.Graph) -> None:
             continue
         numbers = torch.tensor([ends.min, ends.max], dtype=dtype)
         try:
-            # Between what the dtype's two ends become lies what every other number becomes.
+            # The results for the dtype's two ends bound those of every other number.
             lowest, highest = node.target(numbers, *node.args[1:], **node.kwargs).tolist()
         except RuntimeError as error:
             raise DtypeError(

@@ -1,4 +1,4 @@
-"""Between which numbers the integers of a program lie, as far as the program alone tells."""
+"""Ranges of the integers in a program, as far as the program determines them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch2ort._torch import fake_tensors as private
 from torch2ort.program.kernel_sites import arguments_of
 
-# The smallest and the largest, both inclusive; numbers or sizes that vary.
+# The smallest and the largest number, both inclusive; numbers or sizes that vary.
 Interval: TypeAlias = "tuple[Any, Any]"
 
-# They give some of the numbers of their first argument, and no others.
+# They return only numbers of their first argument.
 _REARRANGED = frozenset(
     {
         "_to_copy", "_unsafe_view", "alias", "chunk", "clone", "contiguous", "detach", "detach_", "diagonal",
@@ -30,9 +30,9 @@ _JOINED = frozenset({"cat", "concat", "hstack", "stack", "vstack"})
 
 
 def is_within(program: torch.export.ExportedProgram | None, node: torch.fx.Node, low: Any, size: Any) -> bool:
-    """Whether all numbers of ``node`` are known to be at least ``low`` and below ``size``.
+    """Return True if all numbers of ``node`` are known to be at least ``low`` and below ``size``.
 
-    Without a ``program`` nobody knows what its constants hold.
+    The values of constants are unknown without a ``program``.
     """
     found = _intervals(program, node)
     return found is not None and all(
@@ -41,7 +41,7 @@ def is_within(program: torch.export.ExportedProgram | None, node: torch.fx.Node,
 
 
 def _intervals(program: torch.export.ExportedProgram | None, node: Any) -> list[Interval] | None:
-    """Intervals that hold all numbers of ``node``; ``None`` where nothing is known."""
+    """Return intervals that contain all numbers of ``node``; ``None`` where nothing is known."""
     if isinstance(node, (int, torch.SymInt)):
         return [(node, node)]
     if not isinstance(node, torch.fx.Node):
@@ -72,7 +72,7 @@ def _intervals(program: torch.export.ExportedProgram | None, node: Any) -> list[
 
 
 def _of_constant(program: torch.export.ExportedProgram | None, node: torch.fx.Node) -> list[Interval] | None:
-    """Numbers that the model's code holds; a tensor of the model's may change."""
+    """Return the range of a constant in the model's code; a tensor of the model may change."""
     if program is None:
         return None
     name = program.graph_signature.inputs_to_lifted_tensor_constants.get(node.name, "")
@@ -132,7 +132,7 @@ def _arithmetic(
 
 
 def _made(name: str, arguments: dict[str, Any]) -> list[Interval] | None:
-    """Numbers that do not depend on another tensor's."""
+    """Return the range of numbers that do not depend on another tensor."""
     numbers = {k: _number(v) for k, v in arguments.items()}
     if name == "arange" and numbers.get("end") is not None:
         start, step = numbers.get("start", 0), numbers.get("step", 1)

@@ -1,4 +1,4 @@
-"""Operators of torch2ort's own that stand in a program between decomposition and translation."""
+"""torch2ort's own operators, used in a program between decomposition and translation."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ _library.define("of_sizes(Tensor self, SymInt[] sizes) -> Tensor")
 _library.define("number_as_sizes(Tensor number, int? low, int? high) -> Tensor")
 _library.define("python_number(Tensor[] numbers, ScalarType dtype, str formula) -> Tensor")
 
-# Dropout is noise times the input: the product is ONNX's, the noise is PyTorch's.
+# Noise of dropout, which is multiplied by the input: the product is ONNX's, the noise is PyTorch's.
 dropout_noise: OpOverload = torch.ops.torch2ort.dropout_noise.default
-# Dropout as one operator and the mask of what it kept, drawn as eager does in a type that may be narrower.
+# Dropout as one operator and the mask of kept elements, drawn as eager does in a type that may be narrower.
 dropout: OpOverload = torch.ops.torch2ort.dropout.default
 # Ones with a probability, else zeros, as a contiguous tensor.
 bernoulli: OpOverload = torch.ops.torch2ort.bernoulli.default
-# Cross entropy of class indices without label smoothing: what ONNX's SoftmaxCrossEntropyLoss can do.
+# Cross entropy of class indices without label smoothing, which ONNX's SoftmaxCrossEntropyLoss supports.
 cross_entropy: OpOverload = torch.ops.torch2ort.cross_entropy.default
-# The same indices, which eager's operator would take; see torch2ort.program.index_checks.
+# The same indices, if eager's operator accepts them; see torch2ort.program.index_checks.
 checked_index: OpOverload = torch.ops.torch2ort.checked_index.default
-# The result of operators of ONNX, which a file holds, and that of PyTorch's kernel, which a session runs.
+# The result of operators of ONNX, for files, and that of PyTorch's kernel, for sessions.
 exact: OpOverload = torch.ops.torch2ort.exact.default
-# Behind a value that is computed though nobody reads it; see torch2ort.program.keep_raising_ops.
+# Follows a value that is computed even if it is unused; see torch2ort.program.keep_raising_ops.
 must_compute: OpOverload = torch.ops.torch2ort.must_compute.default
 torch.fx.node.has_side_effect(must_compute)
-# The largest or the smallest of all numbers, whose derivative a trace has as eager PyTorch has it.
+# The largest or the smallest of all numbers, with the same derivative in a trace as in eager PyTorch.
 extreme: OpOverload = torch.ops.torch2ort.extreme.default
-# The same tensor, of which a trace knows its sizes by other names.
+# The same tensor, with other names of its sizes in a trace.
 of_sizes: OpOverload = torch.ops.torch2ort.of_sizes.default
 # An integer between two bounds as a tensor without elements, of the sizes (number, 0), or, if it may be
-# negative, (number, 0, 0) or (0, -number, 0): a number that is read again is another one to a trace.
+# negative, (number, 0, 0) or (0, -number, 0): a number that is read twice has two names in a trace.
 number_as_sizes: OpOverload = torch.ops.torch2ort.number_as_sizes.default
-# A number that Python computes from those of tensors, with its errors; see kernels/scalar_expressions.py.
+# A number that Python computes from those of tensors, with Python's errors; see
+# kernels/scalar_expressions.py.
 python_number: OpOverload = torch.ops.torch2ort.python_number.default
 
 
@@ -83,7 +84,7 @@ def _fake_checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check:
 
 @torch.library.impl("torch2ort::checked_index", "CompositeExplicitAutograd", lib=_library)
 def _checked_index(index: torch.Tensor, tensors: list[torch.Tensor], check: str) -> torch.Tensor:
-    """Of constants, which a trace computes with."""
+    """Check indices of constants, which a trace computes with."""
     refuse_index(check, tensors)
     return index.clone(memory_format=torch.contiguous_format)
 
@@ -100,7 +101,7 @@ def _fake_must_compute(value: torch.Tensor) -> torch.Tensor:
 
 @torch.library.impl("torch2ort::must_compute", "CompositeExplicitAutograd", lib=_library)
 def _must_compute(value: torch.Tensor) -> torch.Tensor:
-    """Of a constant."""
+    """Compute the token of a constant."""
     return torch.zeros((), dtype=torch.int64, device=value.device)
 
 
@@ -137,7 +138,7 @@ def _keep_extreme(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> No
 
 
 def _extreme_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """In equal shares to all that are as large; nothing to the others, whatever the gradient is."""
+    """Divide the gradient equally among all elements equal to the extreme; all others get zero."""
     numbers, found = ctx.saved_tensors
     mask = torch.where(torch.isnan(found), torch.isnan(numbers), numbers == found)
     return torch.where(mask, grad / mask.sum(), 0).to(grad.dtype), None

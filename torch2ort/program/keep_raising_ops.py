@@ -1,7 +1,7 @@
-"""Operators that raise an error for some values, whose results nobody reads.
+"""Operators that raise an error for some values, although their results are unused.
 
-Eager PyTorch raises all the same, and a graph drops what nobody reads. So the results of such operators are
-marked as read, and where an operator refuses indices alone, their check is.
+Eager PyTorch raises the error all the same, while a graph drops unused nodes. So the results of such
+operators are marked as read; for an operator that refuses indices alone, it is their check.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PYTHON_OP = torch.ops.torch2ort.python_op.default
 
 
 def keep_unread_checks(graph: torch.fx.Graph, program: torch.export.ExportedProgram | None = None) -> None:
-    """Have every operator and every condition that may raise an error do so, whoever reads its result.
+    """Keep each operator and each condition that may raise an error, even if its result is unused.
 
     Args:
         graph: a program's nodes, not yet functional, with regions without gradient inlined; changed in place.
-        program: the program, by which some indices are known to lie inside.
+        program: the program, by which some indices are known to be in range.
     """
     read = _read(graph)
     for node in list(graph.nodes):
@@ -46,7 +46,7 @@ def keep_unread_checks(graph: torch.fx.Graph, program: torch.export.ExportedProg
 
 
 def _read(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes whose numbers are surely read: by what is returned, written outside or run in any case."""
+    """Return the nodes whose numbers are read for results, writes to outside, or nodes that always run."""
     found: set[torch.fx.Node] = set()
     stack = [node for node in graph.nodes if _runs(node)]
     while stack:
@@ -71,11 +71,11 @@ def _reads_shape_alone(node: torch.fx.Node) -> bool:
 
 
 def have_computed(graph: torch.fx.Graph, value: torch.fx.Node) -> None:
-    """Have ``value`` computed, by a node at the place where ``graph`` inserts.
+    """Keep ``value`` computed, by a node at the place where ``graph`` inserts.
 
     Args:
-        graph: of ``value``; changed in place.
-        value: a node that gives a tensor, or several.
+        graph: graph of ``value``; changed in place.
+        value: a node with a tensor, or several, as its result.
     """
     tensor = value.meta["val"]
     origin = origin_of(value)

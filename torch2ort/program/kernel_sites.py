@@ -1,4 +1,4 @@
-"""Internal sites: nodes of a program that become a call into PyTorch's own kernels."""
+"""Internal sites: nodes of a program that become calls of PyTorch's own kernels."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from torch2ort.pythonop.interception import internal_site
 from torch2ort.sizes.symbols import size_hint
 from torch2ort.support.provenance import origin_of, places_of, source_line
 
-# Operators whose numbers say how many elements their result has.
+# Operators whose numeric arguments determine the number of elements of their result.
 _COUNTING = frozenset({"arange", "range"})
-# Operators that read tensors in any order of memory. Derivatives may not: native_group_norm_backward takes
-# its tensors to lie alike, which autograd sees to.
+# Operators that read tensors in any memory layout. Derivatives may not: native_group_norm_backward expects
+# its tensors to have the same layout, which autograd provides.
 _READ_ANY_ORDER = frozenset(
     {
         "addmm", "baddbmm", "bmm", "mm", "_scaled_dot_product_flash_attention_for_cpu",
@@ -53,12 +53,12 @@ _FULL = torch.ops.aten.full.default
 
 
 class SiteMaker:
-    """Replaces nodes of one program by internal sites.
+    """Replacement of nodes of one program by internal sites.
 
     Args:
         graph: the program's nodes; changed in place.
-        carrying: those that carry a gradient; ``None`` if the sites are for no differentiation.
-        has_libraries: whether operators of libraries may be called.
+        carrying: the nodes that carry a gradient; ``None`` if the sites are not differentiated.
+        has_libraries: True if operators of libraries may be called.
 
     Attributes:
         sites: the sites made, which live as long as this object does.
@@ -78,11 +78,11 @@ class SiteMaker:
         self._mode = private.fake_mode(graph)
         self._needed = set(carrying or ())
         self._token: torch.fx.Node | None = None
-        # The first site of each call, whose abstract run serves those like it.
+        # The first site of each call; sites with an equal call share its abstract run.
         self._firsts: dict[Hashable, Site] = {}
 
     def passes_by(self, node: torch.fx.Node) -> None:
-        """Note a node that stays, so that later random calls come after the random ones among them."""
+        """Note a node that is kept, so that later random calls come after it if it is random."""
         if node.target is _PYTHON_OP and node.users:
             self._token = next((u for u in node.users if u.target is operator.getitem), self._token)
 
@@ -94,16 +94,16 @@ class SiteMaker:
         any_order: bool = False,
         plain: Sequence[torch.fx.Node] | None = None,
     ) -> None:
-        """Let PyTorch's kernel do what ``node`` does.
+        """Replace ``node`` by a call of PyTorch's kernel.
 
         Args:
             node: the call of an operator.
-            autocast: what autocast is set to while it runs; ``None`` if it is off.
-            any_order: whether its kernel is known to read tensors with their dimensions in any order.
-            plain: what files have in the places of its results.
+            autocast: the state of autocast while it runs; ``None`` if it is off.
+            any_order: True if its kernel is known to read tensors with their dimensions in any order.
+            plain: nodes that files use in place of its results.
 
         Raises:
-            UnsupportedOperatorError: it takes or gives something that a graph cannot hold.
+            UnsupportedOperatorError: it has arguments or results that a graph cannot represent.
         """
         if node.target is internal_ops.dropout_noise:
             like, p = node.args
@@ -112,7 +112,7 @@ class SiteMaker:
         elif node.target is internal_ops.dropout:
             source, p, dtype = node.args
             order = _memory_order(node.meta["val"][0])
-            # A session orders them: nodes of ONNX have no token.
+            # A session orders them: ONNX's nodes have no token.
             outputs = self.call(node, Dropout, [p, order, dtype], [source])  # type: ignore[list-item]
         elif node.target is internal_ops.bernoulli:
             like, p = node.args
@@ -169,12 +169,12 @@ class SiteMaker:
         return outputs
 
     def of_sizes(self, node: torch.fx.Node, sizes: Sequence[torch.fx.Node]) -> torch.fx.Node:
-        """A tensor before ``node`` without elements, of which a call reads its shape: ``sizes``, then 0."""
+        """Insert a tensor without elements before ``node``, of the shape ``sizes``, then 0, for a call."""
         with self._graph.inserting_before(node):
             return self._node(node, _FULL, ([*sizes, 0], 0), {"dtype": torch.int64})
 
     def _as_it_lies(self, result: torch.fx.Node, output: torch.fx.Node, order: list[int]) -> torch.fx.Node:
-        """What stands for ``result``, where ``output`` is that with its dimensions in another order."""
+        """Return the replacement of ``result`` by ``output``, which has its dimensions in another order."""
         for user in [user for user in result.users if order_of(user) == order]:
             user.replace_all_uses_with(output)
             self._graph.erase_node(user)
@@ -194,15 +194,15 @@ class SiteMaker:
         differentiable: bool = False,
         autocast: Autocast | None = None,
     ) -> list[torch.fx.Node]:
-        """Call a Function of torch2ort's before ``node``.
+        """Call one of torch2ort's Functions before ``node``.
 
         Args:
-            node: says where in the model the call is from.
-            function: what is called.
+            node: the node with the place of the call in the model.
+            function: the Function.
             constants: its first arguments.
-            tensors: the others.
-            random: whether it draws from PyTorch's generator: it takes and gives a token.
-            differentiable: whether its results carry the gradients of its arguments.
+            tensors: its other arguments.
+            random: True if it draws from PyTorch's generator: then a token is an argument and a result.
+            differentiable: True if its results carry the gradients of its arguments.
             autocast: as for :meth:`replace`.
 
         Returns:
@@ -254,10 +254,10 @@ class SiteMaker:
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether ``node`` draws from PyTorch's random generator.
+    """Return True if ``node`` draws from PyTorch's random generator.
 
     Recurrent nets do so only in training with dropout between layers, and attention only with dropout,
-    whatever their tags say.
+    independently of their tags.
     """
     target = node.target
     if not isinstance(target, OpOverload):
@@ -270,12 +270,12 @@ def is_random(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
-# Operators whose random numbers carry no gradient to what shaped them; PyTorch's of the others is zeros.
+# Random operators without a gradient to their arguments. PyTorch computes zeros for the gradient of others.
 _DRAWS = re.compile(r"(rand|randn|randint)(_like)?|randperm|multinomial")
 
 
 def _draws_only(target: Any) -> bool:
-    """Whether an operator's result is random numbers that require no gradient, whatever shaped them."""
+    """Return True if an operator's result is random numbers that never require a gradient."""
     return _DRAWS.fullmatch(target._schema.name.removeprefix("aten::")) is not None
 
 
@@ -288,15 +288,15 @@ def _call_of(
     orders: Sequence[list[int] | None] = (),
     is_known: bool = False,
 ) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
-    """The text of ``node``'s call, its tensor arguments in the order of their numbers, and its sizes.
+    """Return the text of ``node``'s call, its tensor arguments in the order of their numbers, and its sizes.
 
     Args:
         node: a call of an ATen operator.
-        sizes_vary: whether sizes that vary may be among the arguments.
-        permutes: whether the call itself may bring dimensions of its arguments into another order.
-        any_order: whether all of them, not only those that every kernel of the name reads so.
-        orders: of each result the order of dimensions that the call gives it in; ``None`` for its own.
-        is_known: whether the operator may be called whatever it is.
+        sizes_vary: True if sizes that vary may be among the arguments.
+        permutes: True if the call itself may permute the dimensions of its arguments.
+        any_order: True to permute all arguments, not only those of operators known to read any order.
+        orders: for each result the order of dimensions in which the call returns it; ``None`` for its own.
+        is_known: True if the operator may be called in any case.
     """
     target = original(node.target)
     tensors: list[torch.fx.Node] = []
@@ -348,7 +348,7 @@ def _call_of(
 
 
 def _size_in_call(node: torch.fx.Node, number: torch.SymInt, sizes: list[torch.fx.Node]) -> dict[str, Any]:
-    """What stands for a number that a node computes of sizes; ``sizes`` gets what it lacks of them."""
+    """Describe a number that a node computes from sizes for a call; add missing sizes to ``sizes``."""
     if private.is_known(number >= 0):
         return {"size": _position(node, sizes)}
     if private.is_known(number <= 0):
@@ -357,7 +357,7 @@ def _size_in_call(node: torch.fx.Node, number: torch.SymInt, sizes: list[torch.f
 
 
 def _results_of(node: torch.fx.Node) -> list[torch.fx.Node | None]:
-    """The nodes of the results of ``node``, in order; ``None`` for one that is read by no node, or by two."""
+    """Return the nodes of the results of ``node``, in order; ``None`` for an unused one or one read twice."""
     value = node.meta.get("val")
     if not isinstance(value, (list, tuple)):
         return [node]
@@ -368,10 +368,10 @@ def _results_of(node: torch.fx.Node) -> list[torch.fx.Node | None]:
 
 
 def _read_as_it_lies(result: torch.fx.Node | None) -> list[int] | None:
-    """The order of dimensions in which a result lies in memory, if somebody reads it in that order.
+    """Return a result's order of dimensions in memory, if a node reads the result in that order.
 
     In PyTorch that is a view. Every value of an ONNX graph is contiguous: the result would be copied, and
-    copied again to be read so.
+    copied again for the node that reads it.
     """
     value = None if result is None else result.meta.get("val")
     order = order_of_memory(value) if isinstance(value, torch.Tensor) else None
@@ -387,7 +387,7 @@ def _position(size: torch.fx.Node, sizes: list[torch.fx.Node]) -> int:
 
 
 def _negated(size: torch.fx.Node) -> torch.fx.Node:
-    """The size that a number is the negative of, as those are that count from the end."""
+    """Return the negative of a number, which is a size if the number counts from the end."""
     with size.graph.inserting_after(size):
         made = size.graph.call_function(operator.mul, (size, -1))
     made.meta = {"val": -size.meta["val"]}
@@ -395,7 +395,7 @@ def _negated(size: torch.fx.Node) -> torch.fx.Node:
 
 
 def _parts(number: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node]:
-    """Two sizes whose difference a number of unknown sign is, one of which is 0."""
+    """Return two sizes whose difference is a number of unknown sign; one of them is 0."""
     graph, negative = number.graph, _negated(number)
     parts = []
     for part in (number, negative):
@@ -407,7 +407,7 @@ def _parts(number: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node]:
 
 
 def _columns_in_rows(node: torch.fx.Node, value: torch.fx.Node) -> tuple[torch.fx.Node, list[int] | None]:
-    """The transpose of a matrix, whose own transpose lies in columns as the matrix does in eager PyTorch."""
+    """Return the transpose of a matrix that is column-major in eager, and the order that undoes it."""
     with node.graph.inserting_before(node):
         transposed = node.graph.call_function(torch.ops.aten.transpose.int, (value, -2, -1))
     transposed.meta = {**value.meta, "val": value.meta["val"].mT}
@@ -416,21 +416,21 @@ def _columns_in_rows(node: torch.fx.Node, value: torch.fx.Node) -> tuple[torch.f
 
 
 def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
-    """Arguments of ``node`` by the names of its operator's schema and in its order, defaults included."""
+    """Return ``node``'s arguments by the names in its operator's schema, in their order, with defaults."""
     schema = node.target._schema  # type: ignore[union-attr]
     given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
     return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
 
 
 def is_operator(node: torch.fx.Node) -> bool:
-    """Whether ``node`` calls an operator of torch."""
+    """Return True if ``node`` calls an operator of torch."""
     return isinstance(node.target, OpOverload)
 
 
 def _numbers_of(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Numbers that a call reads out of tensors itself; no size of its result depends on them.
+    """Return the numbers that a call itself reads out of tensors; no size of its result depends on them.
 
-    A number that is computed of others is none: a graph computes fractions in float32.
+    A number computed from others is not included: a graph computes fractions in float32.
     """
     if not is_operator(node) or operator_name(node) in _COUNTING:
         return []
@@ -438,7 +438,7 @@ def _numbers_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [
         value
         for name, value in arguments_of(node).items()
-        # A number may be given as the other tensor, too.
+        # A number may be an argument of type Tensor, too.
         if isinstance(value, torch.fx.Node) and value.target in READS and _takes_numbers(types[name])
     ]
 
@@ -448,7 +448,7 @@ def _takes_numbers(kind: str) -> bool:
 
 
 def operator_name(node: torch.fx.Node) -> str:
-    """``add`` for a call of ``aten.add.Tensor``."""
+    """Return the operator's name, such as ``add`` for a call of ``aten.add.Tensor``."""
     name: str = node.target._schema.name.rpartition("::")[2]  # type: ignore[union-attr]
     return name
 
@@ -464,8 +464,8 @@ def _is_float(node: torch.fx.Node) -> bool:
 
 
 def _memory_order(value: torch.Tensor) -> tuple[int, ...]:
-    """Dimensions of ``value`` from the slowest to the fastest in memory."""
+    """Return the dimensions of ``value`` from the slowest to the fastest in memory."""
     strides = value.stride()
     order = list(range(value.dim()))
-    # Strides out of sizes that vary are compared by what they were in the sample.
+    # Strides that depend on varying sizes are compared by their values in the sample.
     return tuple(sorted(order, key=lambda d: -size_hint(strides[d])))

@@ -18,7 +18,7 @@ from torch2ort.graph.mutation import Mutation
 from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.kernel_sites import arguments_of
 
-# Their schemas do not tell that they update running statistics -> the argument that says whether they do.
+# Operators whose schemas omit the update of running statistics -> the argument that switches it on.
 _NORMALIZATIONS: dict[Any, str] = {
     torch.ops.aten.batch_norm.default: "training",
     torch.ops.aten.native_batch_norm.default: "training",
@@ -31,19 +31,19 @@ _KINDS: dict[OutputKind, Literal["buffer", "input"]] = {
 
 
 def mutations_of(program: torch.export.ExportedProgram, model: str) -> tuple[Mutation, ...]:
-    """The writes of a program that is not functional yet, buffers first, in the order of its inputs.
+    """Return the writes of a program that is not functional yet, buffers first, in the order of its inputs.
 
     Args:
-        program: without regions; each mutation names an input of it.
+        program: a program without regions; each mutation names an input of it.
         model: name of the model's class.
 
     Raises:
-        ExportError: it writes to a constant.
-        UnsupportedOperatorError: it writes to a parameter.
+        ExportError: the program writes to a constant.
+        UnsupportedOperatorError: the program writes to a parameter.
     """
     signature = program.graph_signature
     constants = signature.inputs_to_lifted_tensor_constants
-    # A reshape returns a view or a copy by the strides of what it gets, as a trace has it.
+    # In a trace the strides of its argument decide if a reshape returns a view or a copy.
     targets = (target for node in program.graph.nodes for target in _written_by(node))
     written = {memory_of(target.meta["val"]) for target in targets} - {None}
     mutations: list[Mutation] = []
@@ -64,12 +64,13 @@ def mutations_of(program: torch.export.ExportedProgram, model: str) -> tuple[Mut
 
 
 def _written_by(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The arguments whose values ``node`` changes, those that its schema does not tell among them."""
+    """Yield the arguments whose values ``node`` changes, including those that its schema omits."""
     if node.target in _NORMALIZATIONS:
         given = arguments_of(node)
         if given[_NORMALIZATIONS[node.target]]:
             yield from (n for n in (given["running_mean"], given["running_var"]) if n is not None)
-    # What changes the form of a tensor alone, as detach_() and t_(), leaves its values.
+    # An operator that changes only a tensor's shape or metadata, such as detach_() and t_(), keeps its
+    # values.
     elif isinstance(node.target, OpOverload) and torch.Tag.inplace_view not in node.target.tags:
         yield from written_by(node)
 
@@ -97,11 +98,11 @@ def refuse_written_constant(model: str, name: str) -> NoReturn:
     if name.startswith("lifted_tensor"):
         raise ExportError(
             f"{model}: forward writes to a tensor that is no attribute of a module of the model, so "
-            f"that a graph would not. Make it a buffer with register_buffer; put a module that is in "
+            f"a graph would not. Make it a buffer with register_buffer; put a module that is in "
             f"a list or a dict into torch.nn.ModuleList or ModuleDict"
         )
     raise ExportError(
-        f"{model}: forward writes to the tensor '{name}', which is no buffer, so that a "
+        f"{model}: forward writes to the tensor '{name}', which is no buffer, so a "
         f"graph would not. Make it one with register_buffer"
     )
 
@@ -110,7 +111,7 @@ def refuse_effects(graph: torch.fx.Graph) -> None:
     """Refuse operators that have an effect besides their results.
 
     Raises:
-        UnsupportedOperatorError: there is one.
+        UnsupportedOperatorError: the graph contains such an operator.
     """
     if any(has_effects(node.target) for node in graph.nodes if node.op == "call_function"):
         _refuse_effect()
@@ -144,8 +145,8 @@ def add_mutation_outputs(model: ir.Model, program: torch.export.ExportedProgram)
     """Add an output for each mutation of ``program``.
 
     Args:
-        model: the graph that torch.onnx made; it names values after the nodes of ``program``.
-        program: the functional program that it was made of.
+        model: the graph that torch.onnx made; its values have the names of the nodes of ``program``.
+        program: the functional program that the graph was made from.
     """
     signature = program.graph_signature
     renamed = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -167,7 +168,7 @@ def add_mutation_outputs(model: ir.Model, program: torch.export.ExportedProgram)
 
 
 def _name_in_graph(program: torch.export.ExportedProgram, name: str) -> str:
-    """The name of the value of FX node ``name``: of several nodes that take one result, the last."""
+    """Return the name of the value of FX node ``name``: if several nodes select one result, the last one."""
     nodes = list(program.graph.nodes)
     node = next(n for n in nodes if n.name == name)
     if node.target is not operator.getitem:

@@ -1,4 +1,4 @@
-"""Regions under ``torch.no_grad()``: inlined, with a stop-gradient on what they read."""
+"""Inlining of regions under ``torch.no_grad()``, with the values that they read detached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENABLED = "torch2ort_grad_enabled"  # in the meta of a region's node: the grad 
 def inline_grad_regions(graph_module: torch.fx.GraphModule) -> None:
     """Replace each ``wrap_with_set_grad_enabled`` of ``graph_module`` by the nodes of its region.
 
-    Decomposition would inline them too, and forget that no gradient passes through.
+    Decomposition would inline them too, but let gradients pass through.
     """
     _note_readers(graph_module.graph)
     for node in list(graph_module.graph.nodes):
@@ -25,9 +25,9 @@ def inline_grad_regions(graph_module: torch.fx.GraphModule) -> None:
 
 
 def _note_readers(graph: torch.fx.Graph) -> None:
-    """Let every node know who reads it: where torch cuts a program into regions it forgets some.
+    """Add to each node the users that torch forgets when it cuts a program into regions.
 
-    It forgets those whose own results nobody reads. They may raise an error all the same.
+    It forgets users whose own results are unused. They may raise an error all the same.
     """
     for node in graph.nodes:
         for read in node.all_input_nodes:
@@ -42,7 +42,8 @@ def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
     inline_grad_regions(body)
     graph = graph_module.graph
     supply = iter(arguments)
-    # What a region without gradient reads is cut off; what a region with gradient inside of it reads is not.
+    # A region without gradient reads detached values; a region with gradient inside of it reads them as they
+    # are.
     given: dict[torch.fx.Node, torch.fx.Node] = {}
     read: dict[torch.fx.Node, torch.fx.Node] = {}
     results: list[torch.fx.Node] = []
@@ -66,7 +67,7 @@ def _inline(graph_module: torch.fx.GraphModule, call: torch.fx.Node) -> None:
 def _result(
     value: object, given: dict[torch.fx.Node, torch.fx.Node], read: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Node:
-    """What a region returns; of a tensor that it wrote into or got back, the one that was there before."""
+    """Return a region's result; for a tensor that it wrote into or returned, the tensor from outside."""
     if not isinstance(value, torch.fx.Node):
         return value  # type: ignore[return-value]
     own = tensor_itself(value)

@@ -1,7 +1,7 @@
-"""Operators that return one of their arguments, as ``x.float()`` of what is float32 already.
+"""Operators that return one of their arguments, such as ``x.float()`` for an ``x`` of float32.
 
-A trace knows their result by the last operator that returned it. Under ``torch.no_grad()`` that would cut off
-the gradient of a tensor that was there before.
+In a trace their result belongs to the last operator that returned it. Under ``torch.no_grad()`` that would
+cut off the gradient of a tensor from outside.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch2ort.sizes.symbols import size_hint
 
 
 def argument_itself(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The argument that is the very tensor which ``node`` gives; ``None`` if it gives a tensor of its own.
+    """Return the argument that ``node`` returns itself; ``None`` if it returns another tensor.
 
     Args:
-        node: an operator's result, or one of several.
+        node: the result of an operator, or one of its several results.
     """
     several = node.target is operator.getitem
     call = node.args[0] if several else node
@@ -27,7 +27,7 @@ def argument_itself(node: torch.fx.Node) -> torch.fx.Node | None:
     candidates = [n for n in call.all_input_nodes if _is_alike(n, node)]
     if not candidates:
         return None
-    # Whether an operator gives its argument or a view of it, only PyTorch itself can tell.
+    # Only PyTorch itself determines if an operator returns its argument or a view of it.
     tensors: dict[torch.fx.Node, Any] = {n: _of_its_kind(n.meta.get("val")) for n in call.all_input_nodes}
     args = torch.fx.map_arg(call.args, tensors.__getitem__)
     kwargs = torch.fx.map_arg(call.kwargs, tensors.__getitem__)
@@ -43,7 +43,7 @@ def _may_return_arguments(target: object) -> bool:
 
 
 def _is_alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    """Whether two tensors are the same part of one memory in the trace."""
+    """Return True if two tensors are the same part of one memory in the trace."""
     geometry = _geometry(one)
     return geometry is not None and geometry == _geometry(other)
 
@@ -57,7 +57,7 @@ def _geometry(node: torch.fx.Node) -> tuple[object, ...] | None:
 
 
 def _of_its_kind(value: Any) -> Any:
-    """A tensor or number of this machine for one of a trace."""
+    """Return a real tensor or number for one of a trace."""
     if isinstance(value, torch.Tensor):
         sizes, strides = map(size_hint, value.shape), map(size_hint, value.stride())
         return torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device=value.device)

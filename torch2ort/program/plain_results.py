@@ -1,7 +1,7 @@
-"""Operators of ONNX beside calls of PyTorch's kernels, for files.
+"""Operators of ONNX next to calls of PyTorch's kernels, for files.
 
-A node of torch2ort's own, ``exact``, reads both: a file holds its first input, a session of torch2ort's
-computes the second one (graph/refinements.py).
+torch2ort's own node ``exact`` reads both: a file contains its first input, a session of torch2ort computes
+the second one (graph/refinements.py).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def plain_results(
     is_translated: Callable[[torch.fx.Node], bool],
     decompositions: Mapping[Any, Callable[..., Any]],
 ) -> list[torch.fx.Node] | None:
-    """Nodes in front of a call that compute its results by operators with translations.
+    """Insert nodes in front of a call that compute its results by operators with translations.
 
     Args:
-        program: what the call is in.
+        program: the program that contains the call.
         node: the call of an operator.
-        is_translated: whether a node has a translation.
-        decompositions: of operators that have none.
+        is_translated: returns True if a node has a translation.
+        decompositions: decompositions of operators that have no translation.
 
     Returns:
-        A node for each result; ``None`` where there is no such way.
+        A node for each result; ``None`` where it is impossible.
     """
     graph, before = node.graph, node.prev
     with graph.inserting_before(node):
@@ -58,7 +58,7 @@ def plain_results(
 
 
 def drop_plain(node: torch.fx.Node) -> bool:
-    """Take away what a file was to have in the place of a kernel's results, if ``node`` is a part of that."""
+    """Remove the nodes for files that ``node`` belongs to, and return True, if it is such a node."""
     if _PART not in node.meta:
         return False
     parts, found = {node}, set()
@@ -106,7 +106,7 @@ def _decomposed(
 
     def results_of(*values: Any) -> Any:
         result = call(*values)
-        # Not a named tuple, which a trace would call.
+        # A plain tuple, as a trace would call the type of a named tuple.
         return tuple(result) if isinstance(result, tuple) else result
 
     try:
@@ -115,9 +115,9 @@ def _decomposed(
                 node.graph, results_of, given, decompositions=decompositions, origin=origin_of(node)
             )
     except (RuntimeError, TypeError, ValueError, Torch2OrtError):
-        # Decompositions of torch's cannot do all that its kernels can.
+        # torch's decompositions support less than its kernels.
         return None
-    # Those that hold for some sizes only are none.
+    # A decomposition that holds for some sizes only is not used.
     return None if assumed else results
 
 

@@ -1,8 +1,8 @@
-"""Padding that makes windows of a pool fit, as ``ceil_mode`` asks for.
+"""Padding that makes the windows of a pool fit, as ``ceil_mode`` requires.
 
 ONNX Runtime counts the cells beyond the input that its ``ceil_mode`` adds, and keeps a last window that
-begins behind the input, which PyTorch drops. Of sizes that do not vary, the windows of PyTorch are those of a
-pool without ``ceil_mode`` whose input is padded at its end.
+begins behind the input, which PyTorch drops. For fixed sizes, PyTorch's windows are those of a pool without
+``ceil_mode`` whose input is padded at its end.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ def padding_at_the_end(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int] | None:
-    """How much each dimension is padded at its end, for ``ceil_mode``.
+    """Compute the padding at the end of each dimension for ``ceil_mode``.
 
     Args:
-        sizes: of the input's last dimensions.
-        kernel: of the windows.
-        stride: from one window to the next; empty for the kernel's sizes.
-        padding: at both ends.
-        dilation: from one cell of a window to the next.
+        sizes: sizes of the input's last dimensions.
+        kernel: sizes of the windows.
+        stride: distance from one window to the next; empty for the kernel's sizes.
+        padding: padding at both ends.
+        dilation: distance from one cell of a window to the next.
 
     Returns:
-        ``None`` where a size varies, or is more than ONNX Runtime pads.
+        ``None`` where a size varies, or the padding is more than ONNX Runtime supports.
     """
     found = []
     rank = len(sizes)
@@ -48,5 +48,5 @@ def padding_at_the_end(
 
 
 def of_each(values: Sequence[int], rank: int) -> list[int]:
-    """A number for each of ``rank`` dimensions, where one may be given for all."""
+    """Return a number for each of ``rank`` dimensions, where one number may be given for all."""
     return list(values) * rank if len(values) == 1 else list(values)

@@ -1,4 +1,4 @@
-"""A model's call as a graph: its interface, and all that a run needs besides."""
+"""A model's call as a graph, with its interface and other data for its runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Program:
     """One call of a model, exported, whose weights are still the model's own.
 
     Attributes:
-        signature: names of the graph's tensors; the graph itself where it is translated already.
+        signature: names of the graph's tensors; the graph itself once it is translated.
         weights: graph input -> the model's tensor.
-        interface: how a call maps to the graph's inputs and outputs.
+        interface: map of a call's arguments and results to the graph's inputs and outputs.
         training: the mode that was exported.
-        ties: what outputs are tied to in eager PyTorch.
-        effects: what a run leaves in Python objects; its tensors are the last outputs.
-        report: what the export cache did.
-        shelf: where engines keep what they build from the graph.
+        ties: the tensors that outputs are tied to in eager PyTorch.
+        effects: the effects of a run on Python objects; their tensors are the last outputs.
+        report: use of the export cache.
+        shelf: place where engines store results that they build from the graph.
         writer: the first Function that writes to objects, empty where the model does; ``None`` if none does.
-        traced: the operators, for those who differentiate them; ``None`` where nobody does.
+        traced: the operators, for engines that differentiate them; ``None`` without such an engine.
         onnx: makes the graph where it is not translated yet.
     """
 
@@ -49,7 +49,7 @@ class Program:
 
     @property
     def graph(self) -> Graph:
-        """The graph, translated by now; its weights are graph inputs."""
+        """The graph, translated if necessary; its weights are graph inputs."""
         if isinstance(self.signature, Graph):
             return self.signature
         assert self.onnx is not None
@@ -57,5 +57,5 @@ class Program:
 
     @functools.cached_property
     def is_tied(self) -> bool:
-        """Whether outputs are tied to anything."""
+        """True if outputs are tied to anything."""
         return self.ties.exist()

@@ -1,6 +1,6 @@
-"""A Function watched while its operators are taken: what it does beside computing, a graph would lose.
+"""Observation of a Function during a trace, for effects besides its operators, which a graph would lose.
 
-Objects, tensors and generators become what they were. In front of what nobody can undo, its code ends.
+Objects, tensors and generators are restored. The Function's code ends before a call that cannot be undone.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _SEED = 0x70726F6265
 
 
 class SpeaksError(BaseException):
-    """Ends a Function's code in front of what cannot be undone. No code of a user's may catch it."""
+    """Raised to end a Function's code before a call that cannot be undone. User code must not catch it."""
 
 
 class Watched:
-    """What takes the place of a site's Function while its operators are taken.
+    """Replacement of a site's Function during a trace of its operators.
 
     Args:
         site: the call.
-        counts: whether it may write to Python objects, as one that counts its calls, and to its arguments.
+        counts: True if it may write to Python objects, such as a counter of calls, and to its arguments.
 
     Attributes:
-        function: to be applied instead.
-        does: what it was seen to do beside computing, as the end of a sentence; empty if nothing.
+        function: the Function to apply instead.
+        does: the observed effect besides computing, as the end of a sentence; empty if there is none.
     """
 
     def __init__(self, site: Site, *, counts: bool = False) -> None:
@@ -50,7 +50,7 @@ class Watched:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Look on, and undo afterwards."""
+        """Observe the Function's effects, and undo them afterwards."""
         generators = Generators()
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             reached = OfFunction(self._site.func_name, self._site.function, self._site.constants)
@@ -60,7 +60,7 @@ class Watched:
             seeded = Generators()
             try:
                 with warnings.catch_warnings(), _type_as_in_eager(reached.asks_for_types):
-                    # PyTorch points at the forward of a backward that fails; nothing of the user's does.
+                    # PyTorch names the forward of a backward that fails; here that is no code of the user's.
                     warnings.filterwarnings("ignore", "Error detected in ")
                     yield
             finally:
@@ -80,7 +80,7 @@ class Watched:
 
     @contextlib.contextmanager
     def _running(self, method: str, arguments: Sequence[Any]) -> Iterator[None]:
-        """Have a method of the Function run inside, with these arguments."""
+        """Observe a method of the Function that is called inside, with these arguments."""
         own = [a for a in arguments if self._counts and type(a) is torch.Tensor]
         torch.default_generator.manual_seed(_SEED)
         with Undone(own) as undone:
@@ -102,7 +102,7 @@ def _with_watch(
     function: type[torch.autograd.Function],
     running: Callable[[str, Sequence[Any]], contextlib.AbstractContextManager[None]],
 ) -> type[torch.autograd.Function]:
-    """A subclass whose methods are those of ``function``, each inside of ``running``."""
+    """Return a subclass of ``function`` that calls each of its methods inside of ``running``."""
 
     def watched(name: str) -> Any:
         method = getattr(function, name)
@@ -128,7 +128,7 @@ def _with_watch(
 
 
 class _Asked(type):
-    """The class of what stands for ``type``."""
+    """The metaclass of the replacement of ``type``."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:
@@ -146,12 +146,12 @@ class _Asked(type):
 
 
 class _Type(type, metaclass=_Asked):
-    """``type``, which says of a trace's tensors what eager PyTorch's are."""
+    """Replacement of ``type`` that returns eager PyTorch's class for tensors of a trace."""
 
 
 @contextlib.contextmanager
 def _type_as_in_eager(modules: list[dict[str, Any]]) -> Iterator[None]:
-    """Have code that asks ``type(x)`` get what it gets in eager PyTorch.
+    """Let code that calls ``type(x)`` get the same result as in eager PyTorch.
 
     Args:
         modules: the globals of that code.

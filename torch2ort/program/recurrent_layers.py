@@ -1,4 +1,4 @@
-"""Recurrent nets with dropout between their layers, as a net for each layer and a dropout between two."""
+"""Separation of recurrent nets with dropout into a net for each layer, and a dropout between two layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ aten = torch.ops.aten
 def separate_layers(graph: torch.fx.Graph) -> None:
     """Replace each recurrent net that draws random numbers by its layers, which ONNX has operators for.
 
-    PyTorch's kernels compute the layers one after the other, too, and draw for the output of all but the
-    last, whose first dimension is the time.
+    PyTorch's kernels compute the layers one after the other, too, and draw numbers for the output of each
+    layer except the last; the output's first dimension is the time.
 
     Args:
         graph: a program's nodes, changed in place.
@@ -28,7 +28,7 @@ def separate_layers(graph: torch.fx.Graph) -> None:
 
 
 def _layer_by_layer(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The net's output and the last states of its layers."""
+    """Return the net's output and the last states of its layers."""
     given = arguments_of(node)
     layers, p, first = given["num_layers"], given["dropout"], given["batch_first"]
     directions = 2 if given["bidirectional"] else 1

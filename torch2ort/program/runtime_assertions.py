@@ -1,9 +1,9 @@
-"""Conditions that a model sets on values: ``torch._check(n.max().item() < 3)``, ``torch._assert_async``.
+"""Checks of a model's conditions on values: ``torch._check(n.max().item() < 3)``, ``torch._assert_async``.
 
-torch.export writes each as a node that gives nothing, which a graph would lack. Here it becomes the check of
-an index: a number that is 1 where the condition holds, and no other number is allowed.
+torch.export traces each as a node without a result, which a graph would lack. Here it becomes the check of
+an index: a number that is 1 where the condition holds, the only number that is allowed.
 
-Conditions on sizes alone stay out: what torch.export took for granted of them, kernels look at themselves.
+Conditions on sizes alone are not included: kernels check the assumptions of torch.export on sizes themselves.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ aten = torch.ops.aten
 READS = (aten.item.default, aten._local_scalar_dense.default)
 _ON_TENSORS = (aten._assert_async.default, aten._assert_async.msg)
 _ON_NUMBERS = aten._assert_scalar.default
-# What a program says of numbers, and computes nothing by.
+# Operators that state a condition on numbers, and compute nothing.
 CONDITIONS = (
     _ON_NUMBERS,
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 )
 _RAISES = aten._assert_async.msg
-# What Python computes of numbers -> the same of tensors without dimensions.
+# Operators on Python numbers -> the same on tensors without dimensions.
 _COMPUTED: Mapping[Any, Any] = {
     operator.add: aten.add.Tensor,
     operator.and_: aten.logical_and.default,
@@ -55,18 +55,19 @@ _COMPUTED: Mapping[Any, Any] = {
 }
 _DOES_NOT_HOLD = "a condition of the model does not hold for the number that is read at "
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"  # eager's own
-# They may be torch.export's own guess of a size, where eager has a way for either outcome.
+# A condition with these may be torch.export's own guess of a size, where eager handles both outcomes.
 _GUESSED = (operator.eq, operator.or_)
 
 
 def keep_value_checks(graph: torch.fx.Graph) -> None:
-    """Have each condition on values raise its error where it does not hold.
+    """Make each condition on values raise its error where it does not hold.
 
     Args:
-        graph: a program's nodes; changed in place. The conditions' own nodes stay.
+        graph: a program's nodes; changed in place. The conditions' own nodes are kept.
 
     Raises:
-        UnsupportedOperatorError: a condition is computed of numbers in a way that no tensors are.
+        UnsupportedOperatorError: a condition uses a computation of numbers that has no equivalent for
+            tensors.
     """
     for node in [node for node in graph.nodes if node.target in _ON_TENSORS]:
         _add(node, *node.args)
@@ -81,10 +82,10 @@ def keep_value_checks(graph: torch.fx.Graph) -> None:
 
 
 def drop_guesses(graph: torch.fx.Graph) -> None:
-    """Take away the conditions that :func:`keep_value_checks` leaves out.
+    """Remove the conditions that :func:`keep_value_checks` skips.
 
     Args:
-        graph: what it had; changed in place.
+        graph: the graph that was passed to it; changed in place.
     """
     checked = _checked_conditions(graph)
     for node in list(graph.nodes):
@@ -93,7 +94,7 @@ def drop_guesses(graph: torch.fx.Graph) -> None:
 
 
 def _checked_conditions(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """The conditions on numbers that are read out of tensors, and where each of these is read."""
+    """Return the conditions on numbers that are read out of tensors, with the nodes that read these."""
     asserted = graph.find_nodes(op="call_function", target=_ON_NUMBERS)
     sizes = _sizes(graph) if asserted else frozenset()
     reads = {node: list(dict.fromkeys(reads_of(node.args[0]))) for node in asserted}
@@ -103,10 +104,10 @@ def _checked_conditions(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch
 
 
 def drop_conditions(graph: torch.fx.Graph) -> None:
-    """Take away the conditions on numbers, and numbers that nobody reads then.
+    """Remove the conditions on numbers, and numbers that are unused without them.
 
     Args:
-        graph: what :func:`keep_value_checks` had; changed in place.
+        graph: the graph that was passed to :func:`keep_value_checks`; changed in place.
     """
     for node in reversed(graph.nodes):
         is_unread = node.op == "call_function" and is_number(node.meta.get("val")) and not node.users
@@ -117,13 +118,13 @@ def drop_conditions(graph: torch.fx.Graph) -> None:
 def within_bounds(
     number: torch.fx.Node, read: torch.fx.Node, low: int | None, high: int | None
 ) -> torch.fx.Node:
-    """The number again, behind a check of what a trace knows of it.
+    """Return the number again, behind a check of the bounds that the trace assumes.
 
     Args:
         number: a tensor of int64 without dimensions.
-        read: what reads it in the program, in front of which it goes.
-        low: what it is never below; ``None`` if it may be any.
-        high: what it is never above, likewise.
+        read: the node that reads it in the program; the check is inserted in front of it.
+        low: its lower bound, inclusive; ``None`` if there is none.
+        high: its upper bound, likewise.
     """
     sides = [(aten.ge.Scalar, low), (aten.le.Scalar, high)]
     holds = [insert_call(read, side, number, bound) for side, bound in sides if bound is not None]
@@ -135,11 +136,11 @@ def within_bounds(
 
 
 def read_number(place: torch.fx.Node, read: torch.fx.Node) -> torch.fx.Node:
-    """The tensor of a number that is read out of one, as exact as Python's: bool, int64 or float64.
+    """Return a number that is read out of a tensor as a tensor, as exact as Python's: bool, int64 or float64.
 
     Args:
-        place: what it goes in front of.
-        read: such a node.
+        place: the node to insert in front of.
+        read: the node that reads the number.
     """
     (source,) = read.all_input_nodes
     dtype = source.meta["val"].dtype
@@ -151,10 +152,10 @@ def read_number(place: torch.fx.Node, read: torch.fx.Node) -> torch.fx.Node:
 
 
 def constant(place: torch.fx.Node, number: bool | int | float) -> torch.fx.Node:
-    """The tensor of a number, likewise.
+    """Return a Python number as a tensor of bool, int64 or float64.
 
     Args:
-        place: what it goes in front of.
+        place: the node to insert in front of.
         number: the number.
     """
     dtypes = {bool: torch.bool, int: torch.int64, float: torch.float64}
@@ -166,7 +167,7 @@ def _add(place: torch.fx.Node, condition: Any, message: str = _NO_MESSAGE) -> No
 
 
 def _checked(place: torch.fx.Node, condition: Any, message: str) -> torch.fx.Node:
-    """The number 1 behind a check of a condition."""
+    """Return the number 1 behind a check of a condition."""
     holds = insert_call(place, aten.reshape.default, insert_call(place, aten.ne.Scalar, condition, 0), [])
     number = insert_call(place, aten._to_copy.default, holds, dtype=torch.int64)
     call = encode_call(_RAISES, [{"tensor": 0}, message], {}, random=False)
@@ -175,20 +176,20 @@ def _checked(place: torch.fx.Node, condition: Any, message: str) -> torch.fx.Nod
 
 
 def _sizes(graph: torch.fx.Graph) -> frozenset[str]:
-    """The symbols in sizes of tensors."""
+    """Return the symbols in the sizes of tensors."""
     values = (leaf for node in graph.nodes for leaf in optree.tree_leaves(node.meta.get("val")))
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     return frozenset(name for tensor in tensors for size in tensor.shape for name in _symbols(size))
 
 
 def _symbols(number: Any) -> Iterator[str]:
-    """The names in torch of what a number is computed of."""
+    """Yield the names in torch of the symbols that a number is computed from."""
     if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         yield from map(str, raw_expression(number).free_symbols)
 
 
 def reads_of(condition: Any) -> Iterator[torch.fx.Node]:
-    """Where the numbers are read that a condition is computed of, or one of :data:`CONDITIONS` is on."""
+    """Yield the nodes that read the numbers of a condition, or of a node of :data:`CONDITIONS`."""
     if not isinstance(condition, torch.fx.Node) or isinstance(condition.meta.get("val"), torch.Tensor):
         return
     if condition.target in READS:
@@ -204,10 +205,10 @@ def _is_guess(condition: Any, reads: Collection[torch.fx.Node], sizes: Collectio
 
 
 class _Numbers:
-    """Tensors in the place of numbers.
+    """Tensors that replace numbers.
 
     Args:
-        place: what they are computed in front of.
+        place: the node to insert in front of.
     """
 
     def __init__(self, place: torch.fx.Node) -> None:
@@ -215,7 +216,7 @@ class _Numbers:
         self._known: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def tensor(self, number: Any) -> torch.fx.Node:
-        """That of a number, or of a node that gives one."""
+        """Return the tensor of a number, or of a node whose value is a number."""
         if not isinstance(number, torch.fx.Node):
             return constant(self._place, number)
         if number not in self._known:

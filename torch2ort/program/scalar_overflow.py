@@ -1,7 +1,7 @@
-"""Numbers that an integer dtype does not hold, as the installed torch takes them: ``x + 300`` for bytes.
+"""Numbers that an integer dtype cannot represent, converted as in the installed torch: ``x + 300`` for bytes.
 
-Where eager PyTorch computes with one, it wraps; where it fills with one, it raises an error. Tracing shows
-neither.
+Eager PyTorch wraps such a number in a computation, and raises an error where it fills a tensor with it. A
+trace shows neither.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NUMBERS = ("fill_value", "value", "self", "other")
 
 
 def settle_numbers(graph: torch.fx.Graph) -> None:
-    """Have operators take the numbers that they compute with in eager PyTorch.
+    """Replace numbers by those that operators compute with in eager PyTorch.
 
     Args:
-        graph: of a program; changed in place.
+        graph: graph of a program; changed in place.
 
     Raises:
-        DtypeError: eager PyTorch would refuse a number when it runs.
+        DtypeError: eager PyTorch would refuse a number at run time.
     """
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
@@ -45,10 +45,10 @@ def settle_numbers(graph: torch.fx.Graph) -> None:
 
 
 def _wrap(node: torch.fx.Node) -> None:
-    """Put into the range of its tensors' dtype a number that lies outside."""
+    """Wrap a number that is outside of the range of its tensors' dtype."""
     dtypes = {argument.meta["val"].dtype for argument in node.args if _is_tensor(argument)}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    # A quotient is computed in another dtype, which holds the number.
+    # A quotient has another dtype, which represents the number.
     kinds = (dtype, node.meta["val"].dtype)
     if dtype == torch.bool or any(kind.is_floating_point or kind.is_complex for kind in kinds):
         return

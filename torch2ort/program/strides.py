@@ -1,4 +1,4 @@
-"""Views that hold for some strides only, and sizes that are read off strides."""
+"""Views that are valid for some strides only, and sizes that are read off strides."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from torch2ort.sizes.symbols import size_hint
 from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten
-# They know the order in which the elements of their tensors lie.
+# These operators get the memory order of their tensors' elements as an argument.
 _DROPOUTS = frozenset({internal_ops.dropout, internal_ops.dropout_noise})
-# They draw for a tensor of their own, a number for each channel.
+# These draw for a tensor of their own, one number for each channel.
 _DRAW_FOR_CHANNELS = frozenset({aten.feature_alpha_dropout_.default, aten.feature_dropout_.default})
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
-# Operators whose results a trace has in another order than PyTorch's kernels for the CPU, which give
-# contiguous ones; of the first, channels-last if the input is.
+# Operators whose results have another memory layout in a trace than with PyTorch's CPU kernels, which return
+# contiguous ones; for the first set, channels-last if the input is.
 _AS_SUGGESTED = frozenset({aten.batch_norm.default, aten.channel_shuffle.default, aten.roll.default})
 _CONTIGUOUS = frozenset({aten.log_sigmoid.default})
 _CHANNELS_LAST = {(0, 2, 3, 1): torch.channels_last, (0, 2, 3, 4, 1): torch.channels_last_3d}
 
 
 def loosen_views(program: torch.export.ExportedProgram) -> None:
-    """Let a view be a copy where another order of memory needs one.
+    """Replace a view by a reshape, which copies where another memory layout requires it.
 
-    What a kernel returned in an order of its own, and so was taken for contiguous in the trace, comes in
-    another order when the program is decomposed. A view of memory that somebody writes to stays one.
+    A kernel's result may have another memory layout when the program is decomposed than in the trace, where
+    it was assumed to be contiguous. A view of memory that a node writes to is kept.
     """
     written = {_root(value) for node in program.graph_module.graph.nodes for value in _written(node)}
     for node in program.graph_module.graph.nodes:
@@ -44,9 +44,9 @@ def loosen_views(program: torch.export.ExportedProgram) -> None:
 
 
 def read_in_order_of_memory(program: torch.export.ExportedProgram) -> None:
-    """Have ``as_strided`` read the values of a graph as they lie in memory in eager PyTorch.
+    """Make ``as_strided`` read the values of a graph in eager PyTorch's memory layout.
 
-    A tensor with its dimensions exchanged is exchanged back first: every value of a graph is contiguous.
+    A tensor with permuted dimensions is permuted back first, since every value of a graph is contiguous.
 
     Raises:
         UnsupportedOperatorError: see :func:`refuse_unreadable_memory`.
@@ -67,8 +67,8 @@ def refuse_unreadable_memory(graph: torch.fx.Graph) -> None:
     """Refuse an ``as_strided`` that reads memory which the values of a graph do not have.
 
     Raises:
-        UnsupportedOperatorError: ``as_strided`` of a tensor that has gaps or shares elements, of a part, or
-            of one with its dimensions exchanged that somebody writes to.
+        UnsupportedOperatorError: ``as_strided`` is called on a tensor that has gaps or shares elements, on a
+            part of a tensor, or on one with permuted dimensions that a node writes to.
     """
     calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     written = {_root(value) for node in calls for value in _written(node)}
@@ -85,15 +85,15 @@ def refuse_unreadable_memory(graph: torch.fx.Graph) -> None:
 
 
 def refuse_shared_elements(graph: torch.fx.Graph) -> None:
-    """Refuse writes into a tensor of which several elements are one place in memory, as `expand` makes.
+    """Refuse writes into a tensor with several elements in one place in memory, such as a result of `expand`.
 
-    Eager PyTorch raises an error for most of them, and of none is it said what they leave.
+    Eager PyTorch raises an error for most of them, and the result of the others is undefined.
 
     Args:
         graph: a program's nodes, not yet functional.
 
     Raises:
-        UnsupportedOperatorError: there is one; names its line.
+        UnsupportedOperatorError: there is such a write; the message names its line.
     """
     for node in graph.nodes:
         for target in written_by(node):
@@ -116,16 +116,16 @@ def _shares_elements(value: torch.Tensor) -> bool:
 
 
 def draw_in_order_of_memory(graph: torch.fx.Graph) -> None:
-    """See to it that what is drawn in place goes to the elements that eager PyTorch gives it to.
+    """Make draws in place fill the same elements as in eager PyTorch.
 
-    It fills memory in its order. What is functional draws for a contiguous tensor instead; dropout, which is
-    not written in place, knows the order.
+    A draw in place fills memory in its order. A functional operator draws for a contiguous tensor instead;
+    dropout, which becomes functional here, gets the memory order.
 
     Args:
         graph: a program's nodes, not yet functional.
 
     Raises:
-        UnsupportedOperatorError: another operator draws for a tensor with its dimensions exchanged.
+        UnsupportedOperatorError: another operator draws for a tensor with permuted dimensions.
     """
     changed = _lie_as_in_eager(graph)
     for node in list(graph.nodes):
@@ -141,12 +141,12 @@ def draw_in_order_of_memory(graph: torch.fx.Graph) -> None:
 
 
 def read_off_shapes(graph: torch.fx.Graph) -> None:
-    """Have sizes read off the shape of an input, as no graph knows its inputs' strides.
+    """Read sizes off the shape of an input, as a graph has no strides of its inputs.
 
-    torch reads each size off the first input that has it, which may have it as a stride alone.
+    torch reads each size off the first input that has it, which may have it only as a stride.
 
     Args:
-        graph: a program's nodes; changed in place. A stride that is the size of no input stays.
+        graph: a program's nodes; changed in place. A stride that is the size of no input is kept.
     """
     strides = graph.find_nodes(op="call_function", target=aten.sym_stride.int)
     shapes = {
@@ -162,12 +162,13 @@ def read_off_shapes(graph: torch.fx.Graph) -> None:
 
 
 def _lie_as_in_eager(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Have the results of operators lie in memory as those of PyTorch's kernels do, where a trace is wrong.
+    """Give the results of operators the memory layout of PyTorch's kernels, where the trace has another one.
 
-    Random numbers go to elements in the order in which these lie.
+    Random numbers fill elements in the order of memory.
 
     Returns:
-        What is computed of such a result. It lies as the trace had it until it is traced again.
+        The nodes that depend on such a result. Their memory layout in the trace is outdated until they are
+        traced again.
     """
     changed: set[torch.fx.Node] = set()
     for node in list(graph.nodes):
@@ -195,7 +196,7 @@ def _lie_as_in_eager(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _drawn_in_place(node: torch.fx.Node) -> torch.Tensor | None:
-    """The tensor in whose memory, or in that of one like it, a node draws."""
+    """Return the tensor in whose memory layout a node draws, in place or for a new tensor."""
     if not isinstance(node.target, OpOverload) or not is_random(node):
         return None
     if node.target in _DRAW_FOR_CHANNELS:
@@ -207,10 +208,10 @@ def _drawn_in_place(node: torch.fx.Node) -> torch.Tensor | None:
 
 
 def refuse_other_orders(program: torch.export.ExportedProgram) -> None:
-    """Refuse to draw random numbers in another order than that in which a graph has its elements.
+    """Refuse random operators that fill elements in another order than a graph does.
 
     Raises:
-        UnsupportedOperatorError: a random operator's result lies in memory with its dimensions exchanged.
+        UnsupportedOperatorError: a random operator's result has permuted dimensions in memory.
     """
     for node in program.graph_module.graph.nodes:
         for tensor in _drawn_for(node):
@@ -228,17 +229,17 @@ def _refuse_order(node: torch.fx.Node, tensor: torch.Tensor) -> NoReturn:
 
 
 def _drawn_for(node: torch.fx.Node) -> list[object]:
-    """The tensors by whose order in memory ``node`` draws random numbers."""
+    """Return the tensors in whose memory order ``node`` draws random numbers."""
     if node.target is _PYTHON_OP:
         tensors, key = node.args
         site = site_by_key(str(key))
-        # An operator in PyTorch's kernel was asked as the operator that it was.
+        # A site of PyTorch's kernel was checked before, as an operator.
         drawing = site.known_result.uses_rng and not site.internal
         return [t.meta.get("val") for t in tensors] if drawing else []  # type: ignore[union-attr]
     if node.op != "call_function" or not is_random(node) or node.target in _DROPOUTS:
         return []
     if is_recurrent(node.target):
-        return []  # draws inside, for values whose order is its own
+        return []  # draws inside, in an order of its own
     value = node.meta.get("val")
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
@@ -253,9 +254,9 @@ def _lies_in_order(tensor: torch.Tensor) -> bool:
 
 
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The arguments that ``node`` writes to."""
+    """Return the arguments that ``node`` writes to."""
     if not isinstance(node.target, OpOverload):
-        # What a subgraph writes to is not looked up.
+        # Any argument of a subgraph may be written to.
         return node.all_input_nodes
     found: list[torch.fx.Node] = []
     for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
@@ -266,7 +267,7 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _root(node: torch.fx.Node) -> torch.fx.Node:
-    """The value whose memory ``node`` may be."""
+    """Return the value whose memory ``node`` may share."""
     while node.op == "call_function" and node.all_input_nodes and _may_alias(node):
         node = node.all_input_nodes[0]
     return node
@@ -274,5 +275,5 @@ def _root(node: torch.fx.Node) -> torch.fx.Node:
 
 def _may_alias(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
-    # Without a schema it is getitem, of the parts of a value.
+    # A node without a schema is getitem, which returns a part of a value.
     return schema is None or any(value.alias_info is not None for value in schema.returns)

@@ -1,4 +1,4 @@
-"""What a graph is translated for."""
+"""The runtime that a graph is translated for."""
 
 from __future__ import annotations
 
@@ -26,25 +26,23 @@ def _no_kernel(node: torch.fx.Node) -> bool:
 
 
 class GradientSource(enum.Enum):
-    """Where the gradients of what a graph computes come from."""
+    """Source of the gradients of a graph's computation."""
 
-    NOWHERE = "nobody asks for any"
+    NOWHERE = "no gradients are computed"
     PROGRAM = "the engine derives them from the traced program, which is kept beside the graph"
-    HALVES = (
-        "the graph is a forward or backward half of a step, whose operators stay what autograd made of them"
-    )
+    HALVES = "the graph is a forward or backward half of a step, with the operators that autograd traced"
 
 
 @dataclass(frozen=True)
 class GradientRules:
-    """What an engine asks of a graph for the sake of gradients; by default nothing.
+    """Requirements of an engine on a graph because of gradients; by default none.
 
     Attributes:
-        source: where they come from.
-        whole: operators that none of torch's decompositions takes apart.
+        source: source of the gradients.
+        whole: operators that none of torch's decompositions may decompose.
         decompositions: from the decompositions of every graph to those of one that computes gradients.
-        needs_kernel: whether a node belongs to PyTorch's kernel although ONNX has a translation, and a user
-            may have registered one.
+        needs_kernel: returns True if a node must run in PyTorch's kernel although ONNX has a translation, and
+            a user may have registered one.
     """
 
     source: GradientSource = GradientSource.NOWHERE
@@ -55,26 +53,26 @@ class GradientRules:
 
 @dataclass(frozen=True)
 class Target:
-    """What the engine that will run a graph can do, as far as its translation asks.
+    """Properties of the engine that will run a graph, as far as its translation depends on them.
 
     Attributes:
         opset: version of ONNX's own operators.
-        can_run: whether the engine has a kernel for a node.
-        rounds_as_eager: whether what computes in half precision runs in PyTorch's kernels, so that it rounds
-            where eager rounds; else ONNX Runtime computes it in float32, within bounds that docs/precision.md
-            gives.
-        gradients: what the engine asks for the sake of gradients.
-        has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, what ONNX's
-            own operators cannot do is refused.
-        has_libraries: whether operators of libraries are registered when the graph runs, as in the process
+        can_run: returns True if the engine has a kernel for a node.
+        rounds_as_eager: True if computations in half precision run in PyTorch's kernels, and so round where
+            eager rounds; otherwise ONNX Runtime computes them in float32, within the bounds in
+            docs/precision.md.
+        gradients: requirements because of gradients.
+        has_kernels: True if PyTorch's kernels are available when the graph runs. Otherwise operators that
+            ONNX's own operators cannot express are refused.
+        has_libraries: True if operators of libraries are registered when the graph runs, as in the process
             that made it.
-        translations: of operators that are translated for this target otherwise than for all.
+        translations: translations of operators for this target alone.
         training: the mode that is exported.
         in_kernels: names of operators that PyTorch's kernels compute although ONNX has them, where they are
-            large: those are faster there on this processor.
-        inlines_functions: whether each Function that can be inlined is, besides those that are registered.
+            large: PyTorch's kernels are faster for those on this processor.
+        inlines_functions: True to inline every Function that can be inlined, besides the registered ones.
         give_bodies: from a graph, its model, a call and its trace to a graph in which calls of Functions have
-            bodies that any runtime runs; ``None`` where they call the Functions.
+            bodies that any runtime can run; ``None`` where nodes call the Functions.
     """
 
     opset: int
@@ -91,19 +89,19 @@ class Target:
 
     @property
     def is_exported(self) -> bool:
-        """Whether the graph is one that :class:`torch2ort.ExportedModel` shows and saves.
+        """True if the graph is one that :class:`torch2ort.ExportedModel` shows and saves.
 
-        Random numbers and normalizations by the batch are ONNX's own operators there.
+        Random operators and batch normalizations are ONNX's own operators in it.
         """
         is_whole = self.gradients.source in (GradientSource.NOWHERE, GradientSource.PROGRAM)
         return is_whole and self.has_kernels and not self.rounds_as_eager
 
     @property
     def is_trained(self) -> bool:
-        """Whether the engine derives gradients from the traced program."""
+        """True if the engine derives gradients from the traced program."""
         return self.gradients.source is GradientSource.PROGRAM
 
     @property
     def is_half(self) -> bool:
-        """Whether the graph is a half of a step."""
+        """True if the graph is a half of a step."""
         return self.gradients.source is GradientSource.HALVES

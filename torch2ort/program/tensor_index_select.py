@@ -1,7 +1,7 @@
-"""Elements that a tensor of one number selects: ``x[i]``, ``x[:, i]``.
+"""Selection of elements by a tensor of one number: ``x[i]``, ``x[:, i]``.
 
-torch.export reads the number and selects by it. With the tensor as index no number is read, and it is checked
-as any other index.
+torch.export reads the number and selects by it. With the tensor as index no number is read, and the index is
+checked like any other.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ aten = torch.ops.aten
 
 
 def select_by_tensors(graph: torch.fx.Graph) -> None:
-    """Have what selects by a number that is read out of a tensor select by the tensor.
+    """Replace selections by a number that is read out of a tensor by selections by the tensor.
 
-    The result is no view any more; where it is of memory that the program writes into, nothing changes.
+    The result is no view any more, so a selection from memory that the program writes into is kept.
 
     Args:
         graph: a program's nodes, not yet functional; changed in place.

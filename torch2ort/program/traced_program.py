@@ -1,4 +1,4 @@
-"""The operators of a call as torch.export traced them, for those who differentiate them."""
+"""The operators of a call as torch.export traced them, for engines that differentiate them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch2ort.errors import ExportError
 from torch2ort.graph.graph import GraphSignature
 
 if TYPE_CHECKING:
-    # They take long to import, and a start out of the cache needs none.
+    # They take long to import, and a start from the cache does not need them.
     from torch2ort.capture.trace import Trace
     from torch2ort.sizes.unbacked_sizes import Conditions
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor of a program that is no feed of its graph.
+    """A tensor of a program that is not fed to its graph.
 
     Attributes:
         value: the tensor.
-        owner: its name in the model, which may change it; empty for one that the code itself makes.
+        owner: its name in the model, which may change it; empty for a tensor that the code itself creates.
     """
 
     value: torch.Tensor
@@ -38,8 +38,8 @@ class TracedProgram:
     Attributes:
         graph_module: the program.
         feeds: one entry per placeholder: the name of the graph's feed, or a constant of the program.
-        sites: the calls in it, which it owns.
-        conditions: how many conditions on sizes the graph's description holds; passes may add some.
+        sites: the calls in it, which this object keeps alive.
+        conditions: the number of conditions on sizes in the graph's description; passes may add some.
     """
 
     graph_module: torch.fx.GraphModule
@@ -49,13 +49,13 @@ class TracedProgram:
 
 
 def kept_program(traced: Trace) -> torch.fx.GraphModule:
-    """A copy of a trace's program, whose translation changes it."""
+    """Return a copy of a trace's program, as translation changes the program."""
     copied: torch.fx.GraphModule = copy.deepcopy(traced.program.graph_module)
     return copied
 
 
 def origins_of(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """Placeholder -> name of the parameter, buffer or constant that it is."""
+    """Return placeholder -> name of the parameter, buffer or constant that is fed to it."""
     signature = program.graph_signature
     return {
         **signature.inputs_to_parameters,
@@ -65,12 +65,12 @@ def origins_of(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 
 def traced_program(graph_module: torch.fx.GraphModule, traced: Trace, graph: GraphSignature) -> TracedProgram:
-    """What an engine needs to differentiate a program.
+    """Build the data that an engine needs to differentiate a program.
 
     Args:
-        graph_module: of :func:`kept_program`.
+        graph_module: the result of :func:`kept_program`.
         traced: the trace.
-        graph: names of what it is translated to.
+        graph: names of the graph that it is translated to.
 
     Raises:
         ExportError: a placeholder is no tensor.

@@ -1,4 +1,4 @@
-"""Tensors that no ONNX graph can hold: sparse, nested and quantised ones, and those of some dtypes."""
+"""Refusal of tensors that no ONNX graph can represent: sparse, nested, quantised, and of some dtypes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def refuse_unheld(program: torch.export.ExportedProgram) -> None:
-    """Refuse a program in which such a tensor goes from one operator or Function to another.
+    """Refuse a program in which such a tensor is passed from one operator or Function to another.
 
-    Complex numbers are pairs of real ones in a graph, and a Function or who reads an output would get the
+    Complex numbers are pairs of real ones in a graph, so a Function or the reader of an output would get the
     pairs.
 
     Args:
-        program: what torch.export gave, with its Functions as opaque calls.
+        program: the result of torch.export, with calls of Functions as opaque operators.
 
     Raises:
-        UnsupportedOperatorError: names the operator or Function, its line, and what to do.
+        UnsupportedOperatorError: with the operator or Function, its line, and what to do.
     """
     for node in program.graph_module.graph.nodes:
         if node.op != "call_function":
@@ -47,7 +47,7 @@ def refuse_unheld_weights(program: torch.export.ExportedProgram) -> None:
     """Refuse a program whose operators read a parameter, buffer or constant that is sparse.
 
     Raises:
-        UnsupportedOperatorError: names the first reader's line, and what to do.
+        UnsupportedOperatorError: with the first reader's line, and what to do.
     """
     for node in program.graph.nodes:
         readers = [user for user in node.users if user.target is not _PYTHON_OP]
@@ -63,7 +63,7 @@ def refuse_unheld_weights(program: torch.export.ExportedProgram) -> None:
 def _refuse(name: str, node: torch.fx.Node, verb: str, values: Sequence[torch.fx.Node], remedy: str) -> None:
     for maker, tensor in ((value, t) for value in values for t in _tensors(value)):
         what, instead = _unheld(tensor, of_function=node.target is _PYTHON_OP)
-        # Of these a trace supposes that they give plain numbers.
+        # A trace assumes that these return plain numbers.
         if makes_quantised(maker.target):
             what, instead = "that is quantised", "x.dequantize()"
         if what:
@@ -77,30 +77,30 @@ def _refuse_complex(value: torch.fx.Node) -> None:
     for tensor in _tensors(value):
         if tensor.is_complex():
             raise UnsupportedOperatorError(
-                f"the model gives {tensor.dtype} ({value.name} at {source_line(value)}), of which an output "
-                f"of an ONNX graph has pairs of real numbers. Return torch.view_as_real(x) and turn that "
-                f"back behind the call"
+                f"the model returns {tensor.dtype} ({value.name} at {source_line(value)}), of which an "
+                f"output of an ONNX graph has pairs of real numbers. Return torch.view_as_real(x) and turn "
+                f"that back behind the call"
             )
 
 
 def refuse_complex_arguments(node: torch.fx.Node) -> None:
-    """Refuse an operator that is left to PyTorch's kernel, and gets complex numbers, of which that had pairs.
+    """Refuse an operator for PyTorch's kernel with complex arguments, which a graph represents by pairs.
 
     Raises:
-        UnsupportedOperatorError: says its line, and what to do.
+        UnsupportedOperatorError: with its line, and what to do.
     """
     if any(tensor.is_complex() for value in node.all_input_nodes for tensor in _tensors(value)):
         raise _no_pairs(node)
 
 
 def refuse_complex_values(model: ir.Model, program: torch.export.ExportedProgram) -> None:
-    """Refuse a translation to complex numbers themselves, of which ONNX's operators take none.
+    """Refuse a translation with complex values, which ONNX's operators do not accept.
 
-    torch.onnx makes them of a number beside complex tensors, and of tensors that are made complex
-    (``torch.ones(2, dtype=torch.complex64)``).
+    torch.onnx creates them from a number next to complex tensors, and from tensors that are created as
+    complex (``torch.ones(2, dtype=torch.complex64)``).
 
     Raises:
-        UnsupportedOperatorError: says the operator's line, and what to do.
+        UnsupportedOperatorError: with the operator's line, and what to do.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     for made in ir.traversal.RecursiveGraphIterator(model.graph):
@@ -109,7 +109,7 @@ def refuse_complex_values(model: ir.Model, program: torch.export.ExportedProgram
 
 
 def _types_of(node: ir.Node) -> Iterator[ir.DataType | None]:
-    """Those of its values and of what its attributes hold, which may contradict each other."""
+    """Yield the types of a node's values and attributes, which may contradict each other."""
     for value in (*node.inputs, *node.outputs):
         if value is not None:
             yield value.dtype if value.const_value is None else value.const_value.dtype
@@ -121,14 +121,14 @@ def _types_of(node: ir.Node) -> Iterator[ir.DataType | None]:
 
 
 def refuse_complex_weight(value: ir.Value, tensor: torch.Tensor) -> None:
-    """Refuse a weight of complex numbers: a session is fed with it as it is, and its readers expect pairs.
+    """Refuse a complex weight: a session is fed with it unchanged, and its readers expect pairs.
 
     Args:
         value: the graph's input that is fed with it.
         tensor: the weight.
 
     Raises:
-        UnsupportedOperatorError: names a reader, its line, and what to do.
+        UnsupportedOperatorError: with a reader, its line, and what to do.
     """
     if tensor.is_complex() and value.uses():
         reader = next(iter(value.uses())).node
@@ -154,7 +154,7 @@ def _tensors(node: torch.fx.Node) -> Iterator[torch.Tensor]:
 
 
 def _unheld(tensor: torch.Tensor, *, of_function: bool) -> tuple[str, str]:
-    """What a tensor is that a graph cannot hold, and what to make of it; empty if it can."""
+    """Return the reason why a graph cannot represent a tensor, and a conversion; empty texts if it can."""
     if tensor.layout is not torch.strided:
         return f"in the layout {tensor.layout}", "x.to_dense()"
     if tensor.is_quantized:

@@ -1,4 +1,4 @@
-"""Calls of operators of libraries that no graph can hold."""
+"""Refusal of calls of libraries' operators that no graph can represent."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch2ort.support.provenance import source_line
 
 
 def refuse_unfit_operators(program: torch.fx.GraphModule, translated: Container[object]) -> None:
-    """Refuse calls of operators that do more than give new tensors.
+    """Refuse calls of operators that have effects besides new tensors.
 
     Args:
-        program: as it was traced, its submodules included.
+        program: the program as it was traced, submodules included.
         translated: operators that users registered translations of.
 
     Raises:
-        UnsupportedOperatorError: names the first, its line, and what to do.
+        UnsupportedOperatorError: with the first such operator, its line, and what to do.
     """
     for module in program.modules():
         if not isinstance(module, torch.fx.GraphModule):
@@ -30,10 +30,10 @@ def refuse_unfit_operators(program: torch.fx.GraphModule, translated: Container[
 
 
 def refuse_unfit_operator(node: torch.fx.Node) -> None:
-    """Refuse a call of an operator of a library that does more than give new tensors.
+    """Refuse a call of a library's operator that has effects besides new tensors.
 
     Raises:
-        UnsupportedOperatorError: says what, its line, and what to do.
+        UnsupportedOperatorError: with the effect, its line, and what to do.
     """
     reason = unfit(node.target)  # type: ignore[arg-type]
     if reason is None and any(map(_is_complex, (node, *node.all_input_nodes))):

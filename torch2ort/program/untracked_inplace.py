@@ -1,9 +1,9 @@
-"""Writes in place that a graph cannot do: what autograd does not see, or what a Function holds.
+"""Refusal of in-place writes that a graph cannot repeat, as autograd or a Function needs the old values.
 
-Under ``torch.no_grad()`` or through a detached tensor, eager PyTorch gives the written tensor its new values
-and leaves its gradient as it was. In a graph the new values would come with their own gradient, which is
-none. What a Function holds for its backward, or an operator for its derivative, is the very memory that is
-written to; in a graph a write makes a new tensor, and the old one would be read.
+Under ``torch.no_grad()`` or through a detached tensor, eager PyTorch writes new values into a tensor and
+keeps its gradient. In a graph the new values would have their own gradient, which is none. A tensor that a
+Function saves for its backward, or an operator for its derivative, is the very memory that is written to; in
+a graph a write creates a new tensor, and the old one would be read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from torch2ort.support.provenance import source_line
 
 
 def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
-    """Refuse a write that autograd does not see, into a tensor of which it needs what was there.
+    """Refuse a write that autograd does not record, into a tensor whose old values it needs.
 
-    That is one that carries a gradient and is read later, or that the derivative of an earlier operator
-    reads. So is a write to what an earlier call of a Function holds for its backward.
+    Such a tensor carries a gradient and is read later, or the derivative of an earlier operator reads it. A
+    write to a tensor that an earlier call of a Function saved for its backward is refused, too.
 
     Args:
-        graph: a program's nodes, not yet functional; what a region without gradient reads is detached.
+        graph: a program's nodes, not yet functional; values that a region without gradient reads are
+            detached.
 
     Raises:
-        UnsupportedOperatorError: there is one; names its line.
+        UnsupportedOperatorError: there is such a write; the message names its line.
     """
     memory = TrackedMemory()
     readers = _Readers(memory)
@@ -40,7 +41,7 @@ def refuse_hidden_writes(graph: torch.fx.Graph) -> None:
         for target in written_by(node):
             base = memory.base(target)
             holder = memory.held.get(base)
-            # What the Function itself did to its argument follows its call in a trace.
+            # In a trace, the writes of the Function itself to its argument follow its call.
             if holder is not None and copied_from(node) is not holder:
                 raise UnsupportedOperatorError(
                     f"{node.target} at {source_line(node)} writes into a tensor that "
@@ -74,7 +75,7 @@ class _Readers:
     """The operators with a derivative that read or made each memory so far.
 
     Args:
-        memory: what the program's nodes share; it has come to the same node.
+        memory: the memory that nodes share; both have processed the same nodes.
     """
 
     def __init__(self, memory: TrackedMemory) -> None:
@@ -82,7 +83,7 @@ class _Readers:
         self._of = defaultdict[torch.fx.Node, list[tuple[torch.fx.Node, frozenset[torch.fx.Node]]]](list)
 
     def add(self, node: torch.fx.Node) -> None:
-        """Note what a node reads and makes, before its memory is noted."""
+        """Add the memory that a node reads and makes, before the node is added to ``memory``."""
         if node.op != "call_function" or node.target is PYTHON_OP:
             return
         if node.target is operator.getitem:
@@ -96,11 +97,11 @@ class _Readers:
                 self._of[base].append((node, carried))
 
     def of_derivative(self, base: torch.fx.Node, *, hidden: bool) -> torch.fx.Node | None:
-        """The operator whose derivative reads a memory in a way that autograd does not see.
+        """Return the operator whose derivative reads memory that a write would change unrecorded by autograd.
 
         Args:
             base: the first node of the memory.
-            hidden: whether what comes next to it is hidden; else only what was read in a hidden way counts.
+            hidden: True if autograd does not record the write; otherwise only hidden reads are considered.
         """
         for node, carried in self._of[base]:
             for saved in saved_for_backward(node, carried):
@@ -110,7 +111,7 @@ class _Readers:
 
 
 def _read_later(memory: TrackedMemory, base: torch.fx.Node, later: list[torch.fx.Node]) -> bool:
-    """Whether a node in ``later`` reads the memory together with its gradient."""
+    """Return True if a node in ``later`` reads the memory together with its gradient."""
     return any(
         memory.base(n) is base and n not in memory.hidden
         for node in later

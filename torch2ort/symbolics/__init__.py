@@ -1,4 +1,4 @@
-"""From an ExportedProgram to an ONNX graph that is right on what it is for, its Target."""
+"""Translation of an ExportedProgram into an ONNX graph that is correct on its Target."""
 
 from torch2ort.symbolics.onnx_translation import Translated, translate
 from torch2ort.symbolics.preparation import check, prepare

@@ -1,4 +1,4 @@
-"""Derivatives that ONNX Runtime computes in parts, where a call of PyTorch's kernel would take longer."""
+"""Derivatives that ONNX Runtime computes in several operators, where PyTorch's kernel would take longer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 # From this many elements on, a call of PyTorch's kernel costs less than ONNX Runtime's gradient kernels:
 # measured, the latter take 2 to 10 times as long as PyTorch's, and a call costs about 10 microseconds.
 LARGE = 16384
-# ONNX Runtime has what the parts are made of in these.
+# ONNX Runtime has kernels of the decompositions' operators for these dtypes.
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -29,7 +29,7 @@ def _sigmoid(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 
 
 def _threshold(gradient: torch.Tensor, input: torch.Tensor, threshold: float) -> torch.Tensor:
-    # A NaN is not below.
+    # A NaN is not below the threshold.
     return torch.where(input <= threshold, torch.zeros((), dtype=gradient.dtype), gradient)
 
 
@@ -49,10 +49,10 @@ _SMALL_DERIVATIVES: Table = {
 
 
 def with_small_derivatives(table: Table) -> Table:
-    """``table`` with derivatives that are taken apart where the sample's tensors were small."""
+    """Return ``table`` with decompositions of derivatives, for tensors that were small in the sample."""
     return {**table, **_SMALL_DERIVATIVES}
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` had at least :data:`LARGE` elements in the sample."""
+    """Return True if ``tensor`` had at least :data:`LARGE` elements in the sample."""
     return math.prod(size_hint(size) for size in tensor.shape) >= LARGE

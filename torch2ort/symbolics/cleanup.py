@@ -1,7 +1,7 @@
-"""Simplification of a translated graph that leaves its parameters alone.
+"""Simplification of a translated graph that leaves its parameters unchanged.
 
-Parameters and buffers are graph inputs while the graph is simplified: as initializers, equal ones
-would be merged, small ones folded, and the gradient of each lost.
+Parameters and buffers are graph inputs while the graph is simplified. As initializers, equal ones
+would be merged and small ones folded, and the gradient of each would be lost.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class _RuleOf:
         return getattr(self._rule, name)
 
     def try_rewrite(self, model: ir.Model, graph: ir.Graph, node: ir.Node, **settings: Any) -> Any:
-        """As of the rule; ``None`` where it does not match."""
+        """Apply the rule; return ``None`` where it does not match."""
         if node.op_type != self._op_type:
             return None
         return self._rule.try_rewrite(model, graph, node, **settings)
 
 
-# Only rules that drop nodes which do nothing. The library's rules about numbers hold within a tolerance: to
-# them 1e-8 is 0. So those are ours.
+# Only rules that remove nodes without an effect. The library's rules about numbers hold within a tolerance,
+# in which 1e-8 equals 0, so these rules are torch2ort's own.
 _RULES: tuple[Any, ...] = (
     _RuleOf("Cast", rules.no_op_cast_rule),
     _RuleOf("Expand", rules.no_op_expand_rule),
@@ -64,8 +64,8 @@ _RULES: tuple[Any, ...] = (
 def cleanup(model: ir.Model) -> None:
     """Inline, fold and prune ``model`` in place.
 
-    Parameters and buffers stay as they are. So do calls of Functions: two equal ones stay two, and one whose
-    result nobody reads stays too.
+    Parameters and buffers are unchanged. Calls of Functions are kept: two equal calls are not merged, and a
+    call whose result is unused is not removed.
     """
     with _own_tensors_as_inputs(model), _calls_of_their_own(model):
         _run(model, passes.InlinePass())
@@ -89,7 +89,7 @@ def cleanup(model: ir.Model) -> None:
 
 
 def drop_unread_constants(graph: ir.Graph) -> None:
-    """Drop initializers that no node reads, of which sessions warn. Weights are inputs by now."""
+    """Remove unused initializers, since sessions warn of them. Weights are inputs at this point."""
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
@@ -97,15 +97,15 @@ def drop_unread_constants(graph: ir.Graph) -> None:
 
 def _fold(model: ir.Model) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", RuntimeWarning
-        )  # log(0) in a branch not taken is not the user's affair
+        # log(0) in a branch that is not taken needs no warning.
+        warnings.simplefilter("ignore", RuntimeWarning)
         onnxscript.optimizer.fold_constants(
             model,
             onnx_shape_inference=True,
             input_size_limit=4096,
             output_size_limit=1 << 20,
-            # As nodes they are seen, and given to PyTorch's kernels, or draw. None leaves it to the limits.
+            # As nodes they are assigned to PyTorch's kernels, or draw random numbers. None leaves it to the
+            # limits.
             should_fold=lambda node: False if loses_digits(node) or must_run(node) else None,
         )
 
@@ -135,9 +135,10 @@ def _own_tensors_as_inputs(model: ir.Model) -> Iterator[None]:
 
 @contextmanager
 def _calls_of_their_own(model: ir.Model) -> Iterator[None]:
-    """Each call that :func:`must_run` names is read; it and one with a backward are unlike all others.
+    """Mark each call that :func:`must_run` names as read; it and a call with a backward equal no other node.
 
-    So is the last output of a normalization by the batch, without which it is taken for another one.
+    The last output of a BatchNormalization in training mode is marked, too; without it the node passes for
+    another.
     """
     graph = model.graph
     calls = [node for node in graph if must_run(node) or _is_by_batch(node)]
@@ -145,7 +146,7 @@ def _calls_of_their_own(model: ir.Model) -> Iterator[None]:
     graph.outputs.extend(node.outputs[-1] for node in calls)
     with _told_apart(node for node in graph if has_backward(node) or must_run(node)):
         yield
-    # By position, as an output of the model's may have become the very value that a call gives.
+    # By position, as an output of the model may have become the value that a call returns.
     while len(graph.outputs) > own:
         graph.outputs.pop()
 
@@ -156,7 +157,7 @@ def _is_by_batch(node: ir.Node) -> bool:
 
 @contextmanager
 def _told_apart(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """Each of these nodes is unlike all others."""
+    """Mark each of ``nodes`` as different from all others."""
     apart = list(nodes)
     for number, node in enumerate(apart):
         node.attributes.add(ir.AttrInt64(_CALL, number))
@@ -166,7 +167,7 @@ def _told_apart(nodes: Iterable[ir.Node]) -> Iterator[None]:
 
 
 def _has_negative_zero(node: ir.Node) -> bool:
-    """Whether an attribute is -0.0, which equals 0.0 to what looks for equal nodes."""
+    """Return True if an attribute is -0.0, which equals 0.0 when equal nodes are searched."""
     if _CALL in node.attributes:
         return False
     numbers: list[float] = []
@@ -179,7 +180,7 @@ def _has_negative_zero(node: ir.Node) -> bool:
 
 
 def _replace_cast_like(model: ir.Model) -> bool:
-    """CastLike becomes Cast, or nothing. Tells whether there was one."""
+    """Replace CastLike by Cast, or by its input. Return True if the graph contained one."""
     if not any(node.op_type == "CastLike" for node in ir.traversal.RecursiveGraphIterator(model.graph)):
         return False
     found = False

@@ -11,14 +11,14 @@ import onnx_ir as ir
 
 
 def survives_float(number: float) -> bool:
-    """Whether float32 holds ``number`` as it is."""
+    """Return True if float32 represents ``number`` exactly."""
     return math.isnan(number) or ctypes.c_float(number).value == number
 
 
 def looks_rounded(number: float) -> bool:
-    """Whether ``number`` has a float's digits, all of them, as 0.3 has in float32.
+    """Return True if ``number`` uses all digits of a float32, as 0.3 does in float32.
 
-    Halves, tenths of a thousand and the like that a float holds exactly have few digits.
+    Halves, integers and other numbers that a float32 represents exactly have few digits.
     """
     if not math.isfinite(number) or not survives_float(number):
         return False
@@ -27,7 +27,7 @@ def looks_rounded(number: float) -> bool:
 
 
 def loses_digits(node: ir.Node) -> bool:
-    """Whether a node that gives a double computes it of rounded numbers: constants, or its attributes."""
+    """Return True if a node with a double result computes it from rounded constants or attributes."""
     if node.outputs[0].dtype != ir.DataType.DOUBLE:
         return False
     if not node.domain and _has_float_attributes(node.op_type):
@@ -44,6 +44,6 @@ def _has_float_attributes(op_type: str) -> bool:
 
 
 def is_rounded(value: ir.Value) -> bool:
-    """Whether a value is one constant number that looks rounded to float32."""
+    """Return True if a value is one constant number that looks rounded to float32."""
     tensor = ir.convenience.get_const_tensor(value)
     return tensor is not None and tensor.size == 1 and looks_rounded(float(tensor.numpy().reshape(())))

@@ -1,8 +1,8 @@
-"""Element types that ONNX Runtime has kernels for: others are computed in a wider type, or handed over.
+"""Element types without a kernel in ONNX Runtime: nodes compute in a wider type, or become PyTorch's kernels.
 
-ONNX's operators take more types than ONNX Runtime has kernels for. In a wider type the result is the same,
-where eager's own is what the exact one leaves in the narrow type: sums and products of integers wrap alike,
-comparisons and moves change nothing, and bfloat16 is what PyTorch, too, computes in float32 and rounds.
+ONNX's operators accept more types than ONNX Runtime has kernels for. A wider type leads to the same result
+where eager's result is the exact one cut off to the narrow type: sums and products of integers wrap alike,
+comparisons and moves change nothing, and PyTorch, too, computes bfloat16 in float32 and rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch2ort.symbolics.element_types import Typed, operator_name, typed_nodes
 from torch2ort.symbolics.kernel_types import kernel_types
 
 _FLOAT, _DOUBLE, _INT32, _INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64
-# The kernels that scatter move these, and do no more.
+# The scatter kernels move elements of these types, but do not add them up.
 _NOT_ADDED_UP = frozenset({ir.DataType.BOOL, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _WIDER: dict[ir.DataType, tuple[ir.DataType, ...]] = {
     **dict.fromkeys((ir.DataType.BFLOAT16, ir.DataType.FLOAT16), (_FLOAT,)),
@@ -27,7 +27,7 @@ _WIDER: dict[ir.DataType, tuple[ir.DataType, ...]] = {
     ),
     **dict.fromkeys((ir.DataType.INT32, ir.DataType.UINT32), (_INT64,)),
 }
-# Of integers, what these give in a wider type is, cut off, what they give in the narrow one.
+# For integers, the result of these in a wider type, cut off, equals the result in the narrow one.
 _EXACT = frozenset(
     {
         "Abs", "Add", "ArgMax", "ArgMin", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Clip",
@@ -49,8 +49,8 @@ def fit_types(model: ir.Model) -> set[str]:
         model: the graph.
 
     Returns:
-        Name of the FX node behind each node that has no kernel in a wider type either, gives another type
-        than the program says, or fewer digits.
+        Name of the FX node behind each node that has no kernel in a wider type either, has an output of
+        another type than in the program, or fewer digits.
     """
     wrong: set[str] = set()
     casts = _Casts()
@@ -71,7 +71,7 @@ def fit_types(model: ir.Model) -> set[str]:
 
 
 def _rounded(nodes: Iterable[ir.Node]) -> set[str]:
-    """Operators that compute with fewer digits than double has: torch.onnx makes many constants of float."""
+    """Return the operators that lose digits of a double: torch.onnx makes many constants of float."""
     return {
         fx_name(node)
         for node in nodes
@@ -81,7 +81,7 @@ def _rounded(nodes: Iterable[ir.Node]) -> set[str]:
 
 
 def _is_widened_too_late(node: ir.Node, value: ir.Value) -> bool:
-    """Whether an operator of double computed ``value``, which ``node`` converts, in float."""
+    """Return True if ``node`` converts ``value`` to double, which an operator of double computed in float."""
     producer = value.producer()
     if node.op_type != "Cast" or producer is None or fx_name(producer) != fx_name(node):
         return False
@@ -89,20 +89,21 @@ def _is_widened_too_late(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _is_of_float(node: ir.Node, value: ir.Value) -> bool:
-    """Whether an operator of double reads a constant that was rounded to float."""
+    """Return True if an operator of double reads a constant that was rounded to float."""
     if value.dtype == _DOUBLE:
         cast = value.producer()
-        # What folding makes of a CastLike belongs to no operator but the one that reads it.
+        # A Cast that folding made of a CastLike belongs to the operator that reads it.
         by_the_way = cast is not None and cast.op_type == "Cast" and fx_name(cast) == cast.name
         return is_rounded(cast.inputs[0] if by_the_way else value)  # type: ignore[union-attr,arg-type]
     return node.op_type != "Cast" and node.outputs[0].dtype == _DOUBLE and is_rounded(value)
 
 
 def _would_be_fused(node: ir.Node) -> bool:
-    """Whether onnxruntime makes one operator of several that does not compute in double.
+    """Return True if onnxruntime fuses the node into one that does not compute in double.
 
-    onnxruntime 1.19.2 joins a product and a transposition, and a sigmoid and a product with what it is of,
-    without a kernel for the whole. Every onnxruntime joins a product and a factor, which it keeps in float.
+    onnxruntime 1.19.2 fuses a product with a transposition, and a sigmoid with the product by its input,
+    without a kernel for the fused node. Every version fuses a product with a factor, which it stores in
+    float.
     """
     if node.outputs[0].dtype != _DOUBLE or node.op_type not in ("MatMul", "Sigmoid"):
         return False
@@ -115,7 +116,7 @@ def _would_be_fused(node: ir.Node) -> bool:
 
 
 def _missing(typed: Typed) -> list[str]:
-    """Variables whose type no kernel takes."""
+    """Return the variables whose type no kernel supports."""
     known = kernel_types(operator_name(typed.node))
     if known is None:
         return []
@@ -129,12 +130,12 @@ def _missing(typed: Typed) -> list[str]:
 
 
 def _is_wrong(node: ir.Node, kind: ir.DataType) -> bool:
-    """Whether there is a kernel, which does not do what it should."""
+    """Return True if there is a kernel whose results are wrong."""
     if node.op_type == "Clip":
-        # Without one of its bounds it takes zero.
+        # Without one of its bounds the kernel uses zero.
         return kind == ir.DataType.FLOAT16
     if node.op_type == "ReduceSum":
-        # Onnxruntime 1.31 adds integers up in double, and keeps what does not fit at the end of the range.
+        # Onnxruntime 1.31 adds integers up in double, and saturates on overflow.
         return kind == ir.DataType.INT32
     added_up = (
         node.op_type.startswith("Scatter") and node.attributes.get_string("reduction", "none") != "none"
@@ -143,7 +144,7 @@ def _is_wrong(node: ir.Node, kind: ir.DataType) -> bool:
 
 
 def _wider(typed: Typed, variable: str) -> ir.DataType | None:
-    """A type for ``variable`` in which the result is the same."""
+    """Return a type for ``variable`` in which the result is the same."""
     kind = typed.types[variable]
     if not kind.is_floating_point() and typed.node.op_type not in _EXACT:
         return None
@@ -155,7 +156,7 @@ def _wider(typed: Typed, variable: str) -> ir.DataType | None:
 
 
 def _typing_attribute(node: ir.Node) -> str | None:
-    """The attribute that gives the output its type."""
+    """Return the name of the attribute that determines the output's type."""
     if node.op_type == "ConstantOfShape":
         return "value"
     return "dtype" if "dtype" in node.attributes else None
@@ -166,7 +167,7 @@ _LOW = (1 << 32) - 1
 
 
 def _sum_exactly(node: ir.Node) -> None:
-    """Add integers up in two halves that a double holds exactly each. What overflows wraps, as in eager."""
+    """Add integers up in two halves, each exact in a double. An overflow wraps, as in eager."""
     value, result = node.inputs[0], node.outputs[0]
     if value is None or value.dtype != _INT64:
         return
@@ -200,11 +201,11 @@ class _Casts:
 
     def __init__(self) -> None:
         self._wide: dict[tuple[ir.Value, ir.DataType, ir.Graph | None], ir.Value] = {}
-        # A result in its own type -> what was computed.
+        # A result in its original type -> the value computed in the wider type.
         self._computed: dict[ir.Value, ir.Value] = {}
 
     def widen(self, typed: Typed, variable: str, kind: ir.DataType) -> None:
-        """Have a node compute ``variable`` in the type ``kind``."""
+        """Make a node compute ``variable`` in the type ``kind``."""
         node = typed.node
         for i, (value, own) in enumerate(zip(node.inputs, typed.inputs, strict=True)):
             if value is not None and own == variable:
@@ -218,7 +219,7 @@ class _Casts:
     def _widened(self, node: ir.Node, value: ir.Value, kind: ir.DataType) -> ir.Value:
         computed = self._computed.get(value)
         if computed is not None and kind.is_floating_point() and _of_one_operator(computed, node):
-            # PyTorch rounds the result of an operator, and not what lies between.
+            # PyTorch rounds the result of an operator, not its intermediate values.
             return computed
         graph = node.graph
         assert graph is None or isinstance(graph, ir.Graph)
@@ -245,7 +246,7 @@ class _Casts:
         self._computed[result] = value
 
     def forget_unread(self) -> None:
-        """Take away results in their own type that nobody reads."""
+        """Remove the unused casts of results to their original type."""
         for result in self._computed:
             node = result.producer()
             unread = not result.uses() and not result.is_graph_output()
@@ -259,7 +260,7 @@ def _of_one_operator(value: ir.Value, node: ir.Node) -> bool:
 
 
 def _retype(node: ir.Node, kind: ir.DataType) -> None:
-    """Have a node whose type an attribute says give another one."""
+    """Change the attribute that determines the type of a node's output."""
     if node.op_type == "ConstantOfShape":
         number = node.attributes["value"].as_tensor().numpy().astype(kind.numpy())
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(number))

@@ -1,4 +1,4 @@
-"""The element types of a graph's values, as ONNX's schemas make them out of the graph's inputs."""
+"""The element types of a graph's values, derived from the graph's inputs by ONNX's schemas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from torch2ort.symbolics.kernel_types import kernel_types
 
-# Attributes that hold an output's type.
+# Attributes that contain an output's type.
 _OF_OUTPUT = ("to", "dtype", "output_datatype")
 
 
@@ -25,8 +25,8 @@ class Typed:
         inputs: type variable of each input, ``""`` where the schema has none.
         outputs: the same of each output.
         types: type of each variable that is known.
-        mixed: variables that stand for tensors of several types.
-        mistyped: whether an output is of another type than the program says.
+        mixed: variables whose tensors have several types.
+        mistyped: True if an output has another type than in the program.
     """
 
     node: ir.Node
@@ -38,9 +38,9 @@ class Typed:
 
 
 def typed_nodes(model: ir.Model) -> Iterator[Typed]:
-    """Every node of ONNX's own operators, and of those whose kernels are known, in order.
+    """Yield every node of ONNX's own operators, and of those whose kernels are known, in order.
 
-    Types that no value had are set on the way.
+    The type of each value without one is set on the way.
     """
     opset = model.opset_imports[""]
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
@@ -55,12 +55,12 @@ def typed_nodes(model: ir.Model) -> Iterator[Typed]:
 
 
 def operator_name(node: ir.Node) -> str:
-    """The operator with its domain in front, unless it is ONNX's own."""
+    """Return the operator with its domain in front, unless the domain is ONNX's own."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 def _signature(node: ir.Node, opset: int) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]] | None:
-    """Type variable of each input and output, and the types that there are only one of."""
+    """Return the type variable of each input and output, and the variables that allow a single type."""
     if node.domain:
         if kernel_types(operator_name(node)) is None:
             return None
@@ -85,7 +85,7 @@ def _schema(op_type: str, opset: int) -> Any:
 
 
 def _variables(formals: Sequence[Any], count: int) -> tuple[str, ...]:
-    # The last one may stand for any number of tensors.
+    # The last formal parameter may be variadic.
     every = [*formals, *(formals[-1] for _ in range(count - len(formals)))]
     return tuple(f.type_str if f.is_homogeneous else "" for f in every[:count])
 
@@ -124,7 +124,7 @@ def _bind(
 
 
 def _said(node: ir.Node) -> ir.DataType | None:
-    """The type that an attribute gives to the output."""
+    """Return the output's type according to an attribute."""
     for name in _OF_OUTPUT:
         if name in node.attributes and node.attributes[name].type == ir.AttributeType.INT:
             return ir.DataType(node.attributes[name].as_int())

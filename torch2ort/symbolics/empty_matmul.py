@@ -1,8 +1,8 @@
-"""Products over no elements, which are zeros.
+"""Matrix products over no elements, which are zeros.
 
-onnxruntime leaves what was in memory where a matrix meets several, or a vector does (1.19 to 1.31), refuses a
-Gemm over nothing (1.19), or does not load the one that it makes of MatMul and Add (1.31). So a product that
-may be over nothing is read only where it is not, and none of these is a Gemm.
+onnxruntime leaves uninitialised memory in a product of a matrix with several, or with a vector (1.19 to
+1.31), refuses a Gemm over no elements (1.19), or does not load the Gemm that it makes of MatMul and Add
+(1.31). So the product is read only where it has elements to sum, and none of these products is a Gemm.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Any
 
 import onnx_ir as ir
 
-# A product of the inputs' own sizes: a graph whose sample had more than one element never runs on none.
+# A product of the inputs' own sizes; a graph whose sample had more than one element never runs on zero
+# elements.
 _POSITIVE = re.compile(r"(?!u\d)\w+(\*(?!u\d)\w+)*")
 
 
 def guard_products(model: ir.Model) -> None:
-    """Let, in place, the products of a graph that may be over nothing give zeros there."""
+    """Guard, in place, the products of a graph that may sum no elements, so that they return zeros."""
     for node in list(model.graph.all_nodes()):
         if node.op_type in ("Gemm", "MatMul") and not node.domain and not _sums_something(node):
             _guard(node)
 
 
 def _sums_something(node: ir.Node) -> bool:
-    """Whether one of the operands says that the size that is summed over is not 0."""
+    """Return True if the shape of an operand shows that the summed dimension is not 0."""
     left, right = (None if v is None or v.shape is None else list(v.shape) for v in node.inputs[:2])
     found: list[Any] = []
     if left:

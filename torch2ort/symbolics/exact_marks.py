@@ -1,7 +1,7 @@
-"""Marks of the nodes that a file and a session of torch2ort's have in different forms.
+"""Marks of the nodes that have different forms in a file and in a session of torch2ort.
 
-Nodes that take NaN and infinity for other numbers in ONNX Runtime: sessions put others around them
-(runtime/workarounds/nan_inf.py). GELU: files have its formula (graph/gelu_formulas.py).
+Some nodes treat NaN and infinity wrongly in ONNX Runtime: sessions add nodes around them
+(runtime/workarounds/nan_inf.py). For GELU, files contain its formula (graph/gelu_formulas.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GELUS = frozenset({"com.microsoft::Gelu", "com.microsoft::FastGelu"})
 
 
 def mark_exact(model: ir.Model) -> None:
-    """Mark these nodes, but for those that users wrote.
+    """Mark these nodes, except those that users wrote.
 
     Args:
         model: the graph; the types of its values are final.
@@ -29,7 +29,7 @@ def mark_exact(model: ir.Model) -> None:
         if dtype is None or not dtype.is_floating_point() or WRITTEN_BY_USERS in node.meta:
             continue
         if node.op_type == "Erf" and "gelu" in operator_of(node):
-            # The product with NaN is NaN, whatever Erf says.
+            # The product with NaN is NaN, independently of Erf's result.
             continue
         if operator_name(node) in _GELUS:
             node.metadata_props[GELU_META] = dtype.name

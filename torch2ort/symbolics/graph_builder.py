@@ -1,4 +1,4 @@
-"""A small builder of ONNX nodes inside a translation function.
+"""A small builder of ONNX nodes for translation functions.
 
 >>> def translate_square(self):
 ...     return op("Mul", self, self)
@@ -47,7 +47,8 @@ def op(name: str, *inputs: Operand, dtype: ir.DataType | None = None, **attribut
         name: operator, with its domain in front (``com.microsoft::Gelu``) unless it is ONNX's own.
         inputs: values, ``None`` for an absent one; Python numbers, arrays and tensors become constants,
             numbers in the element type of the first value among the inputs.
-        dtype: element type of the output; by default what the operator says, else the first input's.
+        dtype: element type of the output; by default the operator's fixed output type, else the first
+            input's.
         attributes: attributes of the node; those that are ``None`` are left out.
     """
     return ops(name, *inputs, dtypes=(dtype,), **attributes)[0]
@@ -82,7 +83,7 @@ def ops(
 
 
 def constant(value: Any, dtype: ir.DataType | None = None) -> ir.Value:
-    """A constant: a number or a nested list of numbers (int64, float32 or bool), an array, or a tensor."""
+    """Add a constant: a number, a nested list of numbers (int64, float32 or bool), an array, or a tensor."""
     if isinstance(value, torch.Tensor):
         tensor: ir.TensorProtocol = ir.tensor(value.detach().cpu())
     elif isinstance(value, np.ndarray):
@@ -102,19 +103,19 @@ def _set_type(value: ir.Value, dtype: ir.DataType | None) -> None:
 
 
 def static_size(value: ir.Value, axis: int) -> int | None:
-    """Size of ``value`` along ``axis`` if it is a fixed number."""
+    """Return the size of ``value`` along ``axis`` if it is a fixed number, else ``None``."""
     size = value.shape[axis] if value.shape is not None else None
     return size if isinstance(size, int) else None
 
 
 def rank(value: ir.Value) -> int:
-    """Number of dimensions of ``value``, which torch.export always knows."""
+    """Return the number of dimensions of ``value``, which torch.export always knows."""
     assert value.shape is not None, f"{value.name} has no shape"
     return len(value.shape)
 
 
 def size(value: ir.Value, axis: int) -> ir.Value:
-    """Size of ``value`` along ``axis`` as an int64[1]; a constant where it is fixed."""
+    """Return the size of ``value`` along ``axis`` as an int64[1]; a constant where it is fixed."""
     fixed = static_size(value, axis)
     if fixed is not None:
         return constant([fixed])
@@ -123,7 +124,7 @@ def size(value: ir.Value, axis: int) -> ir.Value:
 
 
 def shape_of(sizes: Sequence[int | ir.Value]) -> ir.Value:
-    """An int64 vector out of numbers and int64 values (scalars or vectors)."""
+    """Concatenate numbers and int64 values (scalars or vectors) to an int64 vector."""
     if all(isinstance(s, int) for s in sizes):
         return constant(list(sizes), ir.DataType.INT64)
     parts = [constant([s]) if isinstance(s, int) else op("Reshape", s, constant([-1])) for s in sizes]

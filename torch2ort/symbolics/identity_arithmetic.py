@@ -1,6 +1,6 @@
-"""Nodes that change nothing, down to the last bit: ``x * 1``, ``x - 0``, ``x.view(x.shape)``.
+"""Rewrite rules for nodes that change nothing, not a bit: ``x * 1``, ``x - 0``, ``x.view(x.shape)``.
 
-IEEE 754 has two zeros. ``x + 0.0`` makes 0.0 of -0.0, so that only ``x + -0.0`` and ``x - 0.0`` are ``x``.
+IEEE 754 has two zeros. ``x + 0.0`` turns -0.0 into 0.0, so only ``x + -0.0`` and ``x - 0.0`` equal ``x``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from onnxscript.rewriter import RewriteRuleClassBase
 
 
 class _NeutralNumber(RewriteRuleClassBase):
-    """Replaces a node by ``Identity`` where its second input has numbers that leave the first as it is."""
+    """Rule that replaces a node by ``Identity`` if its second input contains only the neutral number."""
 
     def __init__(self, op_type: str, neutral: float) -> None:
         super().__init__(f"Neutral{op_type}")
         self._op_type, self._neutral = op_type, neutral
 
     def pattern(self, op: Any, x: Any, number: Any) -> Any:
-        """Any node of the operator."""
+        """Match any node of the operator."""
         return getattr(op, self._op_type)(x, number)
 
     def check(self, context: Any, x: ir.Value, number: ir.Value) -> bool:  # type: ignore[override]
-        """Whether the second input is the neutral number everywhere, and gives the result no dimensions."""
+        """Return True if all elements of ``number`` are neutral and it adds no dimensions to the result."""
         tensor = ir.convenience.get_const_tensor(number)
         if tensor is None or not _fits(tensor.shape, x.shape):
             return False
@@ -39,19 +39,19 @@ class _NeutralNumber(RewriteRuleClassBase):
         return bool((np.signbit(found.astype(np.float64)) == is_negative).all())
 
     def rewrite(self, op: Any, x: ir.Value, number: ir.Value) -> Any:
-        """The first input, as a result of its own."""
+        """Return an ``Identity`` of the first input."""
         return op.Identity(x)
 
 
 class _OwnShape(RewriteRuleClassBase):
-    """Replaces a reshape to the shape that a value has by ``Identity``."""
+    """Rule that replaces a reshape of a value to its own shape by ``Identity``."""
 
     def pattern(self, op: Any, x: Any, shape: Any) -> Any:
-        """Any reshape."""
+        """Match any reshape."""
         return op.Reshape(x, shape, _outputs=["reshaped"])
 
     def check(self, context: Any, x: ir.Value, shape: ir.Value, reshaped: ir.Value) -> bool:  # type: ignore[override]
-        """Whether each size is known, or has the same name."""
+        """Return True if each size is known and equals that of the result, or has the same name."""
         before, after = x.shape, reshaped.shape
         if before is None or after is None or len(before) != len(after):
             return False
@@ -59,12 +59,12 @@ class _OwnShape(RewriteRuleClassBase):
         return all(known) and all(one == other for one, other in zip(before, after, strict=True))
 
     def rewrite(self, op: Any, x: ir.Value, shape: ir.Value, reshaped: ir.Value) -> Any:
-        """The input, as a result of its own."""
+        """Return an ``Identity`` of the input."""
         return op.Identity(x)
 
 
 def _fits(sizes: ir.ShapeProtocol, of: ir.Shape | None) -> bool:
-    """Whether a tensor of these sizes broadcasts to ``of`` as it is."""
+    """Return True if broadcasting a tensor of these sizes to ``of`` leaves the shape ``of``."""
     if not len(sizes):
         return True
     if of is None or len(sizes) > len(of):

@@ -1,7 +1,7 @@
-"""Which element types ONNX Runtime's CPU kernels take, of those operators that every runtime has.
+"""Element types that ONNX Runtime's CPU kernels support, for the operators that every runtime has.
 
-What onnxruntime-training 1.19.2 and onnxruntime 1.31.1 both have, in opsets 18 to 21, as
-``python -m tests.ops.kernel_types`` finds it out of them. An operator that is missing is not known.
+The table contains the types that onnxruntime-training 1.19.2 and onnxruntime 1.31.1 both support, in opsets
+18 to 21, as ``python -m tests.ops.kernel_types`` determines them. An operator that is missing is not known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CODES = {
     "u8": ir.DataType.UINT64,
 }
 
-# Operator -> variable of its schema -> types of it; * for all of them.
+# Operator -> variable of its schema -> its types; * means all of them.
 _TABLE: dict[str, dict[str, str]] = {
     "Abs": {"T": "f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8"},
     "Acos": {"T": "f2 f4"},
@@ -195,10 +195,10 @@ _TABLE: dict[str, dict[str, str]] = {
 
 @functools.cache
 def kernel_types(operator: str) -> dict[str, frozenset[ir.DataType]] | None:
-    """The types that kernels take for each type variable of an operator's schema.
+    """Return the types that kernels support for each type variable of an operator's schema.
 
     Args:
-        operator: with its domain in front, as ``com.microsoft::Gelu``, unless it is ONNX's own.
+        operator: operator with its domain in front, as ``com.microsoft::Gelu``, unless it is ONNX's own.
 
     Returns:
         ``None`` if nothing is known of the operator.

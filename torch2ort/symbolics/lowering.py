@@ -1,4 +1,4 @@
-"""From a trace to the graph that engines run."""
+"""Lowering of a trace to the graph that engines run."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from torch2ort.symbolics.value_names import interface_names, name_interface, sep
 def lower(
     model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, target: Target
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
-    """Translate ``traced`` to ONNX, name what the user named, and infer the shapes.
+    """Translate ``traced`` to ONNX, assign the user's names, and infer the shapes.
 
     Args:
         model: the traced module.
-        traced: one trace of it.
+        traced: one trace of the module.
         inputs: schema of the call that was traced.
-        target: what the graph is for.
+        target: the runtime of the graph.
 
     Returns:
         The graph, and its weights: graph input -> the model's tensor.
@@ -58,8 +58,8 @@ def lower(
     graph = translated.model.graph
     sites = nodes.name(graph)
     if sites:
-        # ONNX Runtime fuses into operators of this domain, and does not find them where a model that has
-        # others' nodes does not import it.
+        # ONNX Runtime fuses nodes into operators of this domain, and does not find them in a model with nodes
+        # of other domains that does not import it.
         translated.model.opset_imports.setdefault("com.microsoft", 1)
     keep_order(graph, {name for name, site in sites.items() if leaves_more(site)})
     weights = _lift_weights(translated.model, model, traced.program)
@@ -108,7 +108,7 @@ def _translate(name: str, traced: Trace, nodes: SiteNodes, target: Target) -> sy
 def _wanted_names(
     traced: Trace, inputs: io_schema.Schema, mutations: Sequence[Mutation]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Names of the inputs, wanted names of the outputs, and the final name of each mutation's target."""
+    """Return the inputs' names, the outputs' wanted names, and the final name of each mutation's target."""
     names = [leaf.name or "input" for leaf in inputs.leaves]
     placeholders = list(traced.program.graph_signature.user_inputs)
     targets = [
@@ -123,11 +123,11 @@ def _wanted_names(
 def signature_of(
     model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema
 ) -> tuple[GraphSignature, dict[str, torch.Tensor]]:
-    """The names of a graph that nobody has asked for yet.
+    """Return the names of a graph that is not built yet.
 
     Args:
         model: the traced module.
-        traced: one trace of it, without regions.
+        traced: one trace of the module, without regions.
         inputs: schema of the call that was traced.
 
     Returns:
@@ -135,7 +135,7 @@ def signature_of(
 
     Raises:
         ExportError: forward writes to a tensor that is no buffer.
-        UnsupportedOperatorError: it writes to a parameter.
+        UnsupportedOperatorError: forward writes to a parameter.
     """
     program = traced.program
     report_unmatched(site.function for site in traced.sites.values() if site.function is not None)
@@ -158,7 +158,7 @@ def signature_of(
 
 
 def _origins(program: torch.export.ExportedProgram) -> Iterator[str]:
-    """The names, in a program, of the tensors of the model that it reads or writes."""
+    """Yield the names, in a program, of the tensors of the model that it reads or writes."""
     origins = origins_of(program)
     for node in program.graph.find_nodes(op="placeholder"):
         if node.users and node.name in origins:
@@ -177,7 +177,7 @@ def _lift_weights(
     lifted: list[tuple[ir.Value, str, torch.Tensor]] = []
     for name, value in list(model.graph.initializers.items()):
         if not name.startswith(PREFIX):
-            # A constant of the program's own, which may have the name of a buffer.
+            # A constant of the program itself, which may have the name of a buffer.
             continue
         origin = name.removeprefix(PREFIX)
         tensor = tensors.get(name)
@@ -192,7 +192,7 @@ def _lift_weights(
 
 
 def _tensors_of(module: torch.nn.Module, program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
-    """The model's tensors by their names in a program, which start with the prefix."""
+    """Return the model's tensors by their names in a program, which start with the prefix."""
     constants = {
         name: value
         for name, value in program.constants.items()
@@ -203,14 +203,14 @@ def _tensors_of(module: torch.nn.Module, program: torch.export.ExportedProgram) 
 
 
 def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
-    """The sizes for which ``traced``, and what was made of it by now, holds.
+    """Return the sizes for which ``traced``, and the programs made from it so far, hold.
 
     Args:
         traced: a trace.
-        names: those of its inputs.
+        names: names of its inputs.
 
     Raises:
-        UnsupportedOperatorError: nobody can tell for which.
+        UnsupportedOperatorError: the sizes cannot be determined.
     """
     program = traced.program
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
@@ -220,7 +220,7 @@ def sizes_of(traced: Trace, names: Sequence[str]) -> Sizes:
     ranges: dict[str, tuple[int, int | None]] = {}
     for symbol, bounds in program.range_constraints.items():
         if not bounds.lower.is_Integer:
-            # No size, but a number that forward reads out of a tensor.
+            # Not a size, but a number that forward reads out of a tensor.
             continue
         upper = bounds.upper
         ranges[named_symbol(symbol, size_names)] = (

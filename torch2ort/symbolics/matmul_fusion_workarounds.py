@@ -1,8 +1,9 @@
-"""Matrix products in forms that onnxruntime's fusions do right.
+"""Rewrites of matrix products to forms that onnxruntime's fusions handle correctly.
 
-Two fusions were found wrong on each onnxruntime that was tried (1.19 to 1.32). One takes a Transpose into the
-MatMul behind it, which with a vector on the right multiplies other numbers. The other takes constant factors
-into the MatMul, and of two in a row drops the first, though others read it, so that a run has no such value.
+Two fusions are wrong in each onnxruntime that was tested (1.19 to 1.32). One fuses a Transpose into the
+MatMul behind it, which with a vector on the right multiplies the wrong numbers. The other fuses constant
+factors into the MatMul. Of two factors in a row it drops the first, even if other nodes read it, so a run
+lacks that value.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import onnx_ir as ir
 
 
 def mend_products(model: ir.Model) -> None:
-    """Rewrite in place the products that would be fused into wrong ones."""
+    """Rewrite in place the products that onnxruntime would fuse incorrectly."""
     for node in list(model.graph.all_nodes()):
         if node.domain:
             continue
@@ -50,10 +51,10 @@ def _widen_vector(node: ir.Node) -> None:
 
 
 def _part_factors(node: ir.Node) -> None:
-    """Keep two constant factors in a row apart, where a product reads what has the first alone.
+    """Keep two constant factors in a row separate, where a product reads the result of the first one.
 
-    One factor in the place of two would be another number where their product is none that the type holds:
-    a view that changes nothing hides the first from the fusion.
+    One factor in place of two would change the result where the type cannot represent their product. So a
+    view that changes nothing hides the first factor from the fusion.
     """
     scaled = _scaled(node)
     before = None if scaled is None else scaled.producer()
@@ -76,7 +77,7 @@ def _part_factors(node: ir.Node) -> None:
 
 
 def _scaled(node: ir.Node) -> ir.Value | None:
-    """What a node multiplies by a constant number; ``None`` if it does not."""
+    """Return the input that a node scales by a constant number; ``None`` if the node is no scaling."""
     if node.op_type not in ("Mul", "Div") or len(node.inputs) != 2:
         return None
     for position in (1,) if node.op_type == "Div" else (1, 0):

@@ -1,4 +1,4 @@
-"""From a prepared program to an ONNX graph."""
+"""Translation of a prepared program into an ONNX graph."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL, MAPPED
 from torch2ort.symbolics.translations import translation_table
 from torch2ort.symbolics.translations.basics import folded_view, view
 
-# The opset of torch.onnx's translations and of our own.
+# The opset of torch.onnx's translations and of torch2ort's.
 _BUILD_OPSET = 18
-# The highest that onnxscript converts to. In those above operators have got types and attributes alone, whose
-# defaults are what they did before (tests/symbolics/test_opsets.py).
+# The highest opset that onnxscript converts to. Later opsets only add types and attributes to operators, and
+# the attributes' defaults keep the earlier behaviour (tests/symbolics/test_opsets.py).
 _CONVERTED_OPSET = 25
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _OPAQUE = (_PYTHON_OP, PYTHON_OP_GRAD, MAPPED_CALL, MAPPED_CALL_GRAD)
-# Errors that say themselves what is wrong: torch2ort's, and those of what users registered.
+# Errors with a message for the user: torch2ort's own, and those of registered callables.
 _DELIBERATE = (Torch2OrtError, UserError)
 
 PythonOpTranslation = Callable[[list[ir.Value], str], "list[ir.Value]"]
@@ -55,7 +55,7 @@ class Translated:
     Attributes:
         model: inputs are the user's tensors in order; parameters and buffers are initializers under
             their own names; outputs are the user's in order, then one for each mutation.
-        mutations: what the last outputs are to be written into.
+        mutations: the tensors that the last outputs are written into.
         sites: internal sites behind PythonOp nodes; the caller keeps them alive.
     """
 
@@ -74,20 +74,20 @@ def translate(
     """Translate a program that :func:`prepare` returned.
 
     Args:
-        prepared: the program; operators that turn out to have no kernel of ONNX Runtime's are given to
+        prepared: the program; operators that turn out to have no kernel in ONNX Runtime become calls of
             PyTorch's kernels in it.
-        target: what the graph is for, as it was told to :func:`prepare`.
+        target: the runtime of the graph, as passed to :func:`prepare`.
         python_op: translation of ``torch.ops.torch2ort.python_op``: from graph values and the site's
             key to graph values.
         others: translations of more operators of torch2ort's own.
 
     Raises:
-        UnsupportedOperatorError: an operator fits into no graph.
+        UnsupportedOperatorError: an operator cannot be part of a graph.
     """
     program = prepared.program
     views = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
     table: dict[Any, Callable[..., Any]] = {
-        # Beside kernels a view is a copy.
+        # Next to kernels a view is a copy.
         **dict.fromkeys(views, view if target.is_half else folded_view),
         **translation_table(target),
     }
@@ -135,11 +135,11 @@ def _to_onnx(
 
 
 def _convert(model: ir.Model, opset: int) -> None:
-    """Make a graph of one opset; users' exporters have built their nodes in it, all others are older."""
+    """Convert a graph to one opset; users' exporters built their nodes in it, all others are older."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if not node.domain and node.version is None:
             node.version = _BUILD_OPSET
-    # A graph of PythonOp nodes alone imports no opset of ONNX's own.
+    # A graph of PythonOp nodes alone imports no opset of ONNX itself.
     model.opset_imports[""] = _BUILD_OPSET
     if opset != _BUILD_OPSET:
         onnxscript.version_converter.convert_version(model, min(opset, _CONVERTED_OPSET))
@@ -158,7 +158,7 @@ def _innermost(error: BaseException) -> BaseException:
 def _of_operators(
     program: torch.export.ExportedProgram, found: Iterable[str], given_up: set[str]
 ) -> set[str]:
-    """Those among ``found``, names of FX nodes, that PyTorch's kernel can be given; users' own stay."""
+    """Return the FX nodes named in ``found`` that PyTorch's kernel can compute, without users' operators."""
     users = user_operators()
     nodes = {n.name: n for n in program.graph.nodes}
     own = set()
@@ -175,7 +175,7 @@ def _of_operators(
 
 def _hand_over(prepared: Prepared, target: Target, names: set[str], given_up: set[str]) -> None:
     nodes = {n.name: n for n in prepared.program.graph.nodes}
-    # What takes one of several results apart stands for the operator that gave them.
+    # A node that selects one of several results is replaced by the operator that returned them.
     names = {n.args[0].name if (n := nodes[name]).target is operator.getitem else name for name in names}
     given_up |= names
     to_kernels(prepared, target, lambda node: node.name in names and not is_random(node))

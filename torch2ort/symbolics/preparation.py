@@ -1,4 +1,4 @@
-"""From a program as torch.export gives it to one that can be translated and trained."""
+"""Preparation of a program from torch.export for translation and training."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class Prepared:
 
     Attributes:
         program: the program.
-        sites: of the calls of PyTorch's kernels in it, which nothing else keeps alive; translation adds some.
+        sites: sites of its calls of PyTorch's kernels, which only this list keeps alive; translation adds
+            some.
     """
 
     program: torch.export.ExportedProgram
@@ -82,14 +83,14 @@ class Prepared:
 
 
 def check(program: torch.export.ExportedProgram, target: Target) -> None:
-    """Refuse what no graph computes as eager does, and inline regions without gradient.
+    """Refuse operators that no graph computes as eager does, and inline regions without gradient.
 
     Args:
-        program: what ``torch.export.export`` gave; it is changed.
-        target: what the graph is for.
+        program: the result of ``torch.export.export``; it is changed.
+        target: the runtime of the graph.
 
     Raises:
-        UnsupportedOperatorError: an operator fits into no graph; the message names it, its line in
+        UnsupportedOperatorError: an operator cannot be part of a graph; the message names it, its line in
             the model, and what to do.
         DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors.
     """
@@ -110,16 +111,16 @@ def check(program: torch.export.ExportedProgram, target: Target) -> None:
 def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     """Rewrite a program so that every operator of it can be translated.
 
-    Regions without gradient keep that property, what is written in place becomes functional and an output,
+    Regions without gradient keep that property, writes in place become functional and outputs of the graph,
     random numbers come from PyTorch's generator in the program's order, and operators without an exact
     translation run in PyTorch's kernels.
 
     Args:
-        program: what ``torch.export.export`` gave; it is changed.
-        target: what the graph is for.
+        program: the result of ``torch.export.export``; it is changed.
+        target: the runtime of the graph.
 
     Raises:
-        UnsupportedOperatorError: an operator fits into no graph; the message names it, its line in
+        UnsupportedOperatorError: an operator cannot be part of a graph; the message names it, its line in
             the model, and what to do.
         DtypeError: eager PyTorch would refuse the dtypes of an operator's tensors, or bounds for one.
     """
@@ -142,7 +143,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     if not target.is_half:
         loosen_views(program)
     varying = _varying_sizes(program)
-    # What ran an operator without data to look at its types made sizes that are in no graph.
+    # Passes that ran an operator without data to find its types created sizes that are in no graph.
     forget_new_sizes(program.graph)
     program = _decomposed(program, target, users)
     _refuse_fixed_sizes(varying, _varying_sizes(program))
@@ -164,7 +165,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
 def _decomposed(
     program: torch.export.ExportedProgram, target: Target, users: frozenset[OpOverload]
 ) -> torch.export.ExportedProgram:
-    """A program without what neither ONNX nor PyTorch's kernels do as a whole; ``users`` are left."""
+    """Decompose operators that neither ONNX nor PyTorch's kernels compute as a whole, except ``users``."""
     own = target.gradients.decompositions(EVERY | EXPORTED if target.is_exported else dict(EVERY))
     decompositions = private.decomposition_table(
         translation_table(target),
@@ -173,7 +174,7 @@ def _decomposed(
         decomposed=DECOMPOSED - users,
         whole=(WHOLE | target.gradients.whole) - users,
         over_fixed_sizes=OVER_FIXED_SIZES,
-        # What autograd differentiated, nobody takes apart any more: its derivative is that of the whole.
+        # Autograd has differentiated the whole operators, so they are not decomposed any more.
         composites_only=target.is_half and target.has_kernels,
     )
     if target.is_half:
@@ -185,7 +186,7 @@ def _decomposed(
 
 
 def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[int, int], tuple[str, str]]:
-    """Position and dimension of each size of an input that varies -> the input's name, its expression."""
+    """Return position and dimension of each varying size of an input -> the input's name, its expression."""
     signature = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     inputs = [str(name) for name in signature.user_inputs]
@@ -199,7 +200,7 @@ def _varying_sizes(program: torch.export.ExportedProgram) -> dict[tuple[int, int
 
 
 def _refuse_guessed_sizes(program: torch.export.ExportedProgram) -> None:
-    """Refuse an ``expand`` of a size that only values tell, which the graph would lack."""
+    """Refuse an ``expand`` to a size that only values determine, which the graph would lack."""
     node = expands_unknown(program)
     if node is not None:
         raise UnsupportedOperatorError(
@@ -212,7 +213,7 @@ def _refuse_guessed_sizes(program: torch.export.ExportedProgram) -> None:
 def _refuse_fixed_sizes(
     before: dict[tuple[int, int], tuple[str, str]], after: dict[tuple[int, int], tuple[str, str]]
 ) -> None:
-    """Refuse a decomposition that holds for some of the sizes only that the program was traced for."""
+    """Refuse a decomposition that holds only for some of the sizes that the program was traced for."""
     left = {key: expression for key, (_, expression) in after.items()}
     for key, (name, expression) in before.items():
         same = [k for k, (_, e) in before.items() if left.get(k) == left.get(key) and e != expression]
@@ -224,9 +225,9 @@ def _refuse_fixed_sizes(
 
 
 def _write_default_dtypes(graph: torch.fx.Graph) -> None:
-    """Write into each call that makes a tensor of sizes or numbers the dtype that it had in the trace.
+    """Set the dtype from the trace on each call that makes a tensor from sizes or numbers.
 
-    torch.onnx takes ``float32`` where a call says none, whatever ``torch.set_default_dtype`` said.
+    torch.onnx uses ``float32`` where a call names none, whatever ``torch.set_default_dtype`` was called with.
 
     Args:
         graph: a program's nodes; changed in place.
@@ -243,7 +244,7 @@ def _write_default_dtypes(graph: torch.fx.Graph) -> None:
 
 
 def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.Node], bool]) -> None:
-    """Give each chosen node of a program to PyTorch's kernel, in the order of the program."""
+    """Replace each chosen node of a program by a call of PyTorch's kernel, in the order of the program."""
     program = prepared.program
     if not target.has_kernels:
         _refuse_kernels(program, chosen)
@@ -272,7 +273,7 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
 def _plain_for(
     program: torch.export.ExportedProgram, target: Target
 ) -> Callable[[torch.fx.Node], list[torch.fx.Node] | None]:
-    """What gives the results that files have in the place of a kernel's."""
+    """Return a function from a node to the nodes whose results files use in place of a kernel's."""
     if not target.is_exported:
         return lambda node: None
     table = translation_table(target)
@@ -287,7 +288,7 @@ def _plain_for(
 
 
 def _refuse_kernels(program: torch.export.ExportedProgram, chosen: Callable[[torch.fx.Node], bool]) -> None:
-    """Refuse what belongs to PyTorch's kernels, in a graph that runs without them."""
+    """Refuse operators that need PyTorch's kernels, in a graph that runs without them."""
     for node in program.graph_module.graph.nodes:
         if node.op == "call_function" and node.target is not internal_ops.checked_index and chosen(node):
             is_double = _is_double(node)
@@ -300,13 +301,13 @@ def _refuse_kernels(program: torch.export.ExportedProgram, chosen: Callable[[tor
 
 
 def _is_double(node: torch.fx.Node) -> bool:
-    """Whether it computes in double, of which onnxruntime has fewer kernels."""
+    """Return True if ``node`` computes in double, for which onnxruntime has fewer kernels."""
     values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
     return any(isinstance(value, torch.Tensor) and value.dtype == torch.float64 for value in values)
 
 
 def _drop_own_checks(node: torch.fx.Node) -> None:
-    """Take away checks that PyTorch's kernel makes itself."""
+    """Remove checks that PyTorch's kernel makes itself."""
     for index in list(node.all_input_nodes):
         if index.target is not internal_ops.checked_index:
             continue
@@ -319,7 +320,7 @@ def _drop_own_checks(node: torch.fx.Node) -> None:
 
 
 def _forget_strides(program: torch.export.ExportedProgram) -> None:
-    """Make views copies: what a kernel returned in another order of memory leaves its site contiguous."""
+    """Replace views by reshapes, as a site makes a kernel's result contiguous in its memory layout."""
     for node in program.graph_module.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -343,7 +344,7 @@ def _needs_kernel(program: torch.export.ExportedProgram, target: Target) -> Call
 
 
 def _refuse_subgraphs(program: torch.export.ExportedProgram) -> None:
-    """Refuse what a graph cannot hold."""
+    """Refuse operators with subgraphs, which a graph cannot represent."""
     for node in program.graph_module.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
             raise UnsupportedOperatorError(

@@ -1,4 +1,4 @@
-"""The opaque operator of a traced program as ONNX nodes: a PythonOp, or what an exporter makes of it."""
+"""Translation of a program's opaque operator to ONNX nodes: a PythonOp, or the nodes of an exporter."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from torch2ort.symbolics.registered import map_site
 
 @contextlib.contextmanager
 def shown_sites(graph: ir.Graph, sites: Mapping[str, Site]) -> Iterator[None]:
-    """Have the nodes of calls hold their sites inside, for the inference of shapes.
+    """Store the sites in the metadata of the nodes of calls, during the inference of shapes.
 
-    No longer, as onnxscript's rules keep the last node that they looked at, and so its graph, until the next
-    export; a site holds the arguments of its call, which may be modules.
+    They are removed afterwards, as onnxscript's rules keep the last node that they looked at, and so its
+    graph, until the next export; a site holds the arguments of its call, which may be modules.
     """
     calls = [node for node in graph if node.name in sites]
     for node in calls:
@@ -45,11 +45,11 @@ def shown_sites(graph: ir.Graph, sites: Mapping[str, Site]) -> Iterator[None]:
 
 
 class SiteNodes:
-    """Translates every call of a Function in one program.
+    """Translation of every call of a Function in one program.
 
     Args:
-        names: torch's symbols -> what the graph calls them.
-        target: what the graph is for.
+        names: torch's symbols -> their names in the graph.
+        target: the runtime of the graph.
     """
 
     def __init__(self, names: Mapping[str, sympy.Expr], target: Target) -> None:
@@ -57,13 +57,13 @@ class SiteNodes:
         self._target = target
 
     def translate(self, inputs: list[ir.Value], key: str) -> list[ir.Value]:
-        """The outputs of the site of that key.
+        """Return the outputs of the site with the key ``key``.
 
         Raises:
-            ExportError: its exporter is at fault.
+            ExportError: the site's exporter is at fault.
         """
         site = site_by_key(key)
-        # In a half of a step it has a backward, which asks for what forward kept.
+        # In a half of a step the site has a backward, which reads tensors that forward saved.
         drawn = _drawn_node(site, inputs)
         if drawn:
             node = drawn[0].producer()
@@ -80,7 +80,7 @@ class SiteNodes:
     def translate_backward(
         self, token: None, grads: Sequence[ir.Value | None], key: str, sizes: object
     ) -> list[ir.Value]:
-        """The gradients that the backward of the site of that key gives, by a node of the process alone."""
+        """Return the gradients of the site with the key ``key``, by a node for this process alone."""
         site = site_by_key(key)
         kinds = [site.known_result.inputs[i] for i in needed_inputs(site)]
         types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[kind.dtype]) for kind in kinds)]
@@ -108,7 +108,7 @@ class SiteNodes:
     def name(self, graph: ir.Graph) -> dict[str, Site]:
         """Name the graph's PythonOp nodes by their order, which is the same in every process.
 
-        So are ONNX's operators named that draw what a call does, which they describe.
+        Nodes of ONNX that draw in place of a call are named in the same way, and get its description.
         """
         sites: dict[str, Site] = {}
         drawn = 0
@@ -124,7 +124,7 @@ class SiteNodes:
 
     def _python_op(self, site: Site, inputs: list[ir.Value]) -> list[ir.Value]:
         if not inputs:
-            # ONNX Runtime takes it for a constant, and computes it once.
+            # ONNX Runtime treats a node without inputs as a constant, and computes it once.
             raise ExportError(
                 f"{site.func_name} was called without a tensor, but a PythonOp node needs at least one as "
                 f"input; pass it a tensor of the model's, such as the one whose sizes it takes"
@@ -139,9 +139,9 @@ class SiteNodes:
 
 
 def _drawn_node(site: Site, inputs: Sequence[ir.Value]) -> Sequence[ir.Value]:
-    """The results of the operator that draws as ``site`` does, by numbers of its own; empty without one.
+    """Return the results of ONNX's operator that draws like ``site`` with its own numbers, if there is one.
 
-    Its first inputs are tensors that the call could be given.
+    Its first inputs are the tensor arguments of the call.
     """
     if site.function is Dropout:
         ratio = constant(np.array(site.arguments[0], np.float32))

@@ -1,7 +1,7 @@
-"""Axes of reductions, counted from the front.
+"""Conversion of the axes of reductions, to count from the front.
 
-ONNX Runtime gives the reduction of a tensor without elements, along an axis that is counted from the end, the
-shape of the tensor itself.
+With an axis that is counted from the end, ONNX Runtime reduces a tensor without elements to the shape of the
+tensor itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def count_axes_from_the_front(model: ir.Model) -> None:
 
 
 def _rewrite_input(node: ir.Node, given: ir.Value, rank: int) -> None:
-    """Give ``node`` a constant of its own for the axes that it takes as an input."""
+    """Replace the axes input of ``node`` by a constant of its own."""
     tensor = ir.convenience.get_const_tensor(given)
     if tensor is None or (tensor.numpy() >= 0).all():
         return

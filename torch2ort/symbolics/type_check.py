@@ -1,4 +1,4 @@
-"""Types and shapes of a finished graph, as ONNX infers them: no runtime loads one that contradicts them."""
+"""Check of a finished graph's types and shapes against ONNX's inference: runtimes refuse contradictions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MISMATCHES = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError
 
 
 def refuse_mistyped(proto: onnx.ModelProto, model: ir.Model) -> None:
-    """Refuse a graph of which onnx infers other types or shapes than it says.
+    """Refuse a graph for which onnx infers other types or shapes than it declares.
 
     Args:
-        proto: the graph; its weights are inputs, so that the check costs the same for models of each size.
-        model: the same.
+        proto: the graph; its weights are inputs, so the check costs the same for models of each size.
+        model: the same graph.
 
     Raises:
-        UnsupportedOperatorError: names the operator, its line, what onnx says, and what to do.
+        UnsupportedOperatorError: with the operator, its line, onnx's error, and what to do.
     """
     said = _mismatch(proto)
     if said is None:
@@ -43,7 +43,7 @@ def _mismatch(proto: onnx.ModelProto) -> str | None:
 
 
 def _first_wrong(proto: onnx.ModelProto) -> int:
-    """Position of the first node that does not fit those before it; onnx names one in some errors only."""
+    """Return the first node that contradicts those before it; onnx names a node in some errors only."""
     nodes = list(proto.graph.node)
     fitting, wrong = 0, len(nodes)
     while wrong - fitting > 1:
@@ -56,7 +56,7 @@ def _first_wrong(proto: onnx.ModelProto) -> int:
 
 
 def _beginning(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
-    """The graph with its first nodes alone, and without outputs."""
+    """Return the graph with only its first nodes, and without outputs."""
     part = onnx.ModelProto()
     part.CopyFrom(proto)
     del part.graph.node[:]

@@ -1,4 +1,4 @@
-"""Names of a graph's inputs, weights and outputs: those that the user gave."""
+"""Assignment of the user's names to a graph's inputs, weights and outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 
 def separate_outputs(graph: ir.Graph) -> None:
-    """Give every graph output a node of its own: an input that is returned, or a value returned twice."""
+    """Make each graph output a value of its own, also a returned input, or a value that is returned twice."""
     taken: set[int] = {id(value) for value in (*graph.inputs, *graph.initializers.values())}
     for position, value in enumerate(graph.outputs):
         if id(value) in taken:
@@ -23,13 +23,13 @@ def separate_outputs(graph: ir.Graph) -> None:
 def interface_names(
     inputs: Sequence[str], weights: Sequence[str], outputs: Sequence[str], prefix: str
 ) -> tuple[list[str], list[str]]:
-    """Names of a graph's weights and outputs, all different.
+    """Choose the names of a graph's weights and outputs, all different.
 
     Args:
         inputs: names of the model's own inputs, all different.
         weights: names of the weights, ``prefix`` + the model's name.
         outputs: wanted names of the outputs.
-        prefix: what tracing put in front of every weight's name. It stays where the short name is taken.
+        prefix: the prefix of every weight's name in a trace. It is kept where the short name is taken.
     """
     taken = set(inputs)
 
@@ -42,7 +42,7 @@ def interface_names(
 
 
 def name_interface(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str], prefix: str) -> None:
-    """Rename the graph's inputs and outputs, and take ``prefix`` off its weights' names.
+    """Rename the graph's inputs and outputs, and remove ``prefix`` from its weights' names.
 
     Args:
         graph: its first inputs are the model's own, the rest are weights named ``prefix`` + name.

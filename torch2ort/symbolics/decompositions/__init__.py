@@ -1,7 +1,7 @@
-"""Decompositions of ATen operators that every graph wants, whatever runs it.
+"""Decompositions of ATen operators that every graph uses, on every Target.
 
 Each is plain PyTorch code, traced into the program. Values and gradients equal the operator's own,
-also where PyTorch's reference decomposition would give a NaN gradient from the branch not taken.
+also where PyTorch's reference decomposition would produce a NaN gradient from the branch not taken.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from torch2ort.program.decomposition_table import EVERY, EXPORTED
 
 __all__ = ["EVERY", "EXPORTED"]
 
-# Each fills the table when it is imported.
+# Each module fills the table when it is imported.
 for _name in (
     "arithmetic",
     "attention",

@@ -1,7 +1,7 @@
-"""Matrix products that are added to a tensor, as PyTorch weighs it.
+"""Matrix products that are added to a tensor with a weight, as PyTorch computes them.
 
-With a weight of 0 it is not read at all, so that NaN in it goes nowhere. ONNX's Gemm takes a weight, too, but
-onnxruntime's leaves it out of a product over no elements (1.20 to 1.31).
+With a weight of 0 the tensor is not read at all, so NaN in it does not propagate. ONNX's Gemm accepts a
+weight, too, but onnxruntime's Gemm omits the weighted tensor from a product over no elements (1.20 to 1.31).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 def add_product(
     self: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """``beta * self + alpha * left @ right``."""
+    """Return ``beta * self + alpha * left @ right``."""
     return NotImplemented if beta == 1 else _weighted(self, left @ right, beta, alpha)
 
 
@@ -25,7 +25,7 @@ def add_product(
 def add_sum_of_products(
     self: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """As :func:`add_product`, with the sum over the first dimension of the product."""
+    """Compute :func:`add_product` with the sum of the products over the first dimension."""
     return NotImplemented if beta == 1 else _weighted(self, (left @ right).sum(0), beta, alpha)
 
 
@@ -33,7 +33,7 @@ def add_sum_of_products(
 def add_outer_product(
     self: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """As :func:`add_product`, with the product of each element with each."""
+    """Compute :func:`add_product` with the outer product."""
     return NotImplemented if beta == 1 else _weighted(self, left[:, None] * right, beta, alpha)
 
 
@@ -41,5 +41,5 @@ def _weighted(self: torch.Tensor, product: torch.Tensor, beta: float, alpha: flo
     scaled = product if alpha == 1 else product * alpha
     if beta:
         return self * beta + scaled
-    # Its gradient is of zeros; without it there would be none.
+    # Its gradient is zeros; without this read it would have none.
     return torch.where(torch.zeros((), dtype=torch.bool, device=self.device), self, scaled)

@@ -1,4 +1,4 @@
-"""Arithmetic."""
+"""Decompositions of arithmetic operators."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ aten = torch.ops.aten
 
 @decomposes(aten.pow.Tensor_Scalar)
 def pow_everywhere(self: torch.Tensor, exponent: Any) -> torch.Tensor:
-    """Products, which wrap as eager's do, and roots, which a negative infinity has none of."""
+    """Replace powers by products, which wrap as eager's do, and by roots; a negative infinity has no root."""
     if not isinstance(exponent, (int, float)):
-        # What a run reads out of a tensor.
+        # The number was read out of a tensor at run time.
         return torch.pow(self, torch.scalar_tensor(exponent, dtype=torch.result_type(self, exponent)))
     if self.dtype.is_floating_point:
         return torch.sqrt(self) if exponent == 0.5 else NotImplemented
@@ -28,7 +28,7 @@ def pow_everywhere(self: torch.Tensor, exponent: Any) -> torch.Tensor:
 
 
 def whole_power(self: torch.Tensor, exponent: float) -> torch.Tensor:
-    """The first, second or third power, as a product."""
+    """Return the first, second or third power, as a product."""
     if exponent == 1:
         return self.clone()
     return self * self if exponent == 2 else self * self * self
@@ -36,20 +36,20 @@ def whole_power(self: torch.Tensor, exponent: float) -> torch.Tensor:
 
 @decomposes(aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(self: torch.Tensor, other: float | torch.Tensor, alpha: float = 1) -> torch.Tensor:
-    """``other - alpha * x``."""
+    """Return ``other - alpha * x``."""
     if not isinstance(other, torch.Tensor):
         other = torch.full((), other, dtype=torch.result_type(self, other), device=self.device)
     return other - (self if alpha == 1 else self * alpha)
 
 
 def reduced_axes(self: torch.Tensor, dim: Sequence[int] | None) -> list[int]:
-    """Axes that a reduction over ``dim`` goes along: every one for none, and none of a single number."""
+    """Return the axes of a reduction over ``dim``: all axes for None or (), and no axes for a 0-d tensor."""
     return list(dim) if dim and self.dim() else list(range(self.dim()))
 
 
 @decomposes(aten.mean.default)
 def mean(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Of what may hold no elements, their sum divided by their number: of none, ONNX Runtime's mean is 0."""
+    """Divide the sum by the number of elements where there may be none: ONNX Runtime's mean of none is 0."""
     return mean_dim(self, None, dtype=dtype)
 
 
@@ -57,7 +57,7 @@ def mean(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tenso
 def mean_dim(
     self: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """As :func:`mean`."""
+    """Compute :func:`mean` along ``dim``."""
     axes = reduced_axes(self, dim)
     sizes: list[int | torch.SymInt] = [self.shape[axis] for axis in axes]
     if all(map(private.is_never_zero, sizes)):
@@ -75,6 +75,6 @@ def eye(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    """Ones where the row's number is the column's."""
+    """Compare row numbers with column numbers."""
     rows, columns = torch.arange(n, device=device), torch.arange(n if m is None else m, device=device)
     return (rows.unsqueeze(1) == columns).to(dtype or torch.get_default_dtype())

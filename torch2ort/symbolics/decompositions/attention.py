@@ -1,4 +1,4 @@
-"""Scaled dot product attention in its math form, dropout included."""
+"""Decomposition of scaled dot product attention in its math form, dropout included."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """``softmax(query @ key.T * scale + mask) @ value``.
+    """Compute ``softmax(query @ key.T * scale + mask) @ value``.
 
-    A row that the mask hides wholly gives zeros, as in PyTorch: the mask is added with a finite
-    lowest number instead of an infinity, and such rows are cleared afterwards.
+    A row that the mask hides completely results in zeros, as in PyTorch: the mask is added with the lowest
+    finite number instead of an infinity, and such rows are cleared afterwards.
     """
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -56,7 +56,7 @@ def _default_scale(query: torch.Tensor) -> float | torch.Tensor:
     width: int | torch.SymInt = query.shape[-1]
     if isinstance(width, int):
         return 1 / math.sqrt(width)
-    # In Python the square root would fix the size.
+    # Python's square root would fix the size.
     size = torch.scalar_tensor(width, dtype=query.dtype, device=query.device)  # type: ignore[arg-type]
     return torch.rsqrt(size)
 

@@ -1,4 +1,4 @@
-"""Losses over classes."""
+"""Decompositions of losses over classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Written out: ONNX's own loss is a kernel that does not look at the targets."""
+    """Compute the loss from log_softmax: the kernel of ONNX's own loss does not check the targets."""
     class_axis = 0 if self.dim() == 1 else 1
     if target.dtype.is_floating_point:
         return of_probabilities(self, target, weight, reduction, label_smoothing, class_axis)
@@ -43,7 +43,7 @@ def of_probabilities(
     label_smoothing: float,
     class_axis: int,
 ) -> torch.Tensor:
-    """Of targets that are probabilities of the classes."""
+    """Compute the loss of targets that are probabilities of the classes."""
     classes = self.shape[class_axis]
     if label_smoothing > 0:
         target = target * (1 - label_smoothing) + label_smoothing / classes
@@ -53,7 +53,7 @@ def of_probabilities(
     loss = -(logs * target).sum(class_axis)
     if reduction == SUM:
         return loss.sum()
-    # PyTorch divides by the number of items, whatever the weights.
+    # PyTorch divides by the number of items, independently of the weights.
     return loss.sum() / (self.numel() // classes) if reduction == MEAN else loss
 
 
@@ -65,7 +65,7 @@ def smoothed(
     ignore_index: int,
     label_smoothing: float,
 ) -> torch.Tensor:
-    """Of a batch of class indices, a part of each spread over all classes."""
+    """Compute the loss of a batch of class indices with label smoothing."""
     classes = self.shape[1]
     logs = torch.log_softmax(self, 1)
     kept = target != ignore_index
@@ -97,7 +97,7 @@ def nll_loss(
     reduction: int = MEAN,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """Minus the picked log probabilities."""
+    """Return minus the picked log probabilities."""
     return nll_loss_forward(self, target, weight, reduction, ignore_index)[0]
 
 
@@ -105,7 +105,7 @@ def nll_loss(
 def nll_loss_forward(
     self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss and the sum of the weights of the targets that count."""
+    """Return the loss and the sum of the weights of the targets that are not ignored."""
     axis = 0 if self.dim() == 1 else 1
     kept = target != ignore_index
     index = torch.where(kept, target, torch.zeros_like(target))

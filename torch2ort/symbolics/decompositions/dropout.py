@@ -1,6 +1,6 @@
-"""Dropout, so that its random numbers are PyTorch's.
+"""Decompositions of dropout that draw PyTorch's random numbers.
 
-It is noise times the input; in graphs that are exported one operator, which ONNX has, too.
+Dropout is noise times the input; in exported graphs it is one operator, which ONNX has, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @decomposes(aten.dropout.default)
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """``input * noise``, with the noise that eager on CPU multiplies with."""
+    """Return ``input * noise``, with the noise that eager PyTorch on CPU multiplies by."""
     if not train or p == 0:
         return input.clone()
     if p == 1:
@@ -27,7 +27,7 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 @decomposes(aten.native_dropout.default)
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout and the mask of what it kept."""
+    """Return the result of dropout and the mask of the elements that it kept."""
     if train is False or p == 0:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     if p == 1:
@@ -38,7 +38,7 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
 
 @decomposes(aten.dropout.default, table=EXPORTED)
 def whole_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """One operator."""
+    """Keep dropout as one operator."""
     return whole_native_dropout(input, p, train)[0]
 
 
@@ -46,7 +46,7 @@ def whole_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 def whole_native_dropout(
     input: torch.Tensor, p: float, train: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One operator, in single precision where the input is in half."""
+    """Keep dropout as one operator, in single precision where the input is in half."""
     if train is False or p in (0, 1):
         return native_dropout(input, p, train)
     dropped, mask = internal_ops.dropout(_single(input), p, input.dtype)
@@ -55,7 +55,7 @@ def whole_native_dropout(
 
 @decomposes(aten.bernoulli.p, table=EXPORTED)
 def bernoulli(self: torch.Tensor, p: float) -> torch.Tensor:
-    """In single precision where the result is in half: the numbers are the same."""
+    """Draw in single precision where the result is in half precision: the numbers are the same."""
     if not self.dtype.is_floating_point:
         return NotImplemented  # type: ignore[no-any-return]
     drawn: torch.Tensor = internal_ops.bernoulli(_single(self), p)

@@ -1,4 +1,4 @@
-"""Normalizations, with their running statistics."""
+"""Decompositions of normalizations, with their running statistics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def in_single_precision(decomposition: _F) -> _F:
-    """Compute what is in half precision in float32, as eager does, whatever type the parameters are in."""
+    """Compute inputs of half precision in float32, as eager does, independently of the parameters' type."""
 
     @functools.wraps(decomposition)
     def decompose(input: torch.Tensor, *args: Any) -> Any:
         if input.dtype not in (torch.float16, torch.bfloat16):
             return decomposition(input, *args)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        # Statistics of the batch are in the type of the parameters, new running ones in that of the old.
+        # Statistics of the batch have the type of the parameters, new running statistics that of the old
+        # ones.
         kind = tensors[0].dtype if tensors else input.dtype
         wide = decomposition(input.float(), *(a.float() if isinstance(a, torch.Tensor) else a for a in args))
         if isinstance(wide, torch.Tensor):
@@ -57,7 +58,7 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> _Five:
-    """Output, mean, inverse standard deviation, and the new running statistics."""
+    """Return output, mean, inverse standard deviation, and the new running statistics."""
     if not training:
         output = by_statistics(input, running_mean, torch.rsqrt(running_var + eps), weight, bias)
         return (
@@ -85,14 +86,14 @@ def batch_norm_without_stats(
     momentum: float,
     eps: float,
 ) -> Three:
-    """Output, mean and inverse standard deviation, by the statistics of the batch."""
+    """Return output, mean and inverse standard deviation, by the statistics of the batch."""
     output, mean, _, inverse = _normalize(input, weight, bias, eps)
     return output, mean, inverse
 
 
 @decomposes(aten._native_batch_norm_legit_functional.default, table=EXPORTED)
 def whole_batch_norm(input: torch.Tensor, *args: Any) -> _Five:
-    """Whole where it goes by statistics of the batch, but for a double: ONNX's epsilon is a float32."""
+    """Keep the operator if it uses statistics of the batch, except in double: ONNX's epsilon is a float32."""
     *_, training, _, _ = args
     if not training or input.dtype is torch.float64:
         return batch_norm_functional(input, *args)
@@ -104,7 +105,7 @@ def whole_batch_norm(input: torch.Tensor, *args: Any) -> _Five:
 
 @decomposes(aten._native_batch_norm_legit_no_training.default, table=EXPORTED)
 def batch_norm_by_running_statistics(input: torch.Tensor, *args: Any) -> Three:
-    """In double precision by operators of its own."""
+    """Decompose the operator in double precision."""
     if input.dtype is not torch.float64:
         return NotImplemented  # type: ignore[no-any-return]
     weight, bias, mean, var, momentum, eps = args
@@ -123,7 +124,7 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> torch.Tensor:
-    """A group normalization with one channel a group, or by the running statistics."""
+    """Compute a group normalization with one channel per group, or normalize by the running statistics."""
     if not use_input_stats:
         assert running_mean is not None
         assert running_var is not None
@@ -155,14 +156,14 @@ def _normalize(
 
 
 def normalize_groups(input: torch.Tensor, n: int, groups: int, eps: float) -> torch.Tensor:
-    """Each group of channels by its own statistics."""
+    """Normalize each group of channels by its own statistics."""
     flat = grouped(input, n, groups)
     return torch.layer_norm(flat, [flat.shape[2]], None, None, eps).reshape(input.shape)
 
 
 def grouped(input: torch.Tensor, n: int, groups: int) -> torch.Tensor:
-    """The batch, its groups of channels, and what is in each."""
-    # The size is said, as -1 could be any of a batch without elements.
+    """Reshape ``input`` to the batch, its groups of channels, and the elements of each group."""
+    # The size is explicit, as -1 is ambiguous in a batch without elements.
     return input.reshape(n, groups, input.shape[1] // groups * math.prod(input.shape[2:]))
 
 
@@ -173,14 +174,14 @@ def by_statistics(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Normalized by given statistics."""
+    """Normalize by given statistics."""
     factor = inverse if weight is None else inverse * weight
     output = (input - _per_channel(mean, input)) * _per_channel(factor, input)
     return output if bias is None else output + _per_channel(bias, input)
 
 
 def scale(output: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    """Times a weight and plus a bias per channel."""
+    """Multiply by a weight and add a bias per channel."""
     if weight is not None:
         output = output * _per_channel(weight, output)
     return output if bias is None else output + _per_channel(bias, output)

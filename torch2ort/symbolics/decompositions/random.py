@@ -1,4 +1,4 @@
-"""Random tensors of a size that may vary, drawn like a given tensor of that size."""
+"""Decompositions of random tensors of a size that may vary, drawn like a given tensor of that size."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def _like(size: Sequence[int], dtype: torch.dtype | None, device: torch.device |
 
 @decomposes(aten.rand.default)
 def rand(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
-    """As ``rand_like``, which draws the same numbers."""
+    """Call ``rand_like``, which draws the same numbers."""
     return torch.rand_like(_like(size, dtype, device))
 
 
 @decomposes(aten.randn.default)
 def randn(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
-    """As ``randn_like``, which draws the same numbers."""
+    """Call ``randn_like``, which draws the same numbers."""
     return torch.randn_like(_like(size, dtype, device))
 
 
@@ -32,7 +32,7 @@ def randn(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: An
 def randint(
     high: int, size: Sequence[int], *, dtype: Any = torch.int64, device: Any = None, **_: Any
 ) -> torch.Tensor:
-    """As ``randint_like``, which draws the same numbers."""
+    """Call ``randint_like``, which draws the same numbers."""
     return torch.randint_like(_like(size, dtype, device), high)
 
 
@@ -40,5 +40,5 @@ def randint(
 def randint_low(
     low: int, high: int, size: Sequence[int], *, dtype: Any = torch.int64, device: Any = None, **_: Any
 ) -> torch.Tensor:
-    """As ``randint_like``, which draws the same numbers."""
+    """Call ``randint_like``, which draws the same numbers."""
     return torch.randint_like(_like(size, dtype, device), low, high)

@@ -1,4 +1,4 @@
-"""Tensors made of numbers that a graph would otherwise hold, or count, in ``float32``."""
+"""Decompositions of tensors from numbers that a graph would otherwise store, or compute, in ``float32``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _loses(number: Any, dtype: torch.dtype | None) -> bool:
-    """Whether a number of a tensor of ``dtype`` is another one by way of float32, as torch.onnx has it."""
+    """Return True if float32, which torch.onnx goes through, changes a number of a tensor of ``dtype``."""
     if type(number) is not float or (dtype or torch.get_default_dtype()) is not torch.float64:
         return False
     return not survives_float(number)
@@ -23,7 +23,7 @@ def _loses(number: Any, dtype: torch.dtype | None) -> bool:
 
 @decomposes(aten.full.default)
 def full(size: Sequence[int], fill_value: float, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    """One number, expanded."""
+    """Expand one number."""
     if not _loses(fill_value, dtype):
         return NotImplemented
     return torch.scalar_tensor(fill_value, dtype=dtype, device=device).expand(size).clone()
@@ -31,7 +31,7 @@ def full(size: Sequence[int], fill_value: float, *, dtype: Any = None, device: A
 
 @decomposes(aten.full_like.default)
 def full_like(self: torch.Tensor, fill_value: float, *, dtype: Any = None, **_: Any) -> Any:
-    """As :func:`full`."""
+    """Call :func:`full`."""
     return full(self.shape, fill_value, dtype=dtype or self.dtype, device=self.device)
 
 
@@ -39,19 +39,19 @@ def full_like(self: torch.Tensor, fill_value: float, *, dtype: Any = None, **_: 
 def new_full(
     self: torch.Tensor, size: Sequence[int], fill_value: float, *, dtype: Any = None, **_: Any
 ) -> Any:
-    """As :func:`full`."""
+    """Call :func:`full`."""
     return full(size, fill_value, dtype=dtype or self.dtype, device=self.device)
 
 
 @decomposes(aten.fill.Scalar)
 def fill(self: torch.Tensor, value: float) -> Any:
-    """As :func:`full`."""
+    """Call :func:`full`."""
     return full(self.shape, value, dtype=self.dtype, device=self.device)
 
 
 @decomposes(aten.masked_fill.Scalar)
 def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: float) -> Any:
-    """A choice between the tensor and one number."""
+    """Choose between the tensor and one number with ``torch.where``."""
     if not _loses(value, self.dtype):
         return NotImplemented
     return torch.where(mask, torch.scalar_tensor(value, dtype=self.dtype, device=self.device), self)
@@ -59,27 +59,27 @@ def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: float) -> Any:
 
 @decomposes(aten.add.Tensor)
 def add(self: torch.Tensor, other: torch.Tensor, *, alpha: float = 1) -> Any:
-    """A product of its own, as the sum's kernels compute it in double."""
+    """Multiply by ``alpha`` in an operator of its own, as the sum's kernels do in double."""
     loses = isinstance(other, torch.Tensor) and _loses(alpha, torch.result_type(self, other))
     return self + other * alpha if loses else NotImplemented
 
 
 @decomposes(aten.sub.Tensor)
 def sub(self: torch.Tensor, other: torch.Tensor, *, alpha: float = 1) -> Any:
-    """As :func:`add`."""
+    """Decompose like :func:`add`."""
     loses = isinstance(other, torch.Tensor) and _loses(alpha, torch.result_type(self, other))
     return self - other * alpha if loses else NotImplemented
 
 
 @decomposes(aten.arange.default)
 def arange(end: float, **settings: Any) -> Any:
-    """As :func:`arange_by_steps`."""
+    """Call :func:`arange_by_steps`."""
     return arange_by_steps(0, end, **settings)
 
 
 @decomposes(aten.arange.start)
 def arange_from(start: float, end: float, **settings: Any) -> Any:
-    """As :func:`arange_by_steps`."""
+    """Call :func:`arange_by_steps`."""
     return arange_by_steps(start, end, **settings)
 
 
@@ -87,7 +87,7 @@ def arange_from(start: float, end: float, **settings: Any) -> Any:
 def arange_by_steps(
     start: float, end: float, step: float = 1, *, dtype: Any = None, device: Any = None, **_: Any
 ) -> Any:
-    """Fractions counted as eager does, in double: in float32, 0.01 is in 1 a hundred and one times."""
+    """Count fractions in double, as eager does: in float32, 0.01 fits into 1 a hundred and one times."""
     numbers = (start, end, step)
     dtype = dtype or torch.get_default_dtype()
     known = all(type(number) in (int, float) for number in numbers) and dtype.is_floating_point
@@ -99,7 +99,7 @@ def arange_by_steps(
 
 @decomposes(aten.linspace.default)
 def linspace(start: float, end: float, steps: int, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    """Counted from both ends, as in eager."""
+    """Count from both ends, as in eager."""
     dtype = dtype or torch.get_default_dtype()
     known = type(steps) is int and steps > 1 and all(type(number) in (int, float) for number in (start, end))
     if dtype is not torch.float64 or not known:

@@ -1,4 +1,4 @@
-"""Indexing and scattering."""
+"""Decompositions of indexing and scattering."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 @decomposes(aten.index.Tensor)
 def index(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Indices as int64: GatherND takes no others."""
+    """Convert indices to int64, the only type that GatherND accepts."""
     wide = _wide(indices)
     return NotImplemented if wide is None else aten.index(self, wide)
 
@@ -25,7 +25,7 @@ def index_put(
     values: torch.Tensor,
     accumulate: bool = False,
 ) -> torch.Tensor:
-    """Indices as int64: ScatterND takes no others."""
+    """Convert indices to int64, the only type that ScatterND accepts."""
     wide = _wide(indices)
     return NotImplemented if wide is None else aten.index_put(self, wide, values, accumulate)
 
@@ -37,7 +37,7 @@ def unsafe_index_put(
     values: torch.Tensor,
     accumulate: bool = False,
 ) -> torch.Tensor:
-    """As :func:`index_put`; torch's own decomposition of ``unfold_backward`` makes one, with int32."""
+    """Decompose like :func:`index_put`; torch's decomposition of ``unfold_backward`` makes one with int32."""
     wide = _wide(indices)
     return NotImplemented if wide is None else aten._unsafe_index_put(self, wide, values, accumulate)
 
@@ -46,14 +46,14 @@ def unsafe_index_put(
 def index_add(
     self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
 ) -> torch.Tensor:
-    """As :func:`index_put`."""
+    """Decompose like :func:`index_put`."""
     if index.dtype != torch.int32:
         return NotImplemented  # type: ignore[no-any-return]
     return self.index_add(dim, index.long(), source, alpha=alpha)
 
 
 def _wide(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
-    """The indices as int64, masks as they are; ``None`` if they all are so already."""
+    """Return the indices as int64 and masks unchanged; ``None`` if there is nothing to convert."""
     if not any(index is not None and index.dtype == torch.int32 for index in indices):
         return None
     return [i.long() if i is not None and i.dtype == torch.int32 else i for i in indices]
@@ -61,7 +61,7 @@ def _wide(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] |
 
 @decomposes(aten.take.default)
 def take(self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """The elements at ``index``, which torch's own decomposition reads if it is one number."""
+    """Return the elements at ``index``; torch's own decomposition reads the index if it is one number."""
     result: torch.Tensor = aten.index(self.reshape(-1), [index])
     return result
 
@@ -76,7 +76,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> torch.Tensor:
-    """A mean as a sum divided by a count; ONNX has no mean."""
+    """Divide a sum by a count for a mean, which ONNX does not have."""
     if reduce != "mean" or not self.dtype.is_floating_point:
         return NotImplemented  # type: ignore[no-any-return]
     total = self.scatter_reduce(dim, index, src, "sum", include_self=include_self)

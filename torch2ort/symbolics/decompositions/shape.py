@@ -1,4 +1,4 @@
-"""Rearrangements."""
+"""Decompositions of operators that rearrange elements."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ aten = torch.ops.aten
 
 @decomposes(aten.copy.default)
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """The source in the other's dtype and shape; the operator has no derivative, its translation no shape."""
+    """Convert and expand ``src``; the operator has no derivative, and its translation no shape."""
     del non_blocking
     return src.to(self.dtype).expand(self.shape).clone()
 
 
 @decomposes(aten.squeeze.dim)
 def squeeze(self: torch.Tensor, dim: int) -> torch.Tensor:
-    """The tensor itself where the axis has another size than 1, of which ONNX has an error."""
+    """Return the tensor itself where the axis has another size than 1, for which ONNX raises an error."""
     size = self.shape[dim] if self.dim() else 1
     return self if isinstance(size, int) and size != 1 else NotImplemented
 
 
 @decomposes(aten.squeeze.dims)
 def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
-    """One axis after the other, the last first."""
+    """Squeeze one axis after the other, the last one first."""
     for axis in sorted((d % max(self.dim(), 1) for d in dim), reverse=True):
         self = self.squeeze(axis)
     return self.clone() if not dim else self
@@ -37,8 +37,8 @@ def squeeze_dims(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
 def repeat_interleave(
     self: torch.Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
 ) -> torch.Tensor:
-    """An axis more, and all sizes by name: what holds no elements leaves none of them to be found out."""
-    del output_size  # checked by eager while it traced
+    """Expand along a new axis, with all sizes explicit: with no elements, none of them could be inferred."""
+    del output_size  # checked by eager during the trace
     if dim is None:
         self, dim = self.reshape(-1), 0
     dim %= self.dim()
@@ -49,7 +49,7 @@ def repeat_interleave(
 
 @decomposes(aten.split.Tensor)
 def split(self: torch.Tensor, split_size: int, dim: int = 0) -> list[torch.Tensor]:
-    """Slices, where the size varies and ONNX's Split could not say how many parts there are."""
+    """Slice where the size varies, since ONNX's Split could not determine the number of parts."""
     size: int | torch.SymInt = self.shape[dim]
     if isinstance(size, int) and isinstance(split_size, int):
         return NotImplemented  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Spreads of numbers in plain PyTorch, for the tables of those that need them taken apart."""
+"""Variance in plain PyTorch, for the decomposition tables that need it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def var_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:
-    """The mean of the squared distance from the mean, with ``n - correction`` for ``n``; and the mean.
+    """Compute the sum of the squared distances from the mean divided by ``n - correction``; and the mean.
 
-    ``NotImplemented`` where ``n - correction`` may be none: eager then divides by zero, and differentiates
-    as if it had divided by ``n - correction``.
+    Return ``NotImplemented`` where ``n - correction`` may be 0 or less: eager then divides by zero, and
+    differentiates as if it had divided by ``n - correction``.
     """
     axes = list(range(self.dim())) if not dim else list(dim)
     count = 1
     for axis in axes:
         count = count * self.shape[axis]
     correction = 1 if correction is None else correction
-    # A size that varies is two at least.
+    # A size that varies is at least two.
     if (count if isinstance(count, int) else 2) <= correction:
         return NotImplemented
     average = self.mean(axes, keepdim=True)
@@ -41,6 +41,6 @@ def var(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:
-    """The variance alone, as :func:`var_mean`."""
+    """Compute the variance alone, like :func:`var_mean`."""
     both = var_mean(self, dim, correction=correction, keepdim=keepdim)
     return both if both is NotImplemented else both[0]

@@ -1,4 +1,4 @@
-"""What users register, at work: Functions and torch's operators as graphs."""
+"""Registered exporters and symbolics at work: Functions and torch's operators as graphs."""
 
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.exporter_calls import map_site

@@ -1,4 +1,4 @@
-"""``g``: adds nodes to the graph that is being exported, on behalf of a user's exporter."""
+"""``g``, which adds nodes to the graph that is being exported, on behalf of a user's exporter."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from torch2ort.symbolics.registered.values import GraphValue
 
 
 class GraphBuilder:
-    """Builds the nodes that stand for one call.
+    """Builder of the nodes that replace one call.
 
     Attributes:
         training: the mode that is exported.
-        opset: version of ONNX's own operators that the graph is of.
+        opset: the graph's version of ONNX's own operators.
     """
 
     def __init__(self, who: str, names: Mapping[str, sympy.Expr], target: Target) -> None:
@@ -37,7 +37,7 @@ class GraphBuilder:
         self._nodes: list[ir.Node] = []
 
     def can_run(self, node: onnx.NodeProto, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> bool:
-        """Whether the installed onnxruntime has a kernel for ``node`` on the CPU.
+        """Return True if the installed onnxruntime has a kernel for ``node`` on the CPU.
 
         Args:
             node: a node with all its attributes.
@@ -58,10 +58,10 @@ class GraphBuilder:
         Args:
             name: ``"Relu"`` for one of ONNX's own operators, ``"com.microsoft::Gelu"`` for another.
             inputs: values of this graph; ``None`` for one that is absent; a Python number, bool or
-                ``torch.Tensor`` becomes a constant, numbers in the type of the inputs that the operator
-                wants them to agree with.
-            outputs: how many outputs the node has.
-            attributes: of the node: numbers, strings, lists of them, a ``torch.dtype``, or a
+                ``torch.Tensor`` becomes a constant, and a number has the type of the inputs that the
+                operator's schema ties it to.
+            outputs: number of the node's outputs.
+            attributes: attributes of the node: numbers, strings, lists of them, a ``torch.dtype``, or a
                 ``torch.Tensor``. Those that are ``None`` are left out.
 
         Returns:
@@ -94,11 +94,11 @@ class GraphBuilder:
         return made[0] if outputs == 1 else made
 
     def constant(self, value: Any, dtype: torch.dtype | None = None) -> GraphValue:
-        """A constant: a number, a (nested) list of numbers, an array or a tensor.
+        """Add a constant: a number, a (nested) list of numbers, an array or a tensor.
 
         Args:
             value: Python floats become float32, ints int64, bools bool.
-            dtype: element type, where another is wanted.
+            dtype: element type, if another is needed.
         """
         tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
         if tensor.dtype == torch.float64 and not isinstance(value, (torch.Tensor, np.ndarray)):
@@ -106,14 +106,14 @@ class GraphBuilder:
         return self.wrap(self._constant(tensor if dtype is None else tensor.to(dtype)))
 
     def wrap(self, value: ir.Value) -> GraphValue:
-        """``value`` as this builder's own."""
+        """Return ``value`` as a value of this builder."""
         return GraphValue(value, self, self._names)
 
     def unwrap(self, value: GraphValue, where: str) -> ir.Value:
-        """The value behind ``value``.
+        """Return the graph's value behind ``value``.
 
         Raises:
-            ExportError: it is another builder's.
+            ExportError: it belongs to another builder.
         """
         if value._owner is not self:
             raise ExportError(
@@ -124,7 +124,7 @@ class GraphBuilder:
 
     @property
     def nodes(self) -> list[ir.Node]:
-        """The nodes so far, in order."""
+        """The nodes added so far, in order."""
         return self._nodes
 
     def _values(
@@ -189,7 +189,7 @@ class GraphBuilder:
             ) from error
 
     def _infer(self, node: ir.Node) -> None:
-        """Types and shapes of a new node's outputs, as far as a rule tells."""
+        """Infer types and shapes of a new node's outputs, as far as there is a rule."""
         registry.collect()
         version = 1 if node.domain else self.opset
         rule = registry.get(node.domain, node.op_type, version=version)

@@ -1,4 +1,4 @@
-"""Calls of Functions and operators that a registered callable maps to ONNX operators."""
+"""Translation of calls of Functions and operators by registered callables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch2ort.sizes.symbols import named
 from torch2ort.symbolics.registered.builder import GraphBuilder
 from torch2ort.symbolics.registered.values import GraphValue
 
-# In a node's ``meta``: it is there as a registered callable wrote it, and no pass makes another of it.
+# Key in a node's ``meta``: a registered callable wrote the node, and no pass replaces it.
 WRITTEN_BY_USERS = "torch2ort_written_by_users"
 
 
@@ -29,20 +29,20 @@ def map_site(
     names: Mapping[str, sympy.Expr],
     target: Target,
 ) -> list[ir.Value] | None:
-    """The outputs of ``site`` by the operators that its exporter says.
+    """Return the outputs of ``site``, computed by the operators of its exporter.
 
     Args:
-        exporter: what is registered for the Function.
+        exporter: the exporter that is registered for the Function.
         site: the call.
         inputs: its tensor arguments.
-        names: torch's symbols -> what the graph calls them.
-        target: what the graph is for.
+        names: torch's symbols -> their names in the graph.
+        target: the runtime of the graph.
 
     Returns:
         One value per tensor output; ``None`` if the exporter declines.
 
     Raises:
-        ExportError: the exporter gives values of the wrong number, type or graph.
+        ExportError: the exporter returned values of the wrong number, type or graph.
         UserError: the exporter raised.
     """
     builder = GraphBuilder(site.func_name, names, target)
@@ -75,7 +75,7 @@ def map_site(
 
 
 def _contradict(shape: Sequence[Any], expected: Sequence[int | str]) -> bool:
-    """Whether two shapes cannot be the same."""
+    """Return True if two shapes cannot be the same."""
     return len(shape) != len(expected) or any(
         isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, expected, strict=True)
     )
@@ -84,10 +84,10 @@ def _contradict(shape: Sequence[Any], expected: Sequence[int | str]) -> bool:
 def run_user(
     call: Callable[..., Any], builder: GraphBuilder, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """What a user's callable returns; its exception goes on its way unchanged.
+    """Call a user's callable and return its result; its exception reaches the user unchanged.
 
     Raises:
-        UserError: carries what the callable raised.
+        UserError: the callable raised; the error contains the exception.
     """
     try:
         return call(builder, *arguments, **keywords)
@@ -98,10 +98,10 @@ def run_user(
 
 
 def returned_values(builder: GraphBuilder, returned: Any, who: str, what: str, count: int) -> list[ir.Value]:
-    """The graph values that a user's callable returned.
+    """Return the graph values that a user's callable returned.
 
     Raises:
-        ExportError: they are too many, too few, or no values of this graph.
+        ExportError: there are too many, too few, or some are no values of this graph.
     """
     values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     for value in values:
@@ -118,10 +118,10 @@ def returned_values(builder: GraphBuilder, returned: Any, who: str, what: str, c
 
 
 def commit(builder: GraphBuilder, values: list[ir.Value], inputs: Sequence[ir.Value]) -> list[ir.Value]:
-    """Add the builder's nodes to the translation that is going on.
+    """Add the builder's nodes to the translation in progress.
 
     Returns:
-        ``values``; a copy of one that is an input or occurs twice, for the translation names its outputs.
+        ``values``; a copy of one that is an input or occurs twice, as the translation names its outputs.
     """
     taken = {id(value) for value in inputs}
     outputs: list[ir.Value] = []

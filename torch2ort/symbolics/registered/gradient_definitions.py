@@ -1,4 +1,4 @@
-"""Gradients that users give to ONNX operators: lists of nodes by name."""
+"""Gradients that users register for ONNX operators, as lists of nodes by name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class GradientAttribute:
     """An attribute of a node of a gradient.
 
     Attributes:
-        name: of the attribute.
+        name: name of the attribute.
         json: its value.
         dtype: ``int``, ``float``, ``bool``, ``string``, or the element type of an input or output.
-        is_tensor: whether it is a tensor rather than a number or list.
+        is_tensor: True for a tensor, False for a number or list.
     """
 
     name: str
@@ -41,7 +41,7 @@ class GradientNode:
         inputs: names; ``I(0)``, ``O(0)``, ``GO(0)`` are an input, an output, and an output's gradient of the
             operator that is differentiated.
         outputs: names; ``GI(0)`` is an input's gradient.
-        attributes: of the node.
+        attributes: attributes of the node.
     """
 
     op_type: str
@@ -56,7 +56,7 @@ class GradientDefinition:
     """The gradient of one node.
 
     Attributes:
-        nodes: in order.
+        nodes: its nodes, in order.
         inputs: positions of the inputs that have a gradient.
     """
 
@@ -72,7 +72,7 @@ class GradientValue:
 
 
 class GradientBuilder:
-    """``g`` of a gradient: collects the nodes of its definition."""
+    """``g`` of a gradient, which collects the nodes of its definition."""
 
     def __init__(self, who: str) -> None:
         self.nodes: list[GradientNode] = []
@@ -92,7 +92,7 @@ class GradientBuilder:
             name: ``"Mul"``, or ``"domain::Operator"``.
             inputs: values; ``None`` for an absent one. A Python number becomes a constant of the element type
                 of the differentiated operator's first input.
-            outputs: how many outputs the node has.
+            outputs: number of the node's outputs.
             attributes: numbers, strings, or lists of them.
 
         Returns:
@@ -112,7 +112,7 @@ class GradientBuilder:
         return values[0] if outputs == 1 else values
 
     def constant(self, value: Any) -> GradientValue:
-        """An int64 tensor, for axes, shapes and the like.
+        """Add an int64 tensor, for axes, shapes and the like.
 
         Args:
             value: a whole number or a list of them.
@@ -143,10 +143,10 @@ class GradientBuilder:
 
 
 def gradient_of(node: ir.Node) -> GradientDefinition | None:
-    """The registered gradient of one node; ``None`` if its operator has none.
+    """Return the registered gradient of one node; ``None`` if its operator has none.
 
     Raises:
-        ExportError: what was registered describes no gradient.
+        ExportError: the registered callable returned no gradient.
     """
     name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     entry = gradients.find(name)

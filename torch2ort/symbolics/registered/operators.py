@@ -1,4 +1,4 @@
-"""Operators of torch that a user's translation stands for."""
+"""Operators of torch with a translation that a user registered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DTYPES = {ir.DataType(number): dtype for dtype, number in ONNX_TYPES.items()}
 
 @dataclass(frozen=True)
 class _Setting:
-    """The translation that is going on."""
+    """Settings of the translation in progress."""
 
     names: Mapping[str, sympy.Expr]
     target: Target
@@ -38,11 +38,11 @@ _setting: contextvars.ContextVar[_Setting | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def translating(names: Mapping[str, sympy.Expr], target: Target) -> Iterator[None]:
-    """Say what registered translations see of the graph.
+    """Set the names and the target that registered translations use.
 
     Args:
-        names: torch's symbols -> what the graph calls them.
-        target: what the graph is for.
+        names: torch's symbols -> their names in the graph.
+        target: the runtime of the graph.
     """
     token = _setting.set(_Setting(names, target))
     try:
@@ -52,15 +52,15 @@ def translating(names: Mapping[str, sympy.Expr], target: Target) -> Iterator[Non
 
 
 def user_operators() -> frozenset[Any]:
-    """Every operator that has a registered translation."""
+    """Return every operator that has a registered translation."""
     return frozenset(_targets())
 
 
 def user_translations(own: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Registered translations, by operator.
+    """Return the registered translations, by operator.
 
     Args:
-        own: torch2ort's translations, which stand behind them.
+        own: torch2ort's translations, used where a registered one returns ``None``.
     """
     return {
         target: _translation(name, target, symbolics.entries()[name].value, own.get(target))
@@ -69,7 +69,7 @@ def user_translations(own: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callab
 
 
 def _targets() -> dict[Any, str]:
-    """Operator -> the name that it is registered under; a single overload goes before all of them."""
+    """Return operator -> its registered name; a single overload takes precedence over all of them."""
     names = sorted(symbolics.entries(), key=lambda name: "." in name.partition("::")[2])
     found = {target: name for name in names for target in overloads(name)}
     for name in found.values():
@@ -104,7 +104,7 @@ def _translation(
 
 
 def _wrapped(builder: GraphBuilder, value: Any) -> Any:
-    """An argument as a user sees it: graph values, torch's dtypes, and Python values as they are."""
+    """Convert an argument for a user: graph values, torch's dtypes, and other Python values unchanged."""
     if isinstance(value, ir.Value):
         return builder.wrap(value)
     if isinstance(value, (list, tuple)):

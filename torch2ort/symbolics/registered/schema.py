@@ -1,4 +1,4 @@
-"""What ONNX says about one of its own operators: names, counts and types, checked while a graph is built."""
+"""Names, counts and types in ONNX's schema of one of its operators, checked while a graph is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OperatorSchema:
     Args:
         op_type: name of one of ONNX's own operators.
         opset: version of ONNX's own operators.
-        who: whose node it is, for messages.
+        who: the caller that adds the node, for messages.
 
     Raises:
         ExportError: ONNX has no such operator at this opset.
@@ -42,7 +42,7 @@ class OperatorSchema:
             raise ExportError(f"{who}: the operator {op_type} {reason}") from None
 
     def check_counts(self, inputs: int, outputs: int) -> None:
-        """Raise :class:`ExportError` if the operator does not take or give as many."""
+        """Raise :class:`ExportError` if the operator does not have that many inputs or outputs."""
         schema = self._schema
         limits = (
             ("inputs", inputs, schema.min_input, schema.max_input),
@@ -59,7 +59,7 @@ class OperatorSchema:
                 )
 
     def attribute(self, name: str, value: Any) -> Any:
-        """``value`` in the type that the operator's attribute has.
+        """Return ``value`` in the type of the operator's attribute.
 
         Raises:
             ExportError: the operator has no such attribute.
@@ -80,12 +80,12 @@ class OperatorSchema:
     def constant_type(
         self, position: int, number: float, types: Sequence[ir.DataType | None]
     ) -> ir.DataType | None:
-        """Element type for a Python number as an input: that of the inputs it must agree with.
+        """Return the element type for a Python number as an input: that of the inputs it must agree with.
 
         Args:
-            position: of the number among the inputs.
+            position: position of the number among the inputs.
             number: a Python number.
-            types: of all inputs; ``None`` for numbers and absent inputs.
+            types: types of all inputs; ``None`` for numbers and absent inputs.
 
         Returns:
             The type, or ``None`` where ONNX leaves it open.

@@ -1,7 +1,7 @@
-"""Calls whose ONNX operators have gradients that users registered, for who differentiates a program.
+"""Calls whose ONNX operators have gradients that users registered, for engines that differentiate a program.
 
-Such a call is an opaque operator of a program, and so is its derivative. Both are translated to what the
-call's own translation and the registered gradients say.
+Such a call is an opaque operator of a program, and so is its derivative. The first is translated by the
+call's own translation, the second by the registered gradients.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _serial = itertools.count()
 
 
 class MappedCall:
-    """One call of a program as ONNX operators with registered gradients; known by its key while it lives.
+    """One call of a program as ONNX operators with registered gradients; found by its key while it lives.
 
     Args:
         model: the operators; its inputs are the call's.
-        needed: of each input, whether it may require a gradient.
+        needed: for each input, True if it may require a gradient.
         fake: the call itself, for tensors without data.
 
     Attributes:
-        key: names it in a program.
+        key: the call's name in a program.
     """
 
     def __init__(
@@ -62,27 +62,27 @@ class MappedCall:
         _calls[self.key] = self
 
     def stored(self) -> dict[str, Any]:
-        """The call as JSON, but for what it gives for tensors without data."""
+        """Return the call as JSON, without ``fake``."""
         model = ir.to_proto(self._model).SerializeToString()
         return {"model": base64.b64encode(model).decode(), "needed": list(self.needed)}
 
     @classmethod
     def loaded(cls, data: Mapping[str, Any], results: Sequence[torch.Tensor]) -> MappedCall:
-        """What :meth:`stored` wrote, with the gradients that are registered in this process.
+        """Load the result of :meth:`stored`, with the gradients that are registered in this process.
 
         Args:
-            data: what it wrote.
-            results: what the call gives, without data.
+            data: the result of :meth:`stored`.
+            results: the results of the call, without data.
         """
         model = ir.from_proto(onnx.load_from_string(base64.b64decode(data["model"])))
         return cls(model, data["needed"], lambda tensors: results)
 
     @property
     def is_registered(self) -> bool:
-        """Whether all operators that a gradient goes through have one that was registered.
+        """True if all operators that a gradient passes through have a registered gradient.
 
         Raises:
-            ExportError: what was registered describes no gradient.
+            ExportError: the registered callable returned no gradient.
         """
         found = [(gradient_of(node), inputs) for node, inputs in self._carrying]
         return bool(found) and all(d is not None and d.inputs >= inputs for d, inputs in found)
@@ -93,12 +93,12 @@ class MappedCall:
         )
 
     def translate(self, inputs: Sequence[ir.Value]) -> list[ir.Value]:
-        """The call's outputs, by nodes that are added to the translation that is going on."""
+        """Return the call's outputs, by nodes added to the translation in progress."""
         copied = _Copied(self._opset, dict(zip(self._graph.inputs, inputs, strict=True)))
         found: list[ir.Value] = []
         for output in self._graph.outputs:
             value = copied.value(output)
-            # The translation names its outputs, so that none may be there already.
+            # The translation names its outputs, so none may be a value that already exists.
             taken = value in found or any(value is given for given in inputs)
             found.append(op("Identity", value) if taken else value)
         return found
@@ -106,7 +106,7 @@ class MappedCall:
     def translate_backward(
         self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], grads: Sequence[ir.Value]
     ) -> list[ir.Value]:
-        """The gradients of the inputs that may require one, by nodes that are added likewise."""
+        """Return the gradients of the inputs that may require one, by nodes added to the translation."""
         known = dict(zip(self._graph.inputs, inputs, strict=True))
         known.update(zip(self._graph.outputs, outputs, strict=True))
         copied = _Copied(self._opset, known)
@@ -130,23 +130,23 @@ _calls: weakref.WeakValueDictionary[str, MappedCall] = weakref.WeakValueDictiona
 
 
 def mapped_call(key: str) -> MappedCall:
-    """The live call of that key; ``KeyError`` if it is gone."""
+    """Return the live call with the key ``key``; raise ``KeyError`` if it is gone."""
     return _calls[key]
 
 
 class _Copied:
-    """Nodes of a call's graph as they are added to another one.
+    """Copies of the nodes of a call's graph in another graph.
 
     Args:
-        opset: of the call's graph.
-        known: values of the call's graph -> those of the other.
+        opset: opset of the call's graph.
+        known: values of the call's graph -> values of the other graph.
     """
 
     def __init__(self, opset: int, known: dict[ir.Value, ir.Value]) -> None:
         self._opset, self._known = opset, known
 
     def value(self, value: ir.Value) -> ir.Value:
-        """What stands for a value of the call's graph."""
+        """Return the copy of a value of the call's graph."""
         if value not in self._known:
             node = value.producer()
             if node is None:
@@ -165,7 +165,7 @@ class _Copied:
     def gradients(
         self, node: ir.Node, definition: GradientDefinition, grads: Sequence[ir.Value]
     ) -> Mapping[int, ir.Value]:
-        """Position of an input of ``node`` -> its gradient, as was registered."""
+        """Return position of an input of ``node`` -> its gradient, by the registered definition."""
         made: dict[str, ir.Value | None] = {"": None}
 
         def named(name: str) -> ir.Value | None:
@@ -222,7 +222,7 @@ def _zeros(like: ir.Value) -> ir.Value:
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """Translations of the two operators."""
+    """Return the translations of the two operators."""
     return {
         MAPPED_CALL: lambda inputs, call: _calls[call].translate(list(inputs)),
         MAPPED_CALL_GRAD: lambda inputs, outputs, grads, call: _calls[call].translate_backward(
@@ -267,7 +267,7 @@ torch.library.register_autograd("torch2ort::mapped_call", _differentiate, setup_
 
 
 def _gradient_nodes(model: ir.Model, trained: frozenset[str]) -> list[tuple[ir.Node, frozenset[int]]]:
-    """Nodes through which a gradient goes, each with the positions of the inputs that carry it."""
+    """Return the nodes that a gradient passes through, with the positions of the inputs that carry it."""
     graph = model.graph
     carrying = {v for v in (*graph.inputs, *graph.initializers.values()) if v.name in trained}
     found: list[tuple[ir.Node, frozenset[int]]] = []
@@ -277,7 +277,7 @@ def _gradient_nodes(model: ir.Model, trained: frozenset[str]) -> list[tuple[ir.N
         if inputs and outputs:
             found.append((node, inputs))
             carrying.update(outputs)
-    # Only what also reaches an output is differentiated.
+    # A node is differentiated only if it also reaches an output.
     wanted = set(graph.outputs)
     reaching: list[tuple[ir.Node, frozenset[int]]] = []
     for node, inputs in reversed(found):

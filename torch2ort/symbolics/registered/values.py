@@ -1,4 +1,4 @@
-"""What a user's exporter sees of a graph's values."""
+"""Values of a graph as a user's exporter sees them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
 class GraphValue:
-    """A value of the ONNX graph that is being built: an input of an exporter, or what ``g.op`` gives.
+    """A value of the ONNX graph that is being built: an input of an exporter, or a result of ``g.op``.
 
     It is a placeholder and holds no data. Pass it to ``g.op``.
     """
@@ -30,7 +30,7 @@ class GraphValue:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Element type; ``None`` where an operator's rule does not tell."""
+        """Element type; ``None`` where the operator has no rule for it."""
         return None if self._value.dtype is None else _DTYPES.get(int(self._value.dtype))
 
     @property

@@ -1,6 +1,6 @@
-"""Translations of our own from ATen to ONNX, one file a concern.
+"""torch2ort's own translations from ATen to ONNX, one file per concern.
 
-They stand in front of torch.onnx's, where those are wrong, slow, or have no gradient.
+They take precedence over torch.onnx's, where those are wrong, slow, or have no gradient.
 """
 
 import importlib
@@ -9,7 +9,7 @@ from torch2ort.symbolics.translations.registry import translation_table
 
 __all__ = ["translation_table"]
 
-# Each fills the table when it is imported.
+# Each module fills the table when it is imported.
 for _name in (
     "activation",
     "basics",

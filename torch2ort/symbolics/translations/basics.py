@@ -1,4 +1,4 @@
-"""Operators that move, copy or stop."""
+"""Translations of operators that move, copy or detach tensors, and of some arithmetic."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ aten = torch.ops.aten
 
 @translates(aten.detach.default)
 def detach(self: ir.Value) -> ir.Value:
-    """The same values."""
+    """Copy the values with Identity."""
     return op("Identity", self)
 
 
 @translates(aten.permute.default)
 def permute(self: ir.Value, dims: Sequence[int]) -> ir.Value:
-    """Dimensions in another order."""
+    """Permute dimensions with Transpose."""
     rank = len(dims)
     return op("Transpose", self, perm=[d % rank for d in dims])
 
 
 def view(self: ir.Value, size: Sequence[int | ir.Value]) -> ir.Value:
-    """The same elements with another shape, which is one constant where no size varies.
+    """Reshape with one constant shape where no size varies.
 
-    torch.onnx makes a constant of each size. A file has them as one initializer, once they are folded.
+    torch.onnx makes a constant of each size. In a file they become one initializer by folding.
     """
     if all(isinstance(d, int) for d in size):
         return op("Reshape", self, constant(list(size), ir.DataType.INT64), allowzero=1)
@@ -40,7 +40,7 @@ def view(self: ir.Value, size: Sequence[int | ir.Value]) -> ir.Value:
 
 
 def folded_view(self: ir.Value, size: Sequence[int | ir.Value]) -> ir.Value:
-    """torch.onnx's translation, which takes no size of zero for that of the input."""
+    """Use torch.onnx's translation, which does not replace a size of zero by the input's size."""
     translation = private.torchlib_translation(aten.view.default)
     assert translation is not None
     return translation(self, size)  # type: ignore[no-any-return]
@@ -48,13 +48,13 @@ def folded_view(self: ir.Value, size: Sequence[int | ir.Value]) -> ir.Value:
 
 @translates(aten.sym_numel.default)
 def sym_numel(self: ir.Value) -> ir.Value:
-    """The number of elements."""
+    """Return the number of elements with Size."""
     return op("Size", self)
 
 
 @translates(aten.pow.Tensor_Scalar)
 def pow_scalar(self: ir.Value, exponent: float) -> ir.Value:
-    """With the exponent in the tensor's own type, which the gradient subtracts one from."""
+    """Convert the exponent to the tensor's type, as the gradient subtracts one from it."""
     if self.dtype is not None and self.dtype.is_floating_point():
         return op("Pow", self, exponent)
     return op("Pow", self, constant(exponent))
@@ -62,21 +62,21 @@ def pow_scalar(self: ir.Value, exponent: float) -> ir.Value:
 
 @translates(aten.addcmul.default)
 def addcmul(self: ir.Value, tensor1: ir.Value, tensor2: ir.Value, value: float = 1) -> ir.Value:
-    """In eager's order, with a factor of the tensors' own type."""
+    """Multiply in eager's order, by a factor of the tensors' own type."""
     factor = tensor1 if value == 1 else op("Mul", tensor1, value)
     return op("Add", self, op("Mul", factor, tensor2))
 
 
 @translates(aten.addcdiv.default)
 def addcdiv(self: ir.Value, tensor1: ir.Value, tensor2: ir.Value, value: float = 1) -> ir.Value:
-    """In eager's order: an infinite factor of a quotient that is rounded to zero is not a number."""
+    """Multiply and divide in eager's order: infinity times a quotient that is rounded to zero is NaN."""
     dividend = tensor1 if value == 1 else op("Mul", tensor1, value)
     return op("Add", self, op("Div", dividend, tensor2))
 
 
 @translates(aten.scalar_tensor.default)
 def scalar_tensor(s: float | ir.Value, dtype: int = ir.DataType.FLOAT, **_: object) -> ir.Value:
-    """In its own type from the start: by way of float, a double would lose half of its digits."""
+    """Create the constant in its own type: through float, a double would lose half of its digits."""
     target = ir.DataType(dtype if dtype != -1 else ir.DataType.FLOAT)
     if isinstance(s, ir.Value):
         return op("Cast", s, to=int(target))
@@ -85,7 +85,7 @@ def scalar_tensor(s: float | ir.Value, dtype: int = ir.DataType.FLOAT, **_: obje
 
 @translates(aten.angle.default)
 def angle(self: ir.Value) -> ir.Value:
-    """Pi below zero; of integers, too, for which torch.onnx cuts its fraction off."""
+    """Return pi below zero; for integers, too, for which torch.onnx cuts off the fraction."""
     assert self.dtype is not None
     is_fraction = self.dtype.is_floating_point()
     x = self if is_fraction else op("Cast", self, to=int(ir.DataType.FLOAT), dtype=ir.DataType.FLOAT)

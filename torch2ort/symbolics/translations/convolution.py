@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Translation of 3-d convolutions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def conv3d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> ir.Value:
-    """Without a bias if it has none, for which torch.onnx makes one of another rank; of one volume, too."""
+    """Omit an absent bias, for which torch.onnx adds one of a wrong rank; accept a single volume, too."""
     strides, pads, dilations = (list(given) * (3 // len(given)) for given in (stride, padding, dilation))
     is_one = input.shape is not None and len(input.shape) == 4
     volumes = op("Unsqueeze", input, constant([0])) if is_one else input

@@ -1,4 +1,4 @@
-"""Sizes that values decide."""
+"""Translations of operators for sizes that depend on values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch2ort.symbolics.translations.registry import translates
 
 @translates(internal_ops.of_sizes)
 def of_sizes(self: ir.Value, sizes: Sequence[ir.Value | int]) -> ir.Value:
-    """The tensor itself."""
+    """Return the tensor itself."""
     return op("Identity", self)
 
 
 @translates(internal_ops.number_as_sizes)
 def number_as_sizes(number: ir.Value, low: int | None, high: int | None) -> ir.Value:
-    """A tensor without elements; that the number is within its bounds was checked before."""
+    """Return a tensor without elements; an earlier node checked that the number is within its bounds."""
     one = op("Reshape", number, constant([1]))
     parts = [one] if low is not None and low >= 0 else [op("Max", one, 0), op("Max", op("Neg", one), 0)]
     shape = op("Concat", *parts, constant([0]), axis=0)

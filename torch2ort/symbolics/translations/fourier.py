@@ -1,4 +1,4 @@
-"""Fourier transforms."""
+"""Translations of Fourier transforms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch2ort.symbolics.translations.registry import translates
 
 aten = torch.ops.aten
 
-# PyTorch's numbers for a division by the length's root, and for none.
+# PyTorch's codes for a division by the root of the length, and for none.
 _BY_ROOT, _BY_NOTHING = 1, 0
 
 
@@ -20,9 +20,9 @@ _BY_ROOT, _BY_NOTHING = 1, 0
 def fft_c2r(
     self: ir.Value, dim: Sequence[int], normalization: int, last_dim_size: int | ir.Value
 ) -> ir.Value:
-    """By inverse transforms of both sides: older onnxruntimes (1.24 is one) take none of one side.
+    """Use two-sided inverse transforms: older onnxruntimes (such as 1.24) have no one-sided ones.
 
-    A complex tensor is one of pairs, whose last dimension is theirs.
+    A complex tensor is a tensor of pairs, with the pair as its last dimension.
     """
     is_first = 0 in dim
     pairs = op("Unsqueeze", self, constant([0])) if is_first else self
@@ -35,7 +35,7 @@ def fft_c2r(
 
 
 def _both_sides(pairs: ir.Value, axis: int, length: int | ir.Value) -> ir.Value:
-    """The spectrum of a real signal: what is missing are the conjugates, in the opposite order."""
+    """Complete the spectrum of a real signal: the missing half are the conjugates, in the opposite order."""
     if isinstance(length, int):
         highest: ir.Value = constant([(length - 1) // 2])
     else:
@@ -46,7 +46,7 @@ def _both_sides(pairs: ir.Value, axis: int, length: int | ir.Value) -> ir.Value:
 
 
 def _inverse(pairs: ir.Value, axis: int, normalization: int) -> ir.Value:
-    """The inverse transform along an axis, which ONNX divides by the length."""
+    """Compute the inverse transform along an axis; ONNX's is divided by the length."""
     result = op("DFT", pairs, axis=axis, inverse=1)
     if normalization not in (_BY_ROOT, _BY_NOTHING):
         return result

@@ -1,4 +1,4 @@
-"""Losses that ONNX has an operator for."""
+"""Translation of losses that ONNX has an operator for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 def cross_entropy(
     input: ir.Value, target: ir.Value, weight: ir.Value | None, reduction: int, ignore_index: int
 ) -> ir.Value:
-    """With its second output, the log probabilities, which the gradient is made of."""
+    """Add the second output, too: the log probabilities, which the gradient is computed from."""
     return ops(
         "SoftmaxCrossEntropyLoss",
         input,

@@ -1,4 +1,4 @@
-"""Normalizations of layers, and by the statistics of a batch."""
+"""Translations of layer normalization, and of normalization by the statistics of a batch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> ir.Value:
-    """With scale, bias and all three outputs, which its gradient reads.
+    """Use scale, bias and all three outputs, which the gradient reads.
 
-    ONNX's epsilon is a float32, so that a double is normalized by operators of its own.
+    ONNX's epsilon is a float32, so a double is normalized by separate operators.
     """
     assert input.dtype is not None
     if input.dtype == ir.DataType.DOUBLE:
@@ -33,7 +33,7 @@ def layer_norm(
         result = op("Mul", centered, inverse)
         result = result if weight is None else op("Mul", result, weight)
         return result if bias is None else op("Add", result, bias)
-    # ONNX's statistics are in the type that it computes in.
+    # ONNX's statistics have the type that it computes in.
     statistics = ir.DataType.FLOAT if input.dtype == ir.DataType.FLOAT16 else input.dtype
     return ops(
         "LayerNormalization",
@@ -54,17 +54,17 @@ def native_layer_norm(
     bias: ir.Value | None,
     eps: float,
 ) -> Sequence[ir.Value]:
-    """The normalized input, the means, and the inverse standard deviations.
+    """Return the normalized input, the means, and the inverse standard deviations.
 
-    The latter two by operators of their own: ONNX's are in the type that it computes in, and a runtime's
-    input may be centered before (runtime/workarounds/layernorm_centering.py).
+    The latter two are computed by separate operators: ONNX's have the type that it computes in, and a runtime
+    may center the input before (runtime/workarounds/layernorm_centering.py).
     """
     assert input.dtype is not None
     half = input.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     wide = ir.DataType.FLOAT if half else input.dtype
     values = op("Cast", input, dtype=wide, to=wide) if half else input
     _, mean, inverse = _centered(values, normalized_shape, eps)
-    # With weights in float32 eager PyTorch gives these in float32, too.
+    # With weights in float32 eager PyTorch returns the statistics in float32, too.
     narrow = half and (weight is None or weight.dtype == input.dtype)
     statistics = [op("Cast", v, dtype=input.dtype, to=input.dtype) if narrow else v for v in (mean, inverse)]
     return [layer_norm(input, normalized_shape, weight, bias, eps), *statistics]
@@ -73,7 +73,7 @@ def native_layer_norm(
 def _centered(
     values: ir.Value, normalized_shape: Sequence[int | ir.Value], eps: float
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """The values less their means, the means, and the inverse standard deviations."""
+    """Return the values minus their means, the means, and the inverse standard deviations."""
     axes = constant(np.arange(-len(normalized_shape), 0))
     mean = op("ReduceMean", values, axes, keepdims=1)
     centered = op("Sub", values, mean)
@@ -92,11 +92,11 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Sequence[ir.Value]:
-    """The output, the batch's mean and inverse standard deviation, and the new running statistics.
+    """Return the output, the batch's mean and inverse standard deviation, and the new running statistics.
 
     ONNX's running variance is that of the population, and its momentum a float32. So the statistics are
-    scaled before and after. ONNX Runtime writes the new ones into the memory of the old, which is therefore
-    that of a product.
+    scaled before and after. ONNX Runtime writes the new statistics into the memory of the old ones, which is
+    therefore that of a product.
     """
     assert input.dtype is not None
     assert input.shape is not None
@@ -121,10 +121,10 @@ def batch_norm(
 
 
 def _scaling(momentum: float) -> tuple[float, float, float]:
-    """Factors before and after an average by a ``share``, so that both give one by ``1 - momentum``.
+    """Return factors before and after an average by a ``share`` that make it one by ``1 - momentum``.
 
-    ``gain * (share * (kept * old) + (1 - share) * new)`` is ``(1 - momentum) * old + momentum * new``. No
-    ``kept`` is 1, as a product by it would be left out.
+    ``gain * (share * (kept * old) + (1 - share) * new)`` is ``(1 - momentum) * old + momentum * new``.
+    ``kept`` is never 1, as a product by 1 would be removed.
     """
     if momentum == 0:
         return 2.0, 1.0, 0.5
@@ -134,7 +134,7 @@ def _scaling(momentum: float) -> tuple[float, float, float]:
 
 
 def _of_batch(input: ir.Value, eps: float) -> tuple[ir.Value, ir.Value]:
-    """The mean of each channel, and its inverse standard deviation."""
+    """Return the mean of each channel, and its inverse standard deviation."""
     axes = constant([0, *range(2, rank(input))])
     mean = op("ReduceMean", input, axes, keepdims=1)
     centered = op("Sub", input, mean)

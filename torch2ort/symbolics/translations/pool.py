@@ -1,4 +1,4 @@
-"""Pools; PyTorch's kernel does what these cannot (program/aten_fallback_policy.py)."""
+"""Translations of pools; the rest run in PyTorch's kernels (program/aten_fallback_policy.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _max_pool_with_indices(operator: Any, rank: int) -> Callable[..., Any]:
             others = private.torchlib_translation(operator)
             assert others is not None
             return others(*arguments)
-        # Nobody reads these indices.
+        # These indices are unused.
         result = _max_pool(rank)(*arguments)
         return result, result
 
@@ -64,7 +64,7 @@ def _average_pool(rank: int) -> Callable[..., ir.Value]:
         kernel, pads = (of_each(values, rank) for values in (kernel_size, padding))
         strides = of_each(stride, rank) or kernel
         end = _end(self.shape[-rank:], kernel, strides, pads, [1]) if ceil_mode else pads
-        # Eager counts the cells of padding, but not those that are beyond it.
+        # Eager counts the cells of padding, but not those beyond the padding.
         beyond = [last - pad for last, pad in zip(end, pads, strict=True)]
         if count_include_pad and any(beyond) and any(pads):
             left_alone = [0] * (len(self.shape) - rank)

@@ -1,4 +1,4 @@
-"""Recurrent nets: LSTM and GRU by torch.onnx's translations, the plain ones by our own."""
+"""Recurrent nets: torch.onnx's translations of LSTM and GRU, and torch2ort's own of the plain ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACTIVATIONS = {aten.rnn_tanh.input: "Tanh", aten.rnn_relu.input: "Relu"}
 
 
 def _as(operator: Any) -> Callable[..., Any]:
-    """The translation of the operator that is stood for."""
+    """Return the translation of the operator that a stand-in replaces."""
 
     def translate(*arguments: Any) -> Any:
         if operator in _ACTIVATIONS:
@@ -44,7 +44,7 @@ def _plain_net(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[ir.Value, ir.Value]:
-    """Layers of ``activation(W x + b + R h + c)``; what draws random numbers comes here layer by layer."""
+    """Compute layers ``activation(W x + b + R h + c)``; a net with random numbers has a single layer here."""
     assert hx.shape is not None
     directions = 2 if bidirectional else 1
     by_direction = [params[i :: 4 if has_biases else 2] for i in range(4 if has_biases else 2)]
@@ -80,7 +80,7 @@ def _plain_net(
 
 
 def _stacked(parts: Sequence[ir.Value]) -> ir.Value:
-    """Tensors of each direction along a first dimension."""
+    """Stack the tensors of all directions along a new first dimension."""
     rows = [op("Unsqueeze", part, constant([0])) for part in parts]
     return op("Concat", *rows, axis=0) if len(rows) > 1 else rows[0]
 

@@ -1,4 +1,4 @@
-"""Refinements: nodes that files hold as metadata."""
+"""Translations of refinements, which are nodes that files store as metadata."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch2ort.symbolics.translations.registry import translates
 
 @translates(internal_ops.checked_index)
 def checked_index(index: ir.Value, tensors: Sequence[ir.Value], check: str) -> ir.Value:
-    """A node that sessions replace by operators of ONNX."""
+    """Add a node that sessions replace by operators of ONNX."""
     return op(CHECKED_INDEX, index, *tensors, check=check)
 
 
 @translates(internal_ops.exact)
 def exact(plain: ir.Value, exact: ir.Value) -> ir.Value:
-    """A node of which sessions take the second input, files the first one."""
+    """Add a node that sessions replace by its second input, files by the first one."""
     return op(EXACT, plain, exact, dtype=exact.dtype)
 
 
 @translates(internal_ops.must_compute)
 def must_compute(value: ir.Value) -> ir.Value:
-    """A node that holds its place until calls nobody reads are tied to an output."""
+    """Add a node that holds its place until unused calls are tied to an output."""
     return op(MUST_COMPUTE, value, dtype=ir.DataType.INT64)

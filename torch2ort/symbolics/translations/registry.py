@@ -1,4 +1,4 @@
-"""The table of translations, filled by the modules beside this one."""
+"""The table of translations, filled by the other modules of this package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch2ort.program.target import Target
 from torch2ort.symbolics.registered import user_translations
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-# torch2ort's own; what users register goes before them.
+# torch2ort's own translations; users' registered ones take precedence.
 OWN: dict[Any, Callable[..., Any]] = {}
-# Those of graphs that are exported besides, of what others take apart.
+# Additional translations of exported graphs, for operators that other graphs decompose.
 EXPORTED: dict[Any, Callable[..., Any]] = {}
 
 
@@ -22,9 +22,9 @@ def translates(
     """Register a function as the translation of ``operators``.
 
     Args:
-        operators: overloads whose arguments the function takes.
-        table: where.
-        of_complex: whether it is for complex tensors alone, which a graph has as tensors of pairs.
+        operators: overloads whose arguments the function accepts.
+        table: the table to add it to.
+        of_complex: True for a translation of complex tensors alone, which a graph has as tensors of pairs.
     """
 
     def register(function: _F) -> _F:
@@ -36,6 +36,6 @@ def translates(
 
 
 def translation_table(target: Target) -> dict[Any, Callable[..., Any]]:
-    """Translations by operator: those that users registered, then those of a target, then our own."""
+    """Return the translations by operator: users' registered ones, then the target's, then torch2ort's."""
     own = {**OWN, **(EXPORTED if target.is_exported else {}), **target.translations}
     return {**own, **user_translations(own)}
