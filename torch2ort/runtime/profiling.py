@@ -196,7 +196,7 @@ class _Memory:
         self._waiting: dict[str, set[str]] = {}
 
     def at(self, name: str, size: int) -> int:
-        """Return the bytes alive during a node's run, with its outputs' ``size``; called in the runs' order."""
+        """Return the bytes alive in a node's run, with its outputs' ``size``; called in the order of runs."""
         if name in self._waiting:
             # The session's next run begins.
             self._live.clear()
