@@ -17,18 +17,16 @@ enum Kind : int {
   kSequence = 2,   // a list or tuple: its length and the identity of its items
   kType = 3,       // the type of an object, and which dictionary holds its attributes
   kAttribute = 4,  // the value of an attribute: its identity
-  kTensors =
-      5,  // a dictionary of tensors: as kItems, and the properties of each tensor that a graph depends on
-  kValue = 6,  // the result of a callable, compared with ==
-  kSize = 7,   // the number of entries of a dictionary
+  kTensors = 5,    // a dictionary of tensors: as kItems, and the TensorForm of each
+  kValue = 6,      // the result of a callable, compared with ==
+  kSize = 7,       // the number of entries of a dictionary
   kKinds = 8,
 };
 
 // The properties that a graph depends on of a tensor that it is fed with.
 struct TensorForm {
   PyObject* type = nullptr;
-  PyTypeObject* exact =
-      nullptr;  // its actual type, which may be one that is equivalent to `type`: a fast comparison
+  PyTypeObject* exact = nullptr;  // its actual type, which may be one equivalent to `type`
   bool requires_grad = false;
   bool described = false;
   DLDataType dtype = {0, 0, 0};

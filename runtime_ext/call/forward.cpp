@@ -291,8 +291,7 @@ void ForwardCall::Abandon() {
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    Access unchanged =
-        access_[i];  // a tensor held by a traceback does not determine the access of the next call
+    Access unchanged = access_[i];  // a tensor held by a traceback is no sign for the next call
     if (watched[i]) SettleTensor(site_, loans_[i], 0, watched[i].get(), access_[i], &unchanged);
   }
   PyErr_Clear();  // the Function's own exception matters more than a tensor that could not be moved

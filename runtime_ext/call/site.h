@@ -34,8 +34,7 @@ struct InputSpec {
 
 // One tensor output. Those after Site::returned are mutated arguments that forward does not return.
 struct OutputSpec {
-  Py_ssize_t
-      position;  // among the values that forward returns; a mutated argument counts as an additional one
+  Py_ssize_t position;  // among the values that forward returns; a mutated argument counts as one more
   DLDataType dtype;
   int32_t rank;
   bool differentiable;
